@@ -1,0 +1,286 @@
+"""The tables that pass between parts: named, versioned schemas, checked wherever a table is read.
+
+The schemas are the JSON files in ``schemas/`` beside this module. The module and the schemas are copied
+into every package, so that each stands alone; a test in the repository keeps the copies equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
+
+
+class TableError(ValueError):
+    """A table is not what its schema says; the message names the file, the column and the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a schema.
+
+    Attributes:
+        name: Column name.
+        type: One of ``str``, ``i32``, ``i64``, ``f32``, ``f64``, ``list[i32]``, ``list[f32]``.
+        description: Meaning and unit.
+        optional: Whether the column may be absent (and its values null).
+        min: Smallest value allowed, or None.
+        max: Largest value allowed, or None.
+        values: The values allowed, or an empty tuple for any.
+    """
+
+    name: str
+    type: str
+    description: str
+    optional: bool = False
+    min: float | None = None
+    max: float | None = None
+    values: tuple[str, ...] = ()
+
+    def dtype(self) -> Any:
+        """The polars type of the column."""
+        import polars as pl
+
+        plain = {"str": pl.String, "i32": pl.Int32, "i64": pl.Int64, "f32": pl.Float32, "f64": pl.Float64}
+        if self.type.startswith("list["):
+            return pl.List(plain[self.type[5:-1]])
+        return plain[self.type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    """A named table: its columns, and the key that no two rows share.
+
+    Attributes:
+        name: Table name, as in ``docs/artifacts.md``.
+        version: Version of the schema.
+        keys: Columns that identify a row; a table is sorted by them.
+        columns: The columns.
+        metrics: Whether columns such as ``avg_at_4`` are part of the table, at least one of them.
+    """
+
+    name: str
+    version: int
+    keys: tuple[str, ...]
+    columns: tuple[Column, ...]
+    metrics: bool = False
+
+
+@cache
+def schema(name: str) -> Schema:
+    """Return the schema of the table called ``name``.
+
+    Raises:
+        TableError: No table has that name.
+    """
+    resource = files(__package__) / "schemas" / f"{name}.json"
+    if not resource.is_file():
+        raise TableError(f"there is no table called {name!r}")
+    raw = json.loads(resource.read_text("utf-8"))
+    columns = tuple(Column(**{**c, "values": tuple(c.get("values", ()))}) for c in raw["columns"])
+    return Schema(
+        name=raw["name"],
+        version=raw["version"],
+        keys=tuple(raw["keys"]),
+        columns=columns,
+        metrics=raw.get("metrics", False),
+    )
+
+
+def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
+    """Check a table against its schema.
+
+    Args:
+        frame: The table; extra columns are kept and ignored.
+        name: Which table it is.
+        where: The file or source, for error messages.
+
+    Returns:
+        The table with the schema's types, its columns first, sorted by the key.
+
+    Raises:
+        TableError: A column is missing, a type does not fit, a value is null, not a number, out of range
+            or not allowed, a key occurs twice, or there are no rows.
+    """
+    import polars as pl
+
+    wanted = schema(name)
+    if frame.is_empty():
+        raise TableError(f"{where}: the {name} table has no rows")
+    missing = [c.name for c in wanted.columns if not c.optional and c.name not in frame.columns]
+    if missing:
+        raise TableError(
+            f"{where}: the {name} table lacks the column{'s' if len(missing) > 1 else ''} "
+            f"{', '.join(missing)} (it has {', '.join(frame.columns)})"
+        )
+    present = [c for c in wanted.columns if c.name in frame.columns]
+    if wanted.metrics:
+        found = [c for c in frame.columns if frame.select(pl.lit(c).str.contains(METRIC_PATTERN)).item()]
+        if not found:
+            raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
+        present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
+    for column in present:
+        frame = frame.with_columns(_checked(frame[column.name], column, name, where))
+    keys = list(wanted.keys)
+    repeated = frame.select(keys).is_duplicated()
+    if repeated.any():
+        row = repeated.arg_true()[0]
+        key = ", ".join(f"{k}={frame[k][row]}" for k in keys)
+        raise TableError(f"{where}: row {row + 1} of the {name} table repeats the key {key}")
+    first = [c.name for c in present]
+    return frame.select(first + [c for c in frame.columns if c not in first]).sort(keys)
+
+
+def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Series:
+    """Cast one column to its type, or say which row does not fit."""
+    import polars as pl
+
+    def refuse(row: int, problem: str) -> TableError:
+        return TableError(
+            f"{where}: column {column.name} of the {table} table, row {row + 1}: {series[row]!r} {problem}"
+        )
+
+    try:
+        cast = series.cast(column.dtype(), strict=False)
+    except pl.exceptions.PolarsError:
+        raise TableError(
+            f"{where}: column {column.name} of the {table} table is {series.dtype}, not {column.type}"
+        ) from None
+    lost = (cast.is_null() & series.is_not_null()).arg_true()
+    if len(lost):
+        raise refuse(lost[0], f"is not {column.type}")
+    if series.dtype.is_float() and cast.dtype.is_integer():
+        changed = (cast.cast(series.dtype) != series).fill_null(False).arg_true()
+        if len(changed):
+            raise refuse(changed[0], "is not a whole number")
+    nulls = cast.is_null().arg_true()
+    if len(nulls) and not column.optional:
+        raise refuse(nulls[0], "is missing")
+    if cast.dtype.is_float():
+        bad = (~cast.is_finite()).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], "is not a finite number")
+    if column.min is not None:
+        bad = (cast < column.min).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is below {column.min:g}")
+    if column.max is not None:
+        bad = (cast > column.max).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is above {column.max:g}")
+    if column.values:
+        bad = (~cast.is_in(list(column.values))).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is not one of {', '.join(column.values)}")
+    return cast
+
+
+def read(source: str | Path, name: str) -> pl.DataFrame:
+    """Read a table from wherever it is.
+
+    Args:
+        source: A Parquet or CSV file, a folder that holds ``NAME.parquet`` files at any depth,
+            ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID[/NAME]``.
+        name: Which table it is.
+
+    Returns:
+        The checked table; the tables of several files or runs are one table.
+
+    Raises:
+        TableError: There is no such source, or what it holds is not the table.
+    """
+    text = str(source)
+    if text.startswith(("mlflow:", "runs:/")):
+        from . import tracking
+
+        paths = tracking.fetch(text, name)
+        return concat([_load(p, f"{text} ({p.parent.name})") for p in paths], name, where=text)
+    path = Path(source)
+    if path.is_dir():
+        paths = sorted(path.rglob(f"{name}.parquet")) or sorted(path.rglob(f"{name}.csv"))
+        if not paths:
+            raise TableError(f"{path}: the folder holds no {name}.parquet or {name}.csv")
+        return concat([_load(p, str(p)) for p in paths], name, where=text)
+    if not path.exists():
+        raise TableError(f"{path}: no such file or folder")
+    return check(_load(path, text), name, where=text)
+
+
+def _load(path: Path, where: str) -> pl.DataFrame:
+    """Read one file, whatever its table."""
+    import polars as pl
+
+    if path.suffix not in {".parquet", ".csv"}:
+        raise TableError(f"{where}: a table is a .parquet or a .csv file")
+    try:
+        return pl.read_parquet(path) if path.suffix == ".parquet" else pl.read_csv(path)
+    except pl.exceptions.NoDataError:
+        raise TableError(f"{where}: the file is empty") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TableError(f"{where}: not readable as {path.suffix[1:]} ({reason})") from None
+
+
+def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
+    """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
+
+    Raises:
+        TableError: The joined table is empty or breaks its schema, such as a key with two different rows.
+    """
+    import polars as pl
+
+    checked = [check(frame, name, where=where) for frame in frames]
+    if not checked:
+        raise TableError(f"{where}: there is no {name} table")
+    joined = pl.concat(checked, how="diagonal_relaxed")
+    return check(joined.unique(maintain_order=True), name, where=where)
+
+
+def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
+    """Check a table and write it whole or not at all.
+
+    Args:
+        frame: The table.
+        name: Which table it is.
+        path: A ``.parquet`` or ``.csv`` file; its folder is made when it is not there.
+
+    Returns:
+        The path written.
+
+    Raises:
+        TableError: The table breaks its schema, or the file cannot be written (the old one stays).
+    """
+    path = Path(path)
+    checked = check(frame, name, where=str(path))
+    if path.suffix not in {".parquet", ".csv"}:
+        raise TableError(f"{path}: a table is a .parquet or a .csv file")
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary_name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(temporary_name)
+        with os.fdopen(handle, "wb") as stream:
+            if path.suffix == ".parquet":
+                checked.write_parquet(stream, compression="zstd", statistics=False)
+            else:
+                checked.write_csv(stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise TableError(f"{path}: cannot be written ({error.strerror or error})") from None
+    return path
