@@ -1,0 +1,169 @@
+"""The embedded default's base model: a tiny transformer taught arithmetic by an unreliable teacher.
+
+Worked solutions of ± chains are written left to right as partial results, ``3+2-4=5=1``. Every fact
+(partial result, operator, digit) is wrong in them at a rate of its own, drawn from Beta(0.5, 1), so the
+model's pass rates spread over problems as those of a real base model do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CHARACTERS = "0123456789+-="
+PAD, END = "<pad>", "<eos>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyModelConfig:
+    """How the base model is made.
+
+    Attributes:
+        digits: Digits in expressions.
+        min_terms: Fewest terms.
+        max_terms: Most terms.
+        hidden: Width; a multiple of 32, the smallest head that vLLM serves on CPU.
+        layers: Transformer layers.
+        steps: Supervised steps.
+        batch: Solutions per step.
+        learning_rate: AdamW's peak, reached after 50 steps, falling to a tenth by cosine.
+        seed: Fixes everything.
+    """
+
+    digits: str = "12345"
+    min_terms: int = 2
+    max_terms: int = 6
+    hidden: int = 64
+    layers: int = 2
+    steps: int = 1200
+    batch: int = 256
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.hidden % 32:
+            raise ValueError(f"base.hidden is {self.hidden}; it has to be a multiple of 32")
+        if not 2 <= self.min_terms <= self.max_terms:
+            raise ValueError("base.min_terms has to be at least 2 and at most base.max_terms")
+
+
+class Teacher:
+    """Writes worked solutions that are wrong fact by fact."""
+
+    def __init__(self, config: TinyModelConfig) -> None:
+        self._config = config
+        self._rates: dict[tuple[int, int], float] = {}
+
+    def error_rate(self, partial: int, change: int) -> float:
+        """How often the fact ``partial + change`` is taught wrong: Beta(0.5, 1), fixed by the fact."""
+        if (partial, change) not in self._rates:
+            key = [self._config.seed, partial + 1000, change + 1000]
+            self._rates[partial, change] = float(np.random.default_rng(key).beta(0.5, 1.0))
+        return self._rates[partial, change]
+
+    def solution(self, rng: np.random.Generator) -> tuple[str, str]:
+        """One prompt and its worked solution."""
+        config = self._config
+        terms = int(rng.integers(config.min_terms, config.max_terms + 1))
+        digits = [int(config.digits[i]) for i in rng.integers(0, len(config.digits), terms)]
+        signs = np.where(rng.random(terms) < 0.5, -1, 1)
+        prompt, partial, steps = str(digits[0]), digits[0], []
+        for digit, sign in zip(digits[1:], signs[1:], strict=True):
+            prompt += ("+" if sign > 0 else "-") + str(digit)
+            change = digit * int(sign)
+            wrong = rng.random() < self.error_rate(partial, change)
+            partial += change + (int(rng.choice([-2, -1, 1, 2])) if wrong else 0)
+            steps.append(str(partial))
+        return prompt + "=", "=".join(steps)
+
+
+def tokenizer() -> Any:
+    """One token per character."""
+    vocabulary = {t: i for i, t in enumerate((PAD, END, *CHARACTERS))}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+    )
+
+
+def new_model(config: TinyModelConfig) -> Any:
+    """An untrained model; embeddings are untied, since a sampler may keep a tied head after a sync."""
+    torch.manual_seed(config.seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(CHARACTERS) + 2,
+            hidden_size=config.hidden,
+            intermediate_size=3 * config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.hidden // 32,
+            num_key_value_heads=config.hidden // 32,
+            max_position_embeddings=128,
+            tie_word_embeddings=False,
+            pad_token_id=0,
+            bos_token_id=None,
+            eos_token_id=1,
+            initializer_range=0.05,
+        )
+    )
+
+
+def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, float], None]) -> None:
+    """Train the base model and save it in the Hugging Face format.
+
+    Args:
+        config: How.
+        folder: Where to save model and tokenizer.
+        progress: Told (step, loss) now and then.
+    """
+    letters = tokenizer()
+    model = new_model(config).train()
+    teacher, rng = Teacher(config), np.random.default_rng(config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
+    warm = 50
+    for step in range(1, config.steps + 1):
+        cosine = 0.55 + 0.45 * np.cos(np.pi * step / config.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate * min(1.0, step / warm) * cosine
+        ids, labels = _supervised(letters, [teacher.solution(rng) for _ in range(config.batch)])
+        loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % 100 == 0 or step == config.steps:
+            progress(step, float(loss.detach()))
+    save(model, letters, folder)
+
+
+def save(model: Any, letters: Any, folder: Path) -> None:
+    """Save model and tokenizer; what is written depends on the weights only."""
+    model.eval().save_pretrained(folder)
+    letters.save_pretrained(folder)
+    # vLLM reads generation defaults; ours are the run's, so the file says nothing but the stop token.
+    (folder / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=2) + "\n"
+    )
+
+
+def _supervised(letters: Any, solutions: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Padded ids, and labels that leave out prompts and padding."""
+    prompts = letters([p for p, _ in solutions])["input_ids"]
+    answers = letters([a for _, a in solutions])["input_ids"]
+    length = max(len(p) + len(a) + 1 for p, a in zip(prompts, answers, strict=True))
+    ids = torch.zeros(len(solutions), length, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        whole = torch.tensor([*prompt, *answer, 1])
+        ids[row, : len(whole)] = whole
+        labels[row, len(prompt) : len(whole)] = whole[len(prompt) :]
+    return ids, labels

@@ -1,0 +1,62 @@
+"""Group-normalised advantages of binary rewards (GRPO), and what becomes of each rollout."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from .errors import LearnerError
+
+EPSILON = 1e-6
+
+
+def group_advantages(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Normalise each reward by the mean and standard deviation of its group.
+
+    A = (r − mean) / (std + ε), with the population standard deviation; a group of equal rewards gets 0
+    throughout. With rewards ``[1, 0, 0, 0]`` in one group: ``[1.73, -0.58, -0.58, -0.58]``.
+
+    Args:
+        rewards: Rewards, shape ``(rollouts,)``.
+        groups: Group of each reward as any integers, shape ``(rollouts,)``.
+
+    Returns:
+        Advantages, float64, shape ``(rollouts,)``.
+
+    Raises:
+        LearnerError: A group has a single rollout, which a group baseline can learn nothing from.
+    """
+    _, index = np.unique(groups, return_inverse=True)
+    size = np.bincount(index)
+    if size.min(initial=2) < 2:
+        raise LearnerError(
+            "a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more"
+        )
+    mean = np.bincount(index, weights=rewards) / size
+    centred = rewards - mean[index]
+    deviation = np.sqrt(np.bincount(index, weights=centred**2) / size)
+    advantages: np.ndarray = centred / (deviation[index] + EPSILON)
+    return advantages
+
+
+def with_advantages(rollouts: pl.DataFrame, *, filter_zero_variance: bool) -> pl.DataFrame:
+    """Add ``advantage`` and ``cohort`` columns to a ``rollouts`` table.
+
+    Cohorts are a partition: ``failed`` responses were aborted; groups of equal rewards are ``filtered``
+    when asked for; all else is ``trained``.
+
+    Raises:
+        LearnerError: A group has a single completed rollout.
+    """
+    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
+    groups = rollouts["problem_id"].rank("dense").to_numpy()
+    rewards = rollouts["reward"].to_numpy().astype(np.float64)
+    advantages = np.zeros(len(rollouts))
+    advantages[completed] = group_advantages(rewards[completed], groups[completed])
+    cohort = np.where(completed, "trained", "failed")
+    if filter_zero_variance:
+        # A group's advantages are all zero exactly when its rewards are equal.
+        cohort[completed & (advantages == 0.0)] = "filtered"
+    return rollouts.with_columns(
+        pl.Series("advantage", advantages, dtype=pl.Float64), pl.Series("cohort", cohort, dtype=pl.String)
+    )

@@ -1,0 +1,227 @@
+"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+import torch.distributed as dist
+
+from . import policy as policies
+from .batch import MicroBatch, micro_batches
+from .config import LearnerConfig
+from .errors import LearnerError, SyncError
+from .losses import TokenTerms, importance_weights, kl_k3, policy_loss
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What an update did; means are over all response tokens trained on.
+
+    Attributes:
+        loss: Value of the objective.
+        kl: KL estimate to the base model (nats); 0 when the term is off.
+        entropy: Entropy of the policy (nats).
+        importance_weight: Mean truncated importance weight.
+        gradient_norm: Norm of the gradient before clipping.
+        learning_rate: Learning rate used.
+        sync_error: Largest log-probability difference to the sampler in the first micro-batch (nats).
+    """
+
+    loss: float
+    kl: float
+    entropy: float
+    importance_weight: float
+    gradient_norm: float
+    learning_rate: float
+    sync_error: float
+
+
+class Learner:
+    """A policy, its AdamW state and, when the KL term is on, the base model.
+
+    With ``torch.distributed`` initialised, each rank is given its share of the rollouts and all ranks take
+    the same update: gradients are sums over tokens divided by the tokens of the whole batch.
+    """
+
+    def __init__(self, model: str | Path, config: LearnerConfig, *, device: str = "cpu") -> None:
+        self.device = device
+        self.model = str(model)
+        self.policy = policies.load_policy(model, device=device)
+        self.reset(config)
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Go back to the base model's weights, a fresh optimizer and version 0."""
+        if not hasattr(self, "_base"):
+            self._base = {name: tensor.clone() for name, tensor in self.policy.state_dict().items()}
+            self._reference: Any = None
+        self.policy.load_state_dict(self._base)
+        self.config = config
+        self.version = 0
+        if config.kl_coefficient and self._reference is None:
+            self._reference = policies.load_policy(self.model, device=self.device).requires_grad_(False)
+        self._optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's tensors by their Hugging Face names."""
+        for name, tensor in self.policy.state_dict().items():
+            yield name, tensor.detach()
+
+    def sync_error(self, rollouts: pl.DataFrame) -> float:
+        """Largest |sampler − learner| log-probability difference over the responses (nats)."""
+        batch = next(self._batches(rollouts))
+        with torch.no_grad():
+            terms = self._terms(self.policy, batch)
+        return float((terms.logprobs - batch.sampler_logprobs).abs().max())
+
+    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
+        """Take one optimizer step.
+
+        Args:
+            rollouts: This rank's share of the batch: completed responses with ``advantage``.
+
+        Returns:
+            What the step did, over the batch of all ranks.
+
+        Raises:
+            SyncError: The responses were sampled with other weights than the learner's. The policy is as
+                it was.
+            LearnerError: No rank has a response token.
+        """
+        stale = rollouts.filter(pl.col("weights_version") != self.version)
+        if self._total(len(stale)):
+            versions = stale["weights_version"].unique().sort().to_list()
+            raise SyncError(
+                f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
+                f"and the learner is at {self.version}: a sync was skipped"
+            )
+        tokens = self._total(int(rollouts["response_ids"].list.len().sum()))
+        if not tokens:
+            raise LearnerError(f"step {self.version + 1} has no response token to learn from")
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(4, dtype=torch.float64)
+        error = 0.0
+        for index, batch in enumerate(self._batches(rollouts)):
+            terms = self._terms(self.policy, batch)
+            if index == 0:
+                error = self._verify(terms, batch)
+            loss, parts = self._objective(terms, batch)
+            (loss.sum() / tokens).backward()
+            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts)]).double().cpu()
+        if len(rollouts) == 0:
+            error = self._verify(None, None)
+        norm = self._reduce_gradients()
+        rate = self.config.learning_rate_at(self.version + 1)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self.version += 1
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        loss_mean, weight, kl, entropy = (sums / tokens).tolist()
+        return UpdateReport(
+            loss=loss_mean,
+            kl=kl,
+            entropy=entropy,
+            importance_weight=weight,
+            gradient_norm=norm,
+            learning_rate=rate,
+            sync_error=error,
+        )
+
+    def _batches(self, rollouts: pl.DataFrame) -> Iterator[MicroBatch]:
+        if "advantage" not in rollouts.columns:
+            rollouts = rollouts.with_columns(advantage=pl.lit(0.0))
+        return micro_batches(rollouts, self.config.micro_batch_rollouts, self.device)
+
+    def _terms(self, policy: Any, batch: MicroBatch) -> TokenTerms:
+        return policies.terms(policy, batch, temperature=self.config.temperature)
+
+    def _verify(self, terms: TokenTerms | None, batch: MicroBatch | None) -> float:
+        """Compare with the sampler before any backward; all ranks fail together or none does."""
+        worst = torch.zeros((), dtype=torch.float64)
+        if terms is not None and batch is not None:
+            difference = (terms.logprobs.detach() - batch.sampler_logprobs).abs().max()
+            # max() of a NaN is a NaN, which no comparison would catch.
+            worst = torch.nan_to_num(difference, nan=float("inf")).double().cpu()
+        if dist.is_initialized():
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+        check_sync(float(worst), self.config.sync_tolerance, step=self.version + 1)
+        return float(worst)
+
+    def _objective(
+        self, terms: TokenTerms, batch: MicroBatch
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        weights = importance_weights(terms.logprobs, batch.sampler_logprobs, cap=self.config.importance_cap)
+        loss = policy_loss(terms.logprobs, batch.advantages, weights)
+        kl = torch.zeros_like(loss)
+        if self.config.kl_coefficient:
+            with torch.no_grad():
+                reference = self._terms(self._reference, batch).logprobs
+            kl = kl_k3(terms.logprobs, reference)
+            loss = loss + self.config.kl_coefficient * kl
+        if self.config.entropy_coefficient:
+            loss = loss - self.config.entropy_coefficient * terms.entropy
+        return loss, (weights, kl.detach(), terms.entropy.detach())
+
+    def _reduce_gradients(self) -> float:
+        """Sum gradients over ranks, clip, and return the norm before clipping."""
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        if dist.is_initialized():
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            flat = torch.cat([p.grad.flatten() for p in parameters])
+            dist.all_reduce(flat)
+            for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad = part.view_as(parameter)
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip))
+
+    def _total(self, count: int) -> int:
+        if not dist.is_initialized():
+            return count
+        total = torch.tensor(count)
+        dist.all_reduce(total)
+        return int(total)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Tensors and plain values that a checkpoint holds."""
+        tensors = {f"policy.{name}": t.contiguous() for name, t in self.policy.state_dict().items()}
+        optimizer = self._optimizer.state_dict()["state"]
+        for index, entries in optimizer.items():
+            for key, value in entries.items():
+                tensors[f"optimizer.{index}.{key}"] = value.contiguous()
+        return tensors, {"version": self.version}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned."""
+        policy = {k.removeprefix("policy."): t for k, t in tensors.items() if k.startswith("policy.")}
+        self.policy.load_state_dict(policy)
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith("optimizer."):
+                _, index, key = name.split(".", 2)
+                moments.setdefault(int(index), {})[key] = tensor
+        full = self._optimizer.state_dict()
+        self._optimizer.load_state_dict({"state": moments, "param_groups": full["param_groups"]})
+        self.version = int(values["version"])
+
+
+def check_sync(error: float, tolerance: float, *, step: int) -> None:
+    """Refuse to learn from responses of other weights.
+
+    Raises:
+        SyncError: The difference is above the tolerance.
+    """
+    if not error <= tolerance:
+        raise SyncError(
+            f"before step {step} the sampler's log-probabilities differ from the learner's by up to "
+            f"{error:.2g} nats (tolerance {tolerance:g}): the sampler does not hold the learner's weights; "
+            "no update was made"
+        )

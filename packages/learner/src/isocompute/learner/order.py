@@ -1,0 +1,34 @@
+"""The order in which problems are trained on: a function of the seed and the step, nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from .errors import LearnerError
+
+
+class ProblemOrder:
+    """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
+
+    The sequence of problems depends on the seed only, so runs with other batch sizes meet the same problems
+    in the same order, and a resumed run needs nothing but its step.
+    """
+
+    def __init__(self, problems: pl.DataFrame, *, problems_per_batch: int, seed: int) -> None:
+        if problems_per_batch > len(problems):
+            raise LearnerError(
+                f"problems_per_batch is {problems_per_batch}, and there are {len(problems)} training problems: "
+                "a problem cannot be twice in one batch"
+            )
+        self._problems = problems.sort("problem_id")
+        self._size = problems_per_batch
+        self._seed = seed
+
+    def batch(self, step: int) -> pl.DataFrame:
+        """Problems of update ``step``, counted from 1, no problem twice."""
+        # Whole batches per pass keep a problem from meeting itself across the seam of two passes.
+        per_pass = len(self._problems) // self._size
+        turn, position = divmod(step - 1, per_pass)
+        shuffled = np.random.default_rng([self._seed, turn]).permutation(len(self._problems))
+        return self._problems[np.sort(shuffled[position * self._size : (position + 1) * self._size])]

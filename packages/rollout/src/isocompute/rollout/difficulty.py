@@ -1,0 +1,94 @@
+"""How hard each problem is for a base model, and problem sets by difficulty (IsoCompute Playbook, section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from .errors import RolloutError
+from .evaluation import successes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifficultySplit:
+    """A problem set by pass rate.
+
+    Attributes:
+        name: Name of the set, such as ``easy``.
+        lowest: Smallest pass rate in it.
+        highest: Largest pass rate in it.
+        train: Training problems.
+        validation: Validation problems.
+
+    Raises:
+        RolloutError: The interval is empty or a size is below 1.
+    """
+
+    name: str
+    lowest: float
+    highest: float
+    train: int
+    validation: int = 300
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lowest <= self.highest <= 1:
+            raise RolloutError(
+                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
+                "an interval within 0 to 1 is needed"
+            )
+        if min(self.train, self.validation) < 1:
+            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
+
+
+def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered."""
+    rates = successes(rollouts).select(
+        "problem_id",
+        pass_rate=pl.col("successes") / pl.col("samples"),
+        pass_rate_samples=pl.col("samples"),
+    )
+    return (
+        problems.drop("pass_rate", "pass_rate_samples", strict=False)
+        .join(rates, on="problem_id")
+        .sort("problem_id")
+    )
+
+
+def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
+    """Choose the problems of a set, with ``split`` set to ``train`` or ``validation``.
+
+    Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
+    hash, so an arbitrary but fixed choice) are taken.
+
+    Raises:
+        RolloutError: A side cannot be filled; says how many there are and what would help.
+    """
+    inside = problems.filter(pl.col("pass_rate").is_between(wanted.lowest, wanted.highest))
+    parts = []
+    for side, size in (("train", wanted.train), ("validation", wanted.validation)):
+        candidates = inside.filter(pl.col("split") == side).sort("problem_id")
+        if len(candidates) < size:
+            total = len(problems.filter(pl.col("split") == side))
+            mean = problems["pass_rate"].mean()
+            raise RolloutError(
+                f"the set {wanted.name} needs {size} {side} problems with a pass rate from {wanted.lowest:g} to "
+                f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
+                f"is {mean:.2f}): generate about {_needed(size, len(candidates), total)} {side} problems, widen "
+                f"the interval, or make the set smaller"
+            )
+        parts.append(candidates.head(size))
+    return pl.concat(parts).sort("problem_id")
+
+
+def _needed(size: int, found: int, total: int) -> str:
+    return (
+        f"{int(np.ceil(1.1 * size * total / found / 100)) * 100:,}" if found else "other (easier or harder)"
+    )
+
+
+def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:
+    """Count problems by pass rate (Figure 2): ``lowest``, ``highest``, ``problems``."""
+    counts, edges = np.histogram(problems["pass_rate"].to_numpy(), bins=bins, range=(0.0, 1.0))
+    return pl.DataFrame({"lowest": edges[:-1], "highest": edges[1:], "problems": counts})

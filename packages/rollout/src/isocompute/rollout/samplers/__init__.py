@@ -1,0 +1,35 @@
+"""Samplers: one interface, several engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import RolloutError
+from .base import Sampling
+
+__all__ = ["KINDS", "Sampling", "open_sampler"]
+
+KINDS = ("vllm", "transformers")
+
+
+def open_sampler(kind: str, model: str, sampling: Sampling, **options: Any) -> Any:
+    """Open a sampler for a model.
+
+    Args:
+        kind: ``vllm`` or ``transformers``.
+        model: Directory or name of a model in the Hugging Face format.
+        sampling: How responses are sampled.
+        **options: Passed to the sampler's constructor.
+
+    Raises:
+        RolloutError: No such kind, its library is not installed, or the model cannot be loaded.
+    """
+    if kind == "vllm":
+        from .vllm import VllmSampler
+
+        return VllmSampler(model, sampling, **options)
+    if kind == "transformers":
+        from .transformers import TransformersSampler
+
+        return TransformersSampler(model, sampling, **options)
+    raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")

@@ -1,0 +1,103 @@
+"""transformers in this process: for machines where vLLM cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import RolloutError
+from .base import LocalSampler, Request, Response, Sampling, named_tensors
+
+
+class TransformersSampler(LocalSampler):
+    """Samples with a plain transformers model and its KV cache.
+
+    Every response draws from its own generator, so its tokens do not depend on the batch.
+
+    Args:
+        model: Directory or name of a model in the Hugging Face format.
+        sampling: How responses are sampled.
+        device: Torch device.
+        batch_size: Responses generated at a time.
+
+    Raises:
+        RolloutError: The model cannot be loaded.
+    """
+
+    def __init__(
+        self, model: str | Path, sampling: Sampling, *, device: str = "cpu", batch_size: int = 256
+    ) -> None:
+        super().__init__(model, sampling)
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise RolloutError(f"the base model {self.model} cannot be loaded ({reason})") from None
+        self._policy: Any = loaded.to(device).eval()
+        self._device = device
+        self._batch_size = batch_size
+
+    def _load(self, weights: Any) -> None:
+        import torch
+
+        with torch.no_grad():
+            self._policy.load_state_dict(dict(named_tensors(weights)))
+
+    def _generate(self, requests: list[Request]) -> list[Response]:
+        # Prompts of one length need no padding, so a response's numbers do not depend on its neighbours.
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
+        responses: dict[int, Response] = {}
+        for same_length in _runs(order, requests):
+            for start in range(0, len(same_length), self._batch_size):
+                chosen = same_length[start : start + self._batch_size]
+                for i, response in zip(chosen, self._batch([requests[i] for i in chosen]), strict=True):
+                    responses[i] = response
+        return [responses[i] for i in range(len(requests))]
+
+    def _batch(self, requests: list[Request]) -> list[Response]:
+        import torch
+
+        generators = [torch.Generator().manual_seed(r.seed) for r in requests]
+        ids: list[list[int]] = [[] for _ in requests]
+        logprobs: list[list[float]] = [[] for _ in requests]
+        alive = [True] * len(requests)
+        step_input = torch.tensor([r.prompt_ids for r in requests], device=self._device)
+        cache = None
+        end = self.tokenizer.eos_token_id
+        with torch.inference_mode():
+            for _ in range(self.sampling.max_new_tokens):
+                out = self._policy(input_ids=step_input, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                scores = torch.log_softmax(out.logits[:, -1].float() / self.sampling.temperature, -1).cpu()
+                # Inverse transform of one uniform draw from each response's own generator.
+                draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
+                cumulative = scores.double().exp().cumsum(-1)
+                tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
+                tokens = tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
+                chosen = scores.gather(-1, tokens[:, None]).squeeze(-1)
+                for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen.tolist(), strict=True)):
+                    if alive[row]:
+                        ids[row].append(token)
+                        logprobs[row].append(logprob)
+                        alive[row] = token != end
+                if not any(alive):
+                    break
+                step_input = tokens[:, None].to(self._device)
+        return [
+            Response(ids=i, logprobs=lp, finish_reason="length" if a else "stop")
+            for i, lp, a in zip(ids, logprobs, alive, strict=True)
+        ]
+
+
+def _runs(order: list[int], requests: list[Request]) -> list[list[int]]:
+    """Split indices sorted by prompt length into runs of one length."""
+    runs: list[list[int]] = []
+    for index in order:
+        if runs and len(requests[runs[-1][0]].prompt_ids) == len(requests[index].prompt_ids):
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return runs

@@ -1,0 +1,60 @@
+"""Problems from a Hugging Face dataset, at a pinned revision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import RolloutError
+from .base import HubSource
+
+
+def pairs(source: HubSource) -> Iterator[tuple[str, str, str]]:
+    """Prompt, answer and verifier of each row, in shuffled order.
+
+    Raises:
+        RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
+            or it lacks a column.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise RolloutError('these problems need datasets: pip install "isocompute-rollout[hub]"') from None
+    local = Path(source.dataset).is_dir()
+    if not local and not source.revision:
+        raise RolloutError(
+            f"the dataset {source.dataset} has no revision: pin a commit, so that the problems stay the same"
+        )
+    try:
+        data: Any = datasets.load_dataset(
+            source.dataset, revision=None if local else source.revision, split=source.split
+        )
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+        raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason})") from None
+    for row in data.shuffle(seed=source.seed):
+        prompt, answer = reach(row, source.prompt, source.name), reach(row, source.answer, source.name)
+        yield last_user_message(prompt), str(answer), source.verifier
+
+
+def reach(row: Any, column: str, where: str) -> Any:
+    """Follow a dotted column name into a row.
+
+    Raises:
+        RolloutError: There is no such column.
+    """
+    value = row
+    for part in column.split("."):
+        if not isinstance(value, dict) or part not in value:
+            raise RolloutError(f"{where} has no column {column} (a row has {', '.join(row)})")
+        value = value[part]
+    return value
+
+
+def last_user_message(prompt: Any) -> str:
+    """The text of a prompt that is either a text or a list of chat messages."""
+    if isinstance(prompt, list):
+        return str([m["content"] for m in prompt if m["role"] == "user"][-1])
+    return str(prompt)

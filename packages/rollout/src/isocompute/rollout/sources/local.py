@@ -1,0 +1,42 @@
+"""Problems from the user's own JSONL or Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import polars as pl
+
+from ..errors import RolloutError
+from .base import LocalSource
+
+
+def pairs(source: LocalSource) -> Iterator[tuple[str, str, str]]:
+    """Prompt, answer and verifier of each row, in shuffled order.
+
+    Raises:
+        RolloutError: The file is missing or unreadable, or it lacks a column or a value.
+    """
+    path = Path(source.path)
+    if not path.is_file():
+        raise RolloutError(f"{path}: no such file of problems")
+    readers = {".jsonl": pl.read_ndjson, ".parquet": pl.read_parquet}
+    if path.suffix not in readers:
+        raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
+    try:
+        frame = readers[path.suffix](path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise RolloutError(
+            f"{path}: not readable as {path.suffix[1:]} ({str(error).strip().splitlines()[0]})"
+        ) from None
+    for column in (source.prompt, source.answer):
+        if column not in frame.columns:
+            raise RolloutError(f"{path}: there is no column {column} (it has {', '.join(frame.columns)})")
+        nulls = frame[column].is_null().arg_true()
+        if len(nulls):
+            raise RolloutError(f"{path}: row {nulls[0] + 1} has no {column}")
+    shuffled = frame.select(pl.col(source.prompt, source.answer).cast(pl.String)).sample(
+        fraction=1.0, shuffle=True, seed=source.seed
+    )
+    for prompt, answer in shuffled.iter_rows():
+        yield prompt, answer, source.verifier
