@@ -1,0 +1,9 @@
+"""What can go wrong with a budget, said in one sentence."""
+
+
+class BudgetError(ValueError):
+    """A count, a limit, an allocation or a ledger is not what it has to be."""
+
+
+class LedgerError(BudgetError):
+    """A ledger is damaged, held by another writer, of another run, or cannot be written."""

@@ -1,0 +1,143 @@
+import subprocess
+import sys
+
+import polars as pl
+import pytest
+from isocompute.budget import Counts, Ledger, Limits, Meter, tables
+from isocompute.budget.cli import main
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    """A run that was killed once and went over its token budget."""
+    path = tmp_path / "a.ledger"
+    for resumed_from, steps in ((0, (1, 2)), (1, (2, 3))):
+        with Ledger.open(path, run_id="a", resumed_from=resumed_from) as opened:
+            meter = Meter(opened, Limits(response_tokens=1_000))
+            for step in steps:
+                meter.charge(step, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)})
+    return path
+
+
+def table_of(out):
+    return {line.split()[0]: line.split()[1:] for line in out.splitlines() if line}
+
+
+def fails(arguments, capsys):
+    assert main([str(a) for a in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
+    assert main(["show", str(ledger)]) == 0
+    out = capsys.readouterr().out
+    assert "run a, 2 attempts" in out
+    assert "used 1,440 of 1,000 response tokens (144.0%), 440 over" in out
+    assert table_of(out)["trained"] == ["96", "32", "128", "960", "320", "1,280", "1,440", "480", "1,920"]
+
+
+@pytest.mark.parametrize(("by", "first"), [("step", ["1", "2", "3"]), ("run", ["a"])])
+def test_show_sums_by_step_and_by_run(ledger, capsys, by, first):
+    assert main(["show", str(ledger), "--by", by]) == 0
+    lines = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert lines[0].startswith(by)
+    assert [line.split()[0] for line in lines[1:-1]] == first
+    assert lines[-1].split()[:4] == ["everything", "96", "32", "128"]
+
+
+def test_show_takes_several_ledgers(ledger, tmp_path, capsys):
+    with Ledger.open(tmp_path / "b.ledger", run_id="b") as opened:
+        opened.charge(1, {"trained": Counts(rollouts=4)})
+    assert main(["show", str(ledger), str(tmp_path / "b.ledger")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("2 runs, 3 attempts")
+    assert table_of(out)["training"][:3] == ["100", "32", "132"]
+
+
+def test_show_tells_of_a_torn_record(ledger, capsys):
+    with ledger.open("ab") as stream:
+        stream.write(b"\x29\x00\xd6")
+    assert main(["show", str(ledger)]) == 0
+    assert "a torn record of 3 bytes at its end is not counted" in capsys.readouterr().out
+
+
+def test_export_writes_the_ledger_table(ledger, tmp_path, capsys):
+    for name in ("ledger.parquet", "ledger.csv"):
+        assert main(["export", str(ledger), "--out", str(tmp_path / name)]) == 0
+        assert capsys.readouterr().out == f"{tmp_path / name}: 3 rows, 1 run\n"
+        assert tables.read(tmp_path / name, "ledger")["rollouts"].to_list() == [32, 32, 32]
+
+
+def test_an_exported_table_can_be_shown(ledger, tmp_path, capsys):
+    out = tmp_path / "ledger.parquet"
+    assert main(["export", str(ledger), "--out", str(out)]) == 0
+    assert main(["show", str(out)]) == 0
+    assert "an exported table, which does not hold lost work" in capsys.readouterr().out
+
+
+def test_allocate_splits_a_budget(capsys):
+    arguments = "allocate --budget 2e4 --problems-per-batch 8 --rollouts-per-problem 4 --problems 100"
+    assert main([*arguments.split(), "--anchor", "1e-3", "--anchor-batch", "128"]) == 0
+    out = capsys.readouterr().out
+    assert "update steps          625\n" in out
+    assert "generates             20,000 rollouts (0 unused)\n" in out
+    assert "epochs                50.00 over 100 problems\n" in out
+    assert "learning rate         0.0005 (sqrt scaling from 0.001 at 128 rollouts)\n" in out
+
+
+def test_what_goes_wrong_is_one_line_and_exit_code_2(ledger, tmp_path, capsys):
+    assert "No such file" in fails(["show", tmp_path / "none.ledger"], capsys)
+    assert "no such file or folder" in fails(["show", tmp_path / "none.parquet"], capsys)
+    assert "not a ledger" in fails(["show", __file__], capsys)
+    assert "a .parquet or a .csv file" in fails(["export", ledger, "--out", tmp_path / "a.txt"], capsys)
+    batch = ["--problems-per-batch", "8", "--rollouts-per-problem", "4"]
+    assert "does not pay for one step of 32" in fails(["allocate", "--budget", "16", *batch], capsys)
+    assert "both --anchor and" in fails(["allocate", "--budget", "64", *batch, "--anchor", "1e-3"], capsys)
+    rest = ["--rollouts-per-problem", "4"]
+    wrong = ["allocate", "--budget", "64", "--problems-per-batch", "0", *rest]
+    assert "problems_per_batch is 0" in fails(wrong, capsys)
+
+
+def test_a_damaged_ledger_leaves_an_earlier_export_alone(ledger, tmp_path, capsys):
+    out = tmp_path / "ledger.parquet"
+    pl.DataFrame({"kept": [1]}).write_parquet(out)
+    before = out.read_bytes()
+    ledger.write_bytes(ledger.read_bytes()[:-30] + b"?" + ledger.read_bytes()[-29:])
+    assert "is damaged" in fails(["export", ledger, "--out", out], capsys)
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["1.5", "many", "1e-3"])
+def test_a_budget_that_is_no_whole_number_is_refused(text, capsys):
+    arguments = ["allocate", "--budget", text, "--problems-per-batch", "8", "--rollouts-per-problem", "4"]
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert "whole number" in capsys.readouterr().err
+
+
+def test_help_names_the_commands(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("show", "export", "allocate"))
+
+
+def test_a_reader_that_stops_reading_gets_no_traceback(ledger):
+    code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "show", str(ledger)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == 0
+
+
+def test_logging_without_mlflow_says_what_to_install(ledger, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    err = fails(["export", ledger, "--out", tmp_path / "ledger.parquet", "--log", "sweep"], capsys)
+    assert 'pip install "isocompute-budget[mlflow]"' in err

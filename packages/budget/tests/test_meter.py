@@ -1,0 +1,122 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError, Counts, History, Ledger, Limits, Meter
+
+parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
+
+
+def step_of(batch, filtered, stale, failed, tokens):
+    """A step of ``batch`` rollouts, some filtered or stale, and ``failed`` ones that were generated again."""
+    filtered = min(filtered, batch)
+    stale = min(stale, batch - filtered)
+    return {
+        "trained": Counts(rollouts=batch - filtered - stale, response_tokens=tokens),
+        "filtered": Counts(rollouts=filtered),
+        "stale": Counts(rollouts=stale),
+        "failed": Counts(rollouts=failed),
+    }
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.lists(parts, min_size=1, max_size=10))
+def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factory, budget, batch, steps):
+    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=budget))
+        failed_so_far = 0
+        for step, (filtered, stale, failed) in enumerate(steps, start=1):
+            fits = step * batch + failed_so_far <= budget
+            assert bool(meter.admit(step, batch)) == fits
+            if not fits:
+                break
+            meter.charge(step, step_of(batch, filtered, stale, failed, tokens=1))
+            meter.charge(step, {"eval": Counts(rollouts=1000), "pilot": Counts(rollouts=1000)})
+            failed_so_far += failed
+            assert meter.used.rollouts == step * batch + failed_so_far
+            assert meter.used.rollouts - failed <= budget
+            assert meter.overshoot.rollouts == max(0, meter.used.rollouts - budget)
+        assert ledger.history().totals().used == meter.used
+
+
+@given(st.integers(1, 500), st.integers(1, 200), st.lists(st.integers(1, 60), min_size=1, max_size=20))
+def test_with_several_limits_the_run_stops_at_the_first(tmp_path_factory, tokens, rollouts, lengths):
+    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=rollouts, response_tokens=tokens))
+        last = 0
+        for step, length in enumerate(lengths, start=1):
+            admission = meter.admit(step, 8)
+            assert bool(admission) == (8 * step <= rollouts and meter.used.response_tokens < tokens)
+            assert bool(admission.reason) != bool(admission)
+            if not admission:
+                break
+            meter.charge(step, step_of(8, 0, 0, 0, tokens=length))
+            last = length
+        assert meter.used.rollouts <= rollouts
+        assert meter.overshoot.response_tokens == max(0, meter.used.response_tokens - tokens) < max(1, last)
+
+
+def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=48))
+        assert meter.admit(1, 32).reason == ""
+        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        assert meter.admit(2, 32).reason == (
+            "step 2 would take the run from 32 to 64 rollouts, and the budget is 48"
+        )
+        assert meter.admit(2, 16)
+        tokens = Meter(ledger, Limits(response_tokens=400))
+        assert tokens.admit(2, 32).reason == (
+            "the run has generated 480 response tokens before step 2, and the budget is 400"
+        )
+        assert tokens.overshoot == Counts(response_tokens=80)
+
+
+def test_a_budget_below_one_step_admits_nothing(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        assert "from 0 to 32 rollouts" in Meter(ledger, Limits(rollouts=16)).admit(1, 32).reason
+
+
+def test_without_limits_everything_is_admitted_and_still_counted(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits())
+        for step in range(1, 5):
+            assert meter.admit(step, 10**9)
+            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
+        assert meter.used == Counts(rollouts=128, response_tokens=1920)
+        assert meter.overshoot == Counts()
+
+
+def test_evaluations_and_pilots_are_not_charged_to_the_budget(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=32, response_tokens=10))
+        meter.charge(0, {"eval": Counts(rollouts=1200, response_tokens=18_000), "pilot": Counts(rollouts=64)})
+        assert meter.used == Counts()
+        assert meter.admit(1, 32)
+        assert ledger.totals.paid.rollouts == 1264
+
+
+def test_lost_work_is_paid_but_not_held_against_the_budget(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        for step in (1, 2):
+            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
+        assert not meter.admit(3, 32)
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.admit(2, 32)
+        meter.charge(2, step_of(32, 0, 0, 0, tokens=480))
+        assert not meter.admit(3, 32)
+        assert (meter.used.rollouts, meter.lost.rollouts) == (64, 32)
+        assert ledger.totals.paid.rollouts == 96
+
+
+def test_the_limits_in_force_are_in_the_file(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert History.read(ledger.path).limits == meter.limits == Limits(rollouts=64)
+
+
+@pytest.mark.parametrize(("step", "rollouts"), [(-1, 32), (1, 0), (1, 2.5), ("1", 32)])
+def test_asking_for_what_cannot_be_is_refused(tmp_path, step, rollouts):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger, pytest.raises(BudgetError):
+        Meter(ledger, Limits(rollouts=64)).admit(step, rollouts)

@@ -1,0 +1,26 @@
+import re
+import shlex
+from pathlib import Path
+
+from isocompute.budget.cli import main
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_every_example_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(
+        r"^```(python|console)\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert {kind for kind, _ in blocks} == {"python", "console"}
+    names: dict[str, object] = {}
+    for kind, text in blocks:
+        if kind == "python":
+            exec(compile(text, str(README), "exec"), names)
+            continue
+        command, _, expected = text.partition("\n")
+        program, *arguments = shlex.split(command.removeprefix("$ "))
+        assert program == "isocompute-budget"
+        capsys.readouterr()
+        assert main(arguments) == 0
+        assert capsys.readouterr().out == expected

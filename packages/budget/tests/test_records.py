@@ -1,0 +1,127 @@
+import re
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import COHORTS, Counts, History, LedgerError, Limits, records
+
+counts = st.builds(Counts, rollouts=st.integers(1, 10**6), response_tokens=st.integers(0, 2**40))
+charge = st.builds(
+    records.charge, st.integers(0, 50), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1)
+)
+attempt = st.builds(records.attempt, st.just("run"), st.integers(0, 50))
+limit = st.builds(records.limit, st.builds(Limits, rollouts=st.none() | st.integers(1, 10**9)))
+payloads = st.lists(st.one_of(charge, charge, attempt, limit), max_size=6).map(
+    lambda rest: [records.attempt("run", 0), *rest]
+)
+
+
+def joined(contents):
+    return records.MAGIC + b"".join(
+        records.framed(number, payload) for number, payload in enumerate(contents)
+    )
+
+
+def charges(history):
+    return list(zip(*history.charges.columns(), strict=True))
+
+
+SAMPLE = [
+    records.attempt("run", 0),
+    records.limit(Limits(rollouts=96)),
+    records.charge(1, {"trained": Counts(rollouts=28), "filtered": Counts(rollouts=4, response_tokens=9)}),
+    records.attempt("run", 0),
+    records.charge(1, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)}),
+]
+
+
+@given(payloads)
+def test_truncating_at_every_byte_recovers_exactly_the_whole_records(contents):
+    data = joined(contents)
+    ends = [0] + [len(joined(contents[:n])) for n in range(1, len(contents) + 1)]
+    for cut in range(len(data) + 1):
+        end = max(e for e in ends if e <= cut)
+        assert [p for _, p in records.payloads(data[:cut], "x")] == contents[: ends.index(end)]
+        history = History.decode(data[:cut], "x")
+        assert (history.whole_bytes, history.torn_bytes) == (end, cut - end)
+
+
+@given(payloads, st.integers(0, 2**20), st.integers(1, 5000))
+def test_zeros_that_a_power_cut_leaves_behind_are_a_torn_tail(contents, cut, zeros):
+    data = joined(contents)
+    cut %= len(data) + 1
+    whole = [p for _, p in records.payloads(data[:cut], "x")]
+    assert [p for _, p in records.payloads(data[:cut] + b"\0" * zeros, "x")] == whole
+
+
+def test_every_single_bit_flip_in_a_whole_ledger_is_named():
+    data = joined(SAMPLE)
+    for bit in range(len(data) * 8):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(
+            LedgerError, match=r"^runs/a\.ledger: (not a ledger|record \d+ at byte \d+ is damaged)"
+        ):
+            History.decode(bytes(flipped), "runs/a.ledger")
+
+
+@given(payloads, st.integers(0, 2**20), st.integers(0, 2**20))
+def test_a_bit_flip_in_a_torn_ledger_is_named_or_in_the_torn_tail(contents, cut, bit):
+    data = joined(contents)
+    data = data[: 1 + cut % len(data)]
+    whole = [p for _, p in records.payloads(data, "x")]
+    flipped = bytearray(data)
+    flipped[bit // 8 % len(data)] ^= 1 << bit % 8
+    try:
+        assert [p for _, p in records.payloads(bytes(flipped), "x")] == whole
+    except LedgerError as error:
+        assert re.match(r"x: (not a ledger|record \d+ )", str(error))  # noqa: PT017
+
+
+def test_a_record_that_is_there_twice_is_named():
+    data = joined(SAMPLE)
+    again = records.framed(2, SAMPLE[2])
+    with pytest.raises(LedgerError, match=r"record 2 is there twice \(at byte \d+, where record 5 belongs\)"):
+        History.decode(data + again, "x")
+
+
+def test_a_file_that_was_appended_to_itself_is_named():
+    data = joined(SAMPLE)
+    with pytest.raises(LedgerError, match=r"x: record \d+ "):
+        History.decode(data + data, "x")
+
+
+@pytest.mark.parametrize("gone", range(len(SAMPLE) - 1))
+def test_a_record_that_was_cut_out_is_named(gone):
+    offsets = [len(joined(SAMPLE[:n])) for n in range(len(SAMPLE) + 1)]
+    begin, end = list(pairwise(offsets))[gone]
+    data = joined(SAMPLE)
+    with pytest.raises(LedgerError, match=f"record {gone + 1} comes too early"):
+        History.decode(data[:begin] + data[end:], "x")
+
+
+@pytest.mark.parametrize(
+    "data", [b"run_id,step\n", b"PAR1 and so on, a Parquet file", b"isocompute ledger 2\n"]
+)
+def test_another_file_is_not_taken_for_a_ledger(data):
+    with pytest.raises(LedgerError, match="not a ledger that this version reads"):
+        History.decode(data, "x")
+
+
+def test_limits_come_back_as_they_were_noted():
+    for limits in (Limits(), Limits(rollouts=5), Limits(rollouts=7, response_tokens=9)):
+        assert records.limit_in(records.limit(limits)) == limits
+
+
+@given(payloads)
+def test_charges_come_back_as_they_were_made(contents):
+    history = History.decode(joined(contents), "x")
+    expected = []
+    number = 0
+    for payload in contents:
+        if payload[0] == records.ATTEMPT:
+            number += 1
+        elif payload[0] == records.CHARGE:
+            expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[1:])]
+    assert charges(history) == expected
