@@ -1,0 +1,35 @@
+"""Figures of the pipeline that belong to no package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from .config import DifficultyConfig
+
+
+def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path: Path) -> None:
+    """Draw pass rates under the base model, with the problem sets marked (IsoCompute Playbook, Figure 2).
+
+    Args:
+        counts: From ``histogram``.
+        settings: The sets.
+        path: File name without its ending; ``.svg`` and ``.png`` are written.
+    """
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "isocompute"
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
+    width = float(counts["highest"][0] - counts["lowest"][0])
+    axes.bar(counts["lowest"], counts["problems"], width=width, align="edge", color="#9aa5b1", edgecolor="white")
+    for (name, wanted), colour in zip(settings.sets.items(), ("#2b6cb0", "#c05621", "#2f855a"), strict=False):
+        axes.axvspan(wanted.lowest, wanted.highest, alpha=0.15, color=colour, label=name)
+    axes.set(xlabel=f"pass rate of the base model (avg@{settings.samples})", ylabel="problems", xlim=(0, 1))
+    axes.legend(frameon=False)
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+    figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
+    plt.close(figure)

@@ -1,0 +1,288 @@
+"""The stages of the pipeline: each reads files, does its part, writes files, and logs them to MLflow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from isocompute.budget import tracking
+from isocompute.rollout import histogram, load_problems, split, tables, with_pass_rates
+
+from . import cells, schedule
+from .cluster import cluster, open_workers
+from .config import ModelConfig, Preset
+from .errors import ExperimentError
+from .tracker import Tracker
+
+OUT = Path("outputs")
+
+
+def problems(preset: Preset) -> None:
+    """Make the ``problems`` table of all sources; a problem of two sources counts once."""
+    parts = [load_problems(source) for source in preset.problems]
+    # Sources of one kind may overlap; a training problem must not be a validation problem elsewhere.
+    table = pl.concat(parts).sort("split", descending=True).unique("problem_id", keep="first")
+    path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
+    count = table.group_by("split").len().sort("split")
+    print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
+
+
+def base(preset: Preset) -> None:
+    """Train the embedded base model, or record the one that is named."""
+    folder = OUT / "base"
+    if isinstance(preset.base, ModelConfig):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.json").write_text(json.dumps(asdict(preset.base), sort_keys=True) + "\n")
+        print(f"base: {preset.base.model}")
+        return
+    import torch
+
+    from . import tiny_model
+
+    torch.set_num_threads(1)
+    aside = OUT / ".base.writing"
+    shutil.rmtree(aside, ignore_errors=True)
+    steps = preset.base.steps
+    tiny_model.train(
+        preset.base, aside, progress=lambda step, loss: print(f"base: step {step}/{steps}, loss {loss:.3f}")
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    aside.rename(folder)
+
+
+def model_of(preset: Preset) -> str:
+    """Where the base model is."""
+    if isinstance(preset.base, ModelConfig):
+        return preset.base.model
+    folder = OUT / "base"
+    if not (folder / "config.json").exists():
+        raise ExperimentError(f"{folder}: there is no base model; run the stage `base` first")
+    return str(folder.resolve())
+
+
+def difficulty(preset: Preset) -> None:
+    """Measure every problem's pass rate under the base model, and cut the problem sets."""
+    import ray
+
+    from .figures import difficulty_histogram
+
+    table = tables.read(OUT / "problems" / "problems.parquet", "problems")
+    settings = preset.difficulty
+    with cluster(preset.resources.workers):
+        workers = open_workers(preset, model_of(preset), cells.content_hash(OUT / "base"))
+        parts = [table[i :: len(workers)] for i in range(len(workers))]
+        answered = ray.get(
+            [
+                worker.sample.remote(part, samples=settings.samples, seed=settings.seed)
+                for worker, part in zip(workers, parts, strict=True)
+            ]
+        )
+    measured = with_pass_rates(table, pl.concat(answered))
+    sets = {name: split(measured, wanted) for name, wanted in settings.sets.items()}
+    folder = OUT / "difficulty"
+    tables.write(measured, "problems", folder / "problems.parquet")
+    for name, chosen in sets.items():
+        tables.write(chosen, "problems", folder / f"{name}.parquet")
+        mean = chosen["pass_rate"].mean()
+        print(f"difficulty: {name}: {len(chosen)} problems, avg@{settings.samples} {mean:.3f}")
+    difficulty_histogram(histogram(measured), settings, folder / "histogram")
+
+
+def _origin(preset: Preset, problem_set: str) -> tuple[cells.Origin, pl.DataFrame]:
+    path = OUT / "difficulty" / f"{problem_set}.parquet"
+    origin = cells.Origin(
+        problem_set=problem_set,
+        base=cells.content_hash(OUT / "base"),
+        problems=cells.content_hash(path),
+        sampling=asdict(preset.sampling),
+        sampler=preset.resources.sampler,
+    )
+    return origin, tables.read(path, "problems")
+
+
+def sweep(preset: Preset, problem_set: str) -> None:
+    """Find the learning rate's anchor with a pilot, then run every cell."""
+    settings = preset.sweep_of(problem_set)
+    origin, chosen = _origin(preset, problem_set)
+    tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
+    pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
+    with cluster(preset.resources.workers):
+        workers = open_workers(preset, model_of(preset), origin.base)
+        pilot = cells.pilot_cells(settings, origin)
+        folders = schedule.run_cells(pilot, chosen, workers, pilots, title=f"pilot {problem_set}")
+        anchor = _pick(pilot, folders)
+        print(f"pilot {problem_set}: learning rate {anchor['learning_rate']:g} at B = {anchor['batch_rollouts']}")
+        wanted = cells.sweep_cells(
+            settings, origin, anchor=anchor["learning_rate"], anchor_batch=anchor["batch_rollouts"]
+        )
+        folders |= schedule.run_cells(wanted, chosen, workers, tracker, title=f"sweep {problem_set}")
+    out = OUT / "sweep" / problem_set
+    _collect(wanted, folders, out, pilot=pilot)
+    _write_json(out / "pilot.json", anchor)
+
+
+def _pick(pilot: list[cells.Cell], folders: Mapping[str, Path]) -> dict[str, Any]:
+    """The learning rate with the best mean of the last two evaluations."""
+    scores = []
+    for cell in pilot:
+        evals = tables.read(folders[cell.run_id] / "evals.parquet", "evals").sort("rollouts")
+        base = float(evals["avg_at_4"][0])
+        scores.append(
+            {
+                "learning_rate": cell.learner.learning_rate,
+                "avg_at_4": float(evals["avg_at_4"][1:].tail(2).mean()),  # type: ignore[arg-type]
+                "base_avg_at_4": base,
+            }
+        )
+    best = max(scores, key=lambda score: score["avg_at_4"])
+    return {
+        "learning_rate": best["learning_rate"],
+        "batch_rollouts": pilot[0].batch_rollouts,
+        "rollouts": sum(cell.rollouts for cell in pilot),
+        "above_base": best["avg_at_4"] > best["base_avg_at_4"],
+        "at_edge_of_grid": best["learning_rate"]
+        in (min(s["learning_rate"] for s in scores), max(s["learning_rate"] for s in scores)),
+        "grid": scores,
+    }
+
+
+def _collect(
+    wanted: list[cells.Cell], folders: Mapping[str, Path], out: Path, *, pilot: list[cells.Cell] | None = None
+) -> None:
+    """Join the tables of finished cells into one folder, replaced as a whole."""
+
+    def joined(name: str, of: list[cells.Cell]) -> pl.DataFrame:
+        return tables.concat([tables.read(folders[c.run_id] / f"{name}.parquet", name) for c in of], name)
+
+    ledger = joined("ledger", wanted)
+    if pilot:
+        # A pilot is paid for, but not out of the budget of the sweep.
+        spent = joined("ledger", pilot).with_columns(
+            cohort=pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot"))
+        )
+        ledger = pl.concat([ledger, spent])
+    tables.write(joined("evals", wanted), "evals", out / "evals.parquet")
+    tables.write(ledger, "ledger", out / "ledger.parquet")
+    for cell in [*wanted, *(pilot or [])]:
+        schedule.tidy(folders[cell.run_id])
+
+
+def frontier(preset: Preset, problem_set: str) -> None:
+    """Fit the frontier of a sweep."""
+    from isocompute.frontier import FitConfig, figures, fit
+
+    evals = tables.read(OUT / "sweep" / problem_set / "evals.parquet", "evals")
+    settings = preset.frontier
+    fits = fit(evals, FitConfig(form=settings.form, bootstrap=settings.bootstrap, seed=settings.seed))
+    out = OUT / "frontier" / problem_set
+    fits.save(out)
+    figures.all_figures(fits, out)
+    print(fits.summary())
+    tracking.log_artifacts(
+        f"{preset.name}-{problem_set}-frontier",
+        {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
+        run_name="fit",
+        params=asdict(settings),
+        inputs={"evals": OUT / "sweep" / problem_set / "evals.parquet"},
+    )
+
+
+def prescribe(preset: Preset, problem_set: str) -> None:
+    """Prescribe an allocation for a larger budget, and test it against fixed n when seeds are given."""
+    from isocompute.frontier import Fits, compare
+    from isocompute.frontier import prescribe as prescription
+
+    settings = preset.prescribe[problem_set]
+    sweep_settings = preset.sweep_of(problem_set)
+    pilot = json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())
+    fits = Fits.load(OUT / "frontier" / problem_set)
+    anchor = {"anchor": pilot["learning_rate"], "anchor_batch": pilot["batch_rollouts"]}
+    allocation = prescription(fits, budget=settings.rollouts, **anchor)
+    out = OUT / "prescribe" / problem_set
+    _write_json(out / "allocation.json", allocation.as_dict())
+    print(f"prescribe {problem_set}: {allocation.summary()}")
+    if not settings.seeds:
+        _write_json(out / "comparison.json", {"tested": False, "reason": "no seeds are set for a test"})
+        return
+    origin, chosen = _origin(preset, problem_set)
+    ns = sorted({allocation.rollouts_per_problem, *settings.baselines})
+    planned = [
+        cells.cell(
+            sweep_settings, origin, "prescribe", n=n, size=allocation.problems_per_batch, seed=seed,
+            rollouts=settings.rollouts, evaluate_every=settings.evaluate_every, **anchor,
+        )
+        for n in ns
+        for seed in settings.seeds
+    ]  # fmt: skip
+    with cluster(preset.resources.workers):
+        workers = open_workers(preset, model_of(preset), origin.base)
+        tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
+        folders = schedule.run_cells(planned, chosen, workers, tracker, title=f"prescribe {problem_set}")
+    _collect(planned, folders, out)
+    evals = tables.read(out / "evals.parquet", "evals")
+    result = compare(evals, prescribed=allocation.rollouts_per_problem, baselines=settings.baselines)
+    _write_json(out / "comparison.json", {"tested": True, "against": [c.as_dict() for c in result]})
+    for comparison in result:
+        print(f"prescribe {problem_set}: {comparison.summary()}")
+
+
+def report(preset: Preset) -> None:
+    """Write the report."""
+    from .report import write
+
+    path = write(preset, OUT)
+    print(f"report: {path}")
+
+
+def plan(preset: Preset) -> None:
+    """Print what a preset would run, without running it."""
+    length = preset.sampling.max_new_tokens
+    for name, settings in preset.sweep.items():
+        origin = cells.Origin(
+            problem_set=name, base="", problems="", sampling=asdict(preset.sampling), sampler=""
+        )
+        wanted = cells.sweep_cells(settings, origin, anchor=settings.pilot.learning_rates[0], anchor_batch=1)
+        pilot = cells.pilot_cells(settings, origin)
+        test = preset.prescribe[name]
+        rollouts = {
+            "sweep": (len(wanted), sum(c.rollouts for c in wanted)),
+            "pilot": (len(pilot), sum(c.rollouts for c in pilot)),
+            "prescribe": (
+                (len(test.baselines) + 1) * len(test.seeds),
+                (len(test.baselines) + 1) * len(test.seeds) * test.rollouts,
+            ),
+        }
+        for purpose, (runs, total) in rollouts.items():
+            print(f"{name:8} {purpose:10} {runs:4} cells {total:14,} rollouts, at most {total * length:16,} tokens")
+        for cell in wanted:
+            steps = cell.rollouts // cell.batch_rollouts
+            print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
+    device = "GPUs" if preset.resources.device == "cuda" else "CPU cores"
+    print(f"{preset.resources.workers} {device} asked for, one a cell; vLLM sampler: {preset.resources.sampler}")
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".writing")
+    aside.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n")
+    aside.rename(path)
+
+
+STAGES: dict[str, Callable[[Preset], None]] = {
+    "problems": problems,
+    "base": base,
+    "difficulty": difficulty,
+    "report": report,
+    "plan": plan,
+}
+SET_STAGES: dict[str, Callable[[Preset, str], None]] = {
+    "sweep": sweep,
+    "frontier": frontier,
+    "prescribe": prescribe,
+}
