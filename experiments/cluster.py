@@ -73,7 +73,7 @@ def open_workers(preset: Preset, model: str, base: str) -> list[Any]:
 
     resources = preset.resources
     detached = os.environ.get("ISOCOMPUTE_DETACHED_WORKERS") == "1"
-    identity = repr((base, asdict(preset.sampling), resources.sampler, resources.device))
+    identity = repr((base, asdict(preset.sampling), resources.resolved_sampler(), resources.device))
     key = sha256(identity.encode()).hexdigest()[:12]
     environment = {"env_vars": {**QUIET, "PYTHONPATH": os.getcwd()}}
     remote: Any = ray.remote(num_cpus=1, num_gpus=1 if resources.device == "cuda" else 0)(Worker)
@@ -84,7 +84,7 @@ def open_workers(preset: Preset, model: str, base: str) -> list[Any]:
             get_if_exists=True,
             lifetime="detached" if detached else None,
             runtime_env=environment,
-        ).remote(model, asdict(preset.sampling), resources.sampler, resources.device)
+        ).remote(model, asdict(preset.sampling), resources.resolved_sampler(), resources.device)
         for index in range(resources.workers)
     ]
     try:

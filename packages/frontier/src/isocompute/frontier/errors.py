@@ -1,0 +1,42 @@
+"""Errors a user can act on, and flags that say when a result cannot be trusted."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FrontierError(ValueError):
+    """Something asked of the package cannot be done; the message says what and what would be right."""
+
+
+class Flag(StrEnum):
+    """Why a result should be read with care."""
+
+    AT_BOUND = "parameter_at_bound"
+    TOO_FEW_POINTS = "too_few_points"
+    SUPPORT_TOO_SHORT = "support_too_short"
+    ASYMPTOTE_NOT_IDENTIFIED = "asymptote_not_identified"
+    FORMS_DISAGREE = "forms_disagree"
+    TAIL_FALLING = "tail_falling"
+    STARTS_DISAGREE = "starts_disagree"
+    WITHIN_RUN_ONLY = "within_run_only"
+    FIT_FAILED = "fit_failed"
+    K_UNIDENTIFIED = "k_unidentified"
+    BEYOND_SUPPORT = "beyond_support"
+    NOT_DISTINGUISHABLE = "not_distinguishable"
+
+
+MEANING = {
+    Flag.AT_BOUND: "a fitted parameter lies on the edge of what is searched",
+    Flag.TOO_FEW_POINTS: "fewer than five evaluations after the start",
+    Flag.SUPPORT_TOO_SHORT: "the run ends before 1.5 times the compute of half the gain",
+    Flag.ASYMPTOTE_NOT_IDENTIFIED: "the data do not say where the curve levels off",
+    Flag.FORMS_DISAGREE: "forms that fit about as well level off at different rewards",
+    Flag.TAIL_FALLING: "the reward falls at the end of the run",
+    Flag.STARTS_DISAGREE: "fits about as good have different asymptotes",
+    Flag.WITHIN_RUN_ONLY: "one seed: the interval leaves out how seeds differ",
+    Flag.FIT_FAILED: "no curve could be fitted",
+    Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
+    Flag.BEYOND_SUPPORT: "the budget lies beyond the compute that was measured",
+    Flag.NOT_DISTINGUISHABLE: "another n is best in more than a fifth of the refits",
+}

@@ -1,0 +1,248 @@
+"""Fitting a whole sweep: curves with intervals and flags, envelope, n*(C)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from .curves import Array, Curve, curves
+from .envelope import LEVEL, Crossover, crossovers, supported, winners
+from .errors import Flag, FrontierError
+from .fitting import PointFit, fit_form
+from .forms import FORMS
+from .nstar import Sigmoid, fit_sigmoid
+from .results import CurveFit, Fits
+from .uncertainty import Draws, Noise, estimate_noise, refit
+
+GRID_POINTS = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitConfig:
+    """How a sweep is fitted.
+
+    Attributes:
+        form: ``exp``, ``hill``, ``power`` or ``auto``, which chooses by AICc, in every refit again.
+        metric: Metric column fitted.
+        unit: ``rollouts``, ``tokens`` or ``update_steps``.
+        split: Split evaluated.
+        problem_set: Problem set, needed when there are several.
+        bootstrap: Refits.
+        seed: Fixes the refits.
+
+    Raises:
+        FrontierError: The form is unknown, or there are fewer than 20 refits.
+    """
+
+    form: str = "auto"
+    metric: str = "avg_at_4"
+    unit: str = "rollouts"
+    split: str = "validation"
+    problem_set: str | None = None
+    bootstrap: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.form not in ("auto", *FORMS):
+            raise FrontierError(f"the form {self.form!r} is unknown; it has to be auto or one of {', '.join(FORMS)}")
+        if self.bootstrap < 20:
+            raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
+
+
+def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
+    """Fit every curve of a sweep, its envelope and n*(C).
+
+    Args:
+        evals: An ``evals`` table.
+        config: How.
+
+    Returns:
+        The fits; a curve that cannot be fitted is a result with a reason.
+
+    Raises:
+        FrontierError: The table holds no curve at all, or mixes problem sets.
+    """
+    found = curves(
+        evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set
+    )
+    forms = FORMS if config.form == "auto" else (config.form,)
+    options = [_options(curve, forms) for curve in found]
+    usable = [i for i, o in enumerate(options) if o]
+    chosen = {i: min(options[i], key=lambda p: p.criterion) for i in usable}
+    noise = estimate_noise([found[i] for i in usable], [chosen[i].parameters for i in usable]) if usable else None
+    rng = np.random.default_rng(config.seed)
+    spread = _spread(noise, config.bootstrap, rng) if noise else np.zeros(config.bootstrap)
+    results = []
+    for i, curve in enumerate(found):
+        if i not in chosen or noise is None:
+            results.append(_failed(curve))
+            continue
+        best = chosen[i]
+        draws = refit(
+            curve, best.parameters, noise, best.residual_sd, forms,
+            refits=config.bootstrap, rng=rng, spread=spread,
+        )  # fmt: skip
+        results.append(_result(curve, best, options[i], draws, noise))
+    compute, point, refits, within, labels = _on_grid(results)
+    return Fits(
+        unit=config.unit,
+        metric=config.metric,
+        curves=tuple(results),
+        compute=compute,
+        crossovers=tuple(_crossovers(compute, point, refits, within, labels)),
+        n_star=_n_star(compute, point, refits, within, labels),
+        probability=_frequencies(refits, within, len(labels)),
+        envelope=_envelope(point, refits, within),
+    )
+
+
+def _options(curve: Curve, forms: Sequence[str]) -> list[PointFit]:
+    """A point fit per form, or none when there are too few points to fit any."""
+    if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
+        return []
+    zero = curve.compute == 0
+    start = float(curve.reward[zero].mean()) if zero.any() else None
+    return [
+        fit_form(f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None)
+        for f in forms
+    ]
+
+
+def _spread(noise: Noise, refits: int, rng: np.random.Generator) -> Array:
+    """Between-seed standard deviation of each refit, from its sampling distribution."""
+    if noise.degrees == 0:
+        return np.zeros(refits)
+    # Kept within a factor of ten: one degree of freedom has no mean.
+    factor = np.sqrt(noise.degrees / rng.chisquare(noise.degrees, refits))
+    return np.asarray(noise.between_seeds * np.minimum(factor, 10.0))
+
+
+def _interval(values: Array) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def _failed(curve: Curve) -> CurveFit:
+    return CurveFit(
+        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None,
+        flags=(Flag.FIT_FAILED, Flag.TOO_FEW_POINTS),
+        reason="fewer than three evaluations at different compute",
+    )  # fmt: skip
+
+
+def _result(
+    curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise
+) -> CurveFit:
+    parameters = best.parameters
+    asymptote = _interval(draws.asymptote)
+    same = draws.form == parameters.form
+    scale = _interval(draws.scale[same]) if same.sum() >= 20 else None
+    intervals = {"A": asymptote}
+    if scale:
+        intervals["C_mid" if parameters.form == "hill" else "tau"] = scale
+    flags = []
+    if best.at_bound:
+        flags.append(Flag.AT_BOUND)
+    if len(np.unique(curve.compute[curve.compute > 0])) < 5:
+        flags.append(Flag.TOO_FEW_POINTS)
+    if parameters.gain > 1e-6 and curve.support[1] < 1.5 * parameters.half_compute:
+        flags.append(Flag.SUPPORT_TOO_SHORT)
+    if asymptote[1] - asymptote[0] > 0.15 or asymptote[1] > 0.999:
+        flags.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
+    rivals = [o for o in options if o.criterion <= best.criterion + 4.0]
+    if max(abs(o.parameters.asymptote - parameters.asymptote) for o in rivals) > 0.05:
+        flags.append(Flag.FORMS_DISAGREE)
+    if best.starts_disagree:
+        flags.append(Flag.STARTS_DISAGREE)
+    if _falling(curve):
+        flags.append(Flag.TAIL_FALLING)
+    if noise.degrees == 0 or curve.seeds == 1:
+        flags.append(Flag.WITHIN_RUN_ONLY)
+    return CurveFit(
+        curve=curve, parameters=parameters, intervals=intervals, residual_sd=best.residual_sd, draws=draws,
+        asymptote_interval=asymptote, flags=tuple(flags), reason="",
+    )  # fmt: skip
+
+
+def _falling(curve: Curve) -> bool:
+    """Whether the last quarter lies below the quarter before it by more than two standard errors."""
+    grid = np.unique(curve.compute[curve.compute > 0])
+    quarter = len(grid) // 4
+    if quarter < 2:
+        return False
+    last = curve.compute >= grid[-quarter]
+    before = (curve.compute >= grid[-2 * quarter]) & ~last
+    drop = curve.reward[before].mean() - curve.reward[last].mean()
+    error = np.sqrt(
+        (curve.standard_error[last] ** 2).mean() / last.sum()
+        + (curve.standard_error[before] ** 2).mean() / before.sum()
+    )
+    return bool(drop > 2 * error)
+
+
+def _on_grid(
+    results: Sequence[CurveFit],
+) -> tuple[Array, Array, Array, Array, list[tuple[int, int]]]:
+    """Grid of compute, fitted and refitted rewards, support, and (n, B_p) of each curve that was fitted."""
+    fitted = [r for r in results if r.parameters is not None and r.draws is not None]
+    if not fitted:
+        return np.zeros(0), np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0), dtype=bool), []
+    supports = np.array([r.curve.support for r in fitted])
+    compute = np.geomspace(supports[:, 0].min(), supports[:, 1].max(), GRID_POINTS)
+    point = np.stack([r.parameters(compute) for r in fitted if r.parameters])
+    refits = np.stack([r.draws.at(compute) for r in fitted if r.draws], axis=1)
+    labels = [(r.curve.rollouts_per_problem, r.curve.problems_per_batch) for r in fitted]
+    return compute, point, refits, supported(compute, supports), labels
+
+
+def _crossovers(
+    compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]
+) -> list[Crossover]:
+    return crossovers(compute, point, refits, within, [n for n, _ in labels]) if len(compute) else []
+
+
+def _frequencies(refits: Array, within: Array, count: int) -> Array:
+    """How often each curve is best at each compute, shape ``(curves, points)``."""
+    if not count:
+        return np.zeros((0, 0))
+    best = winners(refits, within)
+    return np.stack([(best == i).mean(axis=0) for i in range(count)])
+
+
+def _envelope(point: Array, refits: Array, within: Array) -> Array:
+    """Reward of the envelope and its 95 % interval, shape ``(3, points)``."""
+    if not point.size:
+        return np.zeros((3, 0))
+    top = np.where(within, refits, -np.inf).max(axis=1)
+    low, high = np.quantile(top, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return np.stack([np.where(within, point, -np.inf).max(axis=0), low, high])
+
+
+def _n_star(
+    compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]
+) -> Sigmoid:
+    if not len(compute):
+        return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
+    n = np.array([label[0] for label in labels], dtype=np.float64)
+    best = winners(point, within)
+    known = best >= 0
+    x = np.log10(compute[known])
+    values = np.log2(n[best[known]])
+    distinct = np.unique(values)
+    flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
+    if len(distinct) == 1:
+        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
+    params = fit_sigmoid(x, values)
+    draws = []
+    # A refit of the sigmoid costs a hundred times one of a curve; a hundred give its interval.
+    for row in winners(refits, within)[:100]:
+        again = fit_sigmoid(x, np.log2(n[row[known]]))
+        if again:
+            draws.append(again)
+    intervals = {}
+    if params and len(draws) >= 20:
+        intervals = {k: _interval(np.array([d[k] for d in draws])) for k in params}
+    return Sigmoid(params=params, intervals=intervals, flags=flags)
