@@ -237,9 +237,9 @@ def _n_star(
         return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
     params = fit_sigmoid(x, values)
     draws = []
-    # A refit of the sigmoid costs a hundred times one of a curve; a hundred give its interval.
-    for row in winners(refits, within)[:100]:
-        again = fit_sigmoid(x, np.log2(n[row[known]]))
+    # A refit of the sigmoid costs far more than one of a curve; a hundred give its interval.
+    for row in winners(refits, within)[:100] if params else ():
+        again = fit_sigmoid(x, np.log2(n[row[known]]), begin_at=params)
         if again:
             draws.append(again)
     intervals = {}

@@ -46,24 +46,31 @@ def sigmoid(log10_compute: Array, params: dict[str, float]) -> Array:
     return np.asarray(params["L"] / (1.0 + np.exp(z)) + params["b"])
 
 
-def fit_sigmoid(log10_compute: Array, log2_n: Array) -> dict[str, float] | None:
-    """Least-squares fit from several starts, or None for fewer than four points or a constant n*."""
+def fit_sigmoid(
+    log10_compute: Array, log2_n: Array, begin_at: dict[str, float] | None = None
+) -> dict[str, float] | None:
+    """Least-squares fit, or None for fewer than four points or a constant n*.
+
+    It starts from several places, or in a refit from the point fit alone.
+    """
     if len(log2_n) < 4 or np.ptp(log2_n) == 0:
         return None
     low = np.array([BOUNDS[k][0] for k in ("L", "k", "x0", "b")])
     high = np.array([BOUNDS[k][1] for k in ("L", "k", "x0", "b")])
 
     def residuals(x: Array) -> Array:
-        return sigmoid(log10_compute, dict(zip("LkXb", x, strict=True)) | {"x0": x[2]}) - log2_n
+        return sigmoid(log10_compute, dict(zip(("L", "k", "x0", "b"), x, strict=True))) - log2_n
 
-    best = None
-    for steepness in (2.0, 5.0, 15.0):
-        for quantile in (0.25, 0.5, 0.75):
-            begin = np.array(
-                [np.ptp(log2_n), steepness, np.quantile(log10_compute, quantile), log2_n.min()]
-            )
-            found = least_squares(residuals, np.clip(begin, low + 1e-9, high - 1e-9), bounds=(low, high))
-            if best is None or found.cost < best.cost:
-                best = found
-    assert best is not None
+    starts = [
+        (float(np.ptp(log2_n)), steepness, float(np.quantile(log10_compute, quantile)), float(log2_n.min()))
+        for steepness in (2.0, 5.0, 15.0)
+        for quantile in (0.25, 0.5, 0.75)
+    ]
+    if begin_at is not None:
+        starts = [(begin_at["L"], begin_at["k"], begin_at["x0"], begin_at["b"])]
+    ends = [
+        least_squares(residuals, np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high), max_nfev=100)
+        for start in starts
+    ]
+    best = min(ends, key=lambda end: float(end.cost))
     return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}

@@ -53,7 +53,7 @@ def with_advantages(rollouts: pl.DataFrame, *, filter_zero_variance: bool) -> pl
     rewards = rollouts["reward"].to_numpy().astype(np.float64)
     advantages = np.zeros(len(rollouts))
     advantages[completed] = group_advantages(rewards[completed], groups[completed])
-    cohort = np.where(completed, "trained", "failed")
+    cohort = np.where(completed, "trained", "failed").astype("<U8")
     if filter_zero_variance:
         # A group's advantages are all zero exactly when its rewards are equal.
         cohort[completed & (advantages == 0.0)] = "filtered"

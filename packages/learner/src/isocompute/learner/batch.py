@@ -79,7 +79,7 @@ def _pad(
     predicts[:, :-1] = in_response[:, 1:]
 
     def tensor(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-        return torch.as_tensor(np.ascontiguousarray(array), dtype=dtype, device=device)
+        return torch.tensor(np.array(array), dtype=dtype, device=device)
 
     return MicroBatch(
         input_ids=tensor(ids, torch.long),

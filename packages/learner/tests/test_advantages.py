@@ -1,0 +1,39 @@
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from isocompute.learner.advantages import group_advantages, with_advantages
+from isocompute.learner.errors import LearnerError
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5))
+def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[float]]) -> None:
+    rewards = np.array([r for g in groups for r in g])
+    index = np.array([i for i, g in enumerate(groups) for _ in g])
+    advantages = group_advantages(rewards, index)
+    for i, group in enumerate(groups):
+        own = advantages[index == i]
+        assert own.mean() == pytest.approx(0.0, abs=1e-9)
+        if len(set(group)) == 1:
+            assert (own == 0.0).all()
+        else:
+            assert own.std() == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_group_of_one_is_refused() -> None:
+    with pytest.raises(LearnerError, match="rollouts_per_problem of 2 or more"):
+        group_advantages(np.array([1.0]), np.array([0]))
+
+
+def table(rewards: list[float], problems: list[str], reasons: list[str]) -> pl.DataFrame:
+    return pl.DataFrame({"reward": rewards, "problem_id": problems, "finish_reason": reasons})
+
+
+def test_cohorts_are_a_partition() -> None:
+    batch = table([1, 0, 1, 1, 0], ["a", "a", "b", "b", "b"], ["stop", "stop", "stop", "length", "aborted"])
+    kept = with_advantages(batch, filter_zero_variance=False)["cohort"].to_list()
+    filtered = with_advantages(batch, filter_zero_variance=True)["cohort"].to_list()
+    assert kept == ["trained", "trained", "trained", "trained", "failed"]
+    assert filtered == ["trained", "trained", "filtered", "filtered", "failed"]
