@@ -1,0 +1,31 @@
+"""Run one small cell in this process, with a real vLLM engine; argument: its folder."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import polars as pl
+from isocompute.learner import LearnerConfig
+
+from experiments.cells import Cell
+from experiments.worker import Worker
+
+SAMPLING = {"temperature": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+
+
+def cell() -> Cell:
+    """Twelve steps of 2 × 4, evaluated every four."""
+    return Cell(
+        purpose="sweep", problem_set="easy", rollouts_per_problem=4, problems_per_batch=2, seed=7,
+        rollouts=96, evaluate_every=32, base="b", problems="p", sampling=SAMPLING, sampler="vllm",
+        learner=LearnerConfig(learning_rate=3e-3, kl_coefficient=0.01, entropy_coefficient=0.01),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    home = Path(sys.argv[1])
+    model, problems = json.loads((home.parent / "inputs.json").read_text())
+    Worker(model, SAMPLING, "vllm").train(cell(), pl.read_parquet(problems), str(home))

