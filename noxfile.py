@@ -145,7 +145,10 @@ def interpreter(version: str) -> str | None:
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
+    found = [
+        shutil.which(f"python{version}"),
+        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}"))),
+    ]
     for path in filter(None, found):
         # pyenv's shims are on the path even for versions that they then refuse.
         if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:

@@ -132,9 +132,7 @@ def cell(
         seed=seed,
         rollouts=rollouts,
         evaluate_every=evaluate_every,
-        learner=LearnerConfig(
-            learning_rate=rate, temperature=origin.sampling["temperature"], **sweep.learner
-        ),
+        learner=LearnerConfig(learning_rate=rate, temperature=origin.sampling["temperature"], **sweep.learner),
         base=origin.base,
         problems=origin.problems,
         sampling=origin.sampling,

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from .config import Preset
@@ -75,7 +76,7 @@ def open_workers(preset: Preset, model: str, base: str) -> list[Any]:
     detached = os.environ.get("ISOCOMPUTE_DETACHED_WORKERS") == "1"
     identity = repr((base, asdict(preset.sampling), resources.resolved_sampler(), resources.device))
     key = sha256(identity.encode()).hexdigest()[:12]
-    environment = {"env_vars": {**QUIET, "PYTHONPATH": os.getcwd()}}
+    environment = {"env_vars": {**QUIET, "PYTHONPATH": str(Path.cwd())}}
     remote: Any = ray.remote(num_cpus=1, num_gpus=1 if resources.device == "cuda" else 0)(Worker)
     actors = [
         remote.options(

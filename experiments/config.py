@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from isocompute.learner import LearnerConfig
 from isocompute.rollout import DifficultySplit, Sampling, source_from
 from isocompute.rollout.sources import Source
@@ -162,9 +161,7 @@ def _preset(name: str, raw: Mapping[str, Any]) -> Preset:
         problems=tuple(_guarded(source_from, p, f"{name}.problems") for p in raw["problems"]),
         base=_base(raw["base"], f"{name}.base"),
         sampling=build(Sampling, raw["sampling"], f"{name}.sampling"),
-        difficulty=DifficultyConfig(
-            samples=raw["difficulty"]["samples"], seed=raw["difficulty"]["seed"], sets=sets
-        ),
+        difficulty=DifficultyConfig(samples=raw["difficulty"]["samples"], seed=raw["difficulty"]["seed"], sets=sets),
         sweep=sweeps,
         frontier=build(FrontierConfig, raw["frontier"], f"{name}.frontier"),
         prescribe=prescribes,
@@ -177,7 +174,7 @@ def _preset(name: str, raw: Mapping[str, Any]) -> Preset:
 def _sweep(raw: Mapping[str, Any], where: str) -> SweepConfig:
     settings = dict(raw)
     settings["pilot"] = build(PilotConfig, raw.get("pilot", {}), f"{where}.pilot")
-    sweep = build(SweepConfig, settings, where)
+    sweep: SweepConfig = build(SweepConfig, settings, where)
     build(LearnerConfig, {"learning_rate": 1.0, **sweep.learner}, f"{where}.learner")
     if "learning_rate" in sweep.learner:
         raise ExperimentError(f"{where}.learner.learning_rate: the pilot finds it; see pilot.learning_rates")
@@ -243,9 +240,7 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
         return tuple(_typed(v, typing.get_args(hint)[0], where) for v in value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if hint in (int, float, str, bool) and (
-        not isinstance(value, hint) or (hint is int and isinstance(value, bool))
-    ):
+    if hint in (int, float, str, bool) and (not isinstance(value, hint) or (hint is int and isinstance(value, bool))):
         raise ExperimentError(f"{where} is {value!r}; it has to be of type {hint.__name__}")
     if origin in (types.UnionType, typing.Union):
         return value

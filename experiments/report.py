@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-
 from isocompute.frontier import MEANING, Flag
 from isocompute.rollout import tables
 
@@ -57,7 +56,7 @@ def _difficulty(preset: Preset, out: Path) -> str:
         table = tables.read(out / "difficulty" / f"{name}.parquet", "problems")
         for split in ("train", "validation"):
             part = table.filter(pl.col("split") == split)
-            rows.append((f"{name}, {split}", len(part), f"{part['pass_rate'].mean():.3f}",
+            rows.append((f"{name}, {split}", len(part), f"{part['pass_rate'].to_numpy().mean():.3f}",
                          f"{wanted.lowest:g} to {wanted.highest:g}"))  # fmt: skip
     return (
         "<h2>The problems</h2><p>Every problem was answered "
@@ -134,9 +133,7 @@ def _spent(name: str, out: Path) -> str:
 
 
 def _pilot(pilot: dict[str, Any]) -> str:
-    rows = [
-        (f"{s['learning_rate']:.1e}", f"{s['base_avg_at_4']:.3f}", f"{s['avg_at_4']:.3f}") for s in pilot["grid"]
-    ]
+    rows = [(f"{s['learning_rate']:.1e}", f"{s['base_avg_at_4']:.3f}", f"{s['avg_at_4']:.3f}") for s in pilot["grid"]]
     return (
         f"<p>A pilot at the largest batch ({pilot['batch_rollouts']:,} rollouts) chose the learning rate "
         f"{pilot['learning_rate']:.2g}; other batches are scaled from it by the root of their size.</p>"
@@ -191,9 +188,7 @@ def _transitions(fits: dict[str, Any]) -> str:
 
 
 def _caveats(fits: dict[str, Any], allocation: dict[str, Any], pilot: dict[str, Any]) -> str:
-    found = [
-        (f"n = {c['rollouts_per_problem']}", MEANING[Flag(flag)]) for c in fits["curves"] for flag in c["flags"]
-    ]
+    found = [(f"n = {c['rollouts_per_problem']}", MEANING[Flag(flag)]) for c in fits["curves"] for flag in c["flags"]]
     found += [("n*(C)", MEANING[Flag(flag)]) for flag in fits["n_star"]["flags"]]
     found += [("the prescription", MEANING[Flag(flag)]) for flag in allocation["flags"]]
     if not pilot["above_base"]:
@@ -205,9 +200,7 @@ def _caveats(fits: dict[str, Any], allocation: dict[str, Any], pilot: dict[str, 
 
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
     top = "".join(f"<th>{escape(str(h))}</th>" for h in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><tr>{top}</tr>{body}</table>"
 
 

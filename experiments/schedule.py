@@ -36,7 +36,9 @@ def run_cells(
     folders = {cell.run_id: WORK / cell.run_id for cell in cells}
     waiting = deque(cell for cell in cells if not finished(folders[cell.run_id]))
     display = Progress(title, cells, folders)
-    idle, running, failed = deque(workers), {}, {}
+    idle = deque(workers)
+    running: dict[Any, tuple[Cell, Any]] = {}
+    failed: dict[str, str] = {}
     while waiting or running:
         while waiting and idle and not failed:
             cell, worker = waiting.popleft(), idle.popleft()
@@ -101,7 +103,7 @@ class Progress:
                 spent += cell.rollouts
             else:
                 lines = list(Spool(folder / "metrics.jsonl").lines())
-                spent += int(lines[-1]["rollouts"]) if lines else 0  # type: ignore[call-overload]
+                spent += int(lines[-1]["rollouts"]) if lines else 0
         return spent
 
     def show(self, *, last: bool = False) -> None:
@@ -114,8 +116,5 @@ class Progress:
         spent, elapsed = self._spent(), time.monotonic() - self._began
         rate = (spent - self._at_start) / elapsed if elapsed else 0.0
         left = f", about {(self._total - spent) / rate / 60:.1f} min left" if rate and spent < self._total else ""
-        line = (
-            f"{self._title}: {done}/{len(self._cells)} cells, {spent:,} of {self._total:,} rollouts"
-            f"{left}"
-        )
+        line = f"{self._title}: {done}/{len(self._cells)} cells, {spent:,} of {self._total:,} rollouts{left}"
         print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)

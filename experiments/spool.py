@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 class Spool:
@@ -27,7 +28,7 @@ class Spool:
         with self.path.open("a") as stream:
             stream.write(json.dumps({"step": step, "rollouts": rollouts, "metrics": dict(metrics)}) + "\n")
 
-    def lines(self, after: int = 0) -> Iterator[dict[str, float | dict[str, float]]]:
+    def lines(self, after: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the lines from byte ``after`` on; a torn last line is left for later."""
         if not self.path.exists():
             return

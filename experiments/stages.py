@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-
 from isocompute.budget import tracking
 from isocompute.rollout import histogram, load_problems, split, tables, with_pass_rates
 
@@ -89,7 +88,7 @@ def difficulty(preset: Preset) -> None:
     tables.write(measured, "problems", folder / "problems.parquet")
     for name, chosen in sets.items():
         tables.write(chosen, "problems", folder / f"{name}.parquet")
-        mean = chosen["pass_rate"].mean()
+        mean = float(chosen["pass_rate"].to_numpy().mean())
         print(f"difficulty: {name}: {len(chosen)} problems, avg@{settings.samples} {mean:.3f}")
     difficulty_histogram(histogram(measured), settings, folder / "histogram")
 
@@ -136,7 +135,7 @@ def _pick(pilot: list[cells.Cell], folders: Mapping[str, Path]) -> dict[str, Any
         scores.append(
             {
                 "learning_rate": cell.learner.learning_rate,
-                "avg_at_4": float(evals["avg_at_4"][1:].tail(2).mean()),  # type: ignore[arg-type]
+                "avg_at_4": float(evals["avg_at_4"][1:].tail(2).to_numpy().mean()),
                 "base_avg_at_4": base,
             }
         )
@@ -243,9 +242,7 @@ def plan(preset: Preset) -> None:
     """Print what a preset would run, without running it."""
     length = preset.sampling.max_new_tokens
     for name, settings in preset.sweep.items():
-        origin = cells.Origin(
-            problem_set=name, base="", problems="", sampling=asdict(preset.sampling), sampler=""
-        )
+        origin = cells.Origin(problem_set=name, base="", problems="", sampling=asdict(preset.sampling), sampler="")
         wanted = cells.sweep_cells(settings, origin, anchor=settings.pilot.learning_rates[0], anchor_batch=1)
         pilot = cells.pilot_cells(settings, origin)
         test = preset.prescribe[name]

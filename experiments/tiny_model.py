@@ -150,9 +150,7 @@ def save(model: Any, letters: Any, folder: Path) -> None:
     model.eval().save_pretrained(folder)
     letters.save_pretrained(folder)
     # vLLM reads generation defaults; ours are the run's, so the file says nothing but the stop token.
-    (folder / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=2) + "\n"
-    )
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=2) + "\n")
 
 
 def _supervised(letters: Any, solutions: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:

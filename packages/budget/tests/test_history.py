@@ -123,11 +123,7 @@ def test_two_ledgers_of_a_run_that_differ_are_refused_by_name():
 
 
 def test_a_ledger_of_two_runs_is_refused():
-    data = (
-        records.MAGIC
-        + records.framed(0, records.attempt("a", 0))
-        + records.framed(1, records.attempt("b", 0))
-    )
+    data = records.MAGIC + records.framed(0, records.attempt("a", 0)) + records.framed(1, records.attempt("b", 0))
     with pytest.raises(LedgerError, match="holds charges of the runs a and b"):
         History.decode(data, "x")
 

@@ -4,9 +4,7 @@ import sys
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, isocompute.budget; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "isocompute.budget.ledger" in loaded
     assert not {"polars", "numpy", "torch", "ray", "mlflow"} & set(loaded)
 
@@ -17,7 +15,5 @@ def test_metering_a_run_loads_nothing_heavy(tmp_path):
         f"meter = Meter(Ledger.open({str(tmp_path / 'a')!r}, run_id='a'), Limits(rollouts=8))\n"
         "meter.admit(1, 8); meter.charge(1, {'trained': Counts(rollouts=8)}); print(*sys.modules)"
     )
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "numpy", "torch", "ray", "mlflow"} & set(loaded)

@@ -114,10 +114,7 @@ def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
     assert disturbed.totals().canonical == undisturbed.totals().canonical
     assert disturbed.totals().paid == paid
     assert disturbed.table().equals(undisturbed.table())
-    files = [
-        tables.write(h.table(), "ledger", folder / f"{i}.parquet")
-        for i, h in enumerate((undisturbed, disturbed))
-    ]
+    files = [tables.write(h.table(), "ledger", folder / f"{i}.parquet") for i, h in enumerate((undisturbed, disturbed))]
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -173,9 +170,7 @@ def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
         before = path.read_bytes()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
-            with pytest.raises(
-                LedgerError, match=r"the charge for step 2 could not be written \(File too large\)"
-            ):
+            with pytest.raises(LedgerError, match=r"the charge for step 2 could not be written \(File too large\)"):
                 ledger.charge(2, STEP)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -59,9 +59,7 @@ def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
         meter = Meter(ledger, Limits(rollouts=48))
         assert meter.admit(1, 32).reason == ""
         meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
-        assert meter.admit(2, 32).reason == (
-            "step 2 would take the run from 32 to 64 rollouts, and the budget is 48"
-        )
+        assert meter.admit(2, 32).reason == ("step 2 would take the run from 32 to 64 rollouts, and the budget is 48")
         assert meter.admit(2, 16)
         tokens = Meter(ledger, Limits(response_tokens=400))
         assert tokens.admit(2, 32).reason == (

@@ -9,9 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_every_example_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(
-        r"^```(python|console)\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL
-    )
+    blocks = re.findall(r"^```(python|console)\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert {kind for kind, _ in blocks} == {"python", "console"}
     names: dict[str, object] = {}
     for kind, text in blocks:

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from isocompute.budget import COHORTS, Counts, History, LedgerError, Limits, records
 
 counts = st.builds(Counts, rollouts=st.integers(1, 10**6), response_tokens=st.integers(0, 2**40))
-charge = st.builds(
-    records.charge, st.integers(0, 50), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1)
-)
+charge = st.builds(records.charge, st.integers(0, 50), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1))
 attempt = st.builds(records.attempt, st.just("run"), st.integers(0, 50))
 limit = st.builds(records.limit, st.builds(Limits, rollouts=st.none() | st.integers(1, 10**9)))
 payloads = st.lists(st.one_of(charge, charge, attempt, limit), max_size=6).map(
@@ -18,9 +16,7 @@ payloads = st.lists(st.one_of(charge, charge, attempt, limit), max_size=6).map(
 
 
 def joined(contents):
-    return records.MAGIC + b"".join(
-        records.framed(number, payload) for number, payload in enumerate(contents)
-    )
+    return records.MAGIC + b"".join(records.framed(number, payload) for number, payload in enumerate(contents))
 
 
 def charges(history):
@@ -60,9 +56,7 @@ def test_every_single_bit_flip_in_a_whole_ledger_is_named():
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(
-            LedgerError, match=r"^runs/a\.ledger: (not a ledger|record \d+ at byte \d+ is damaged)"
-        ):
+        with pytest.raises(LedgerError, match=r"^runs/a\.ledger: (not a ledger|record \d+ at byte \d+ is damaged)"):
             History.decode(bytes(flipped), "runs/a.ledger")
 
 
@@ -101,9 +95,7 @@ def test_a_record_that_was_cut_out_is_named(gone):
         History.decode(data[:begin] + data[end:], "x")
 
 
-@pytest.mark.parametrize(
-    "data", [b"run_id,step\n", b"PAR1 and so on, a Parquet file", b"isocompute ledger 2\n"]
-)
+@pytest.mark.parametrize("data", [b"run_id,step\n", b"PAR1 and so on, a Parquet file", b"isocompute ledger 2\n"])
 def test_another_file_is_not_taken_for_a_ledger(data):
     with pytest.raises(LedgerError, match="not a ledger that this version reads"):
         History.decode(data, "x")

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-
 from isocompute.frontier.cli import main
 
 

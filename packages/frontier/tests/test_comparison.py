@@ -1,15 +1,11 @@
 import polars as pl
 import pytest
-
 from isocompute.frontier import FrontierError, compare
 
 
 def runs(scores: dict[tuple[int, int], float], rollouts: int = 100) -> pl.DataFrame:
     return pl.DataFrame(
-        [
-            {"rollouts_per_problem": n, "seed": s, "rollouts": rollouts, "avg_at_4": v}
-            for (n, s), v in scores.items()
-        ]
+        [{"rollouts_per_problem": n, "seed": s, "rollouts": rollouts, "avg_at_4": v} for (n, s), v in scores.items()]
     )
 
 

@@ -4,7 +4,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-
 from isocompute.frontier import FitConfig, fit
 
 _spec = importlib.util.spec_from_file_location("made_up", Path(__file__).with_name("conftest.py"))

@@ -3,10 +3,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from scipy.optimize import curve_fit
-
 from isocompute.frontier import FitConfig, Flag, FrontierError, fit, prescribe
 from isocompute.frontier.figures import all_figures
+from scipy.optimize import curve_fit
 
 EXP = FitConfig(form="exp", bootstrap=60)
 
@@ -78,9 +77,7 @@ def test_a_constant_reward_is_fitted_without_a_nan(table: pl.DataFrame) -> None:
 
 
 def test_a_run_that_collapses_is_flagged(table: pl.DataFrame) -> None:
-    fallen = table.with_columns(
-        avg_at_4=pl.when(pl.col("rollouts") > 16000).then(0.1).otherwise(pl.col("avg_at_4"))
-    )
+    fallen = table.with_columns(avg_at_4=pl.when(pl.col("rollouts") > 16000).then(0.1).otherwise(pl.col("avg_at_4")))
     assert all(Flag.TAIL_FALLING in c.flags for c in fit(fallen, EXP).curves)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from isocompute.learner.advantages import with_advantages
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.learner import Learner
+from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
 

@@ -3,7 +3,6 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from isocompute.learner.advantages import group_advantages, with_advantages
 from isocompute.learner.errors import LearnerError
 

@@ -2,14 +2,16 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from isocompute.learner.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.errors import CheckpointError
 
 
 def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(
-        step=step, tensors={"w": torch.full((3,), float(step))}, values={"version": step}, progress={"evals": []}
+        step=step,
+        tensors={"w": torch.full((3,), float(step))},
+        values={"version": step},
+        progress={"evals": []},
     )
 
 

@@ -5,7 +5,6 @@ import polars as pl
 import pytest
 import ray
 import torch
-
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.group import LearnerGroup
 from isocompute.learner.learner import Learner

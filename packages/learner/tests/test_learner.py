@@ -4,7 +4,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError, SyncError
 from isocompute.learner.learner import Learner
@@ -36,9 +35,7 @@ def test_micro_batches_of_one_and_of_all_give_the_same_update(
     assert torch.allclose(gradient(one), gradient(all_at_once), rtol=1e-4, atol=1e-7)
 
 
-def test_a_group_of_equal_rewards_adds_nothing_to_the_policy_gradient(
-    model: Path, rollouts: pl.DataFrame
-) -> None:
+def test_a_group_of_equal_rewards_adds_nothing_to_the_policy_gradient(model: Path, rollouts: pl.DataFrame) -> None:
     plain = LearnerConfig(learning_rate=1e-2)
     equal = rollouts.with_columns(advantage=pl.lit(0.0))
     report = Learner(model, plain).update(equal)

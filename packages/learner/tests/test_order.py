@@ -1,6 +1,5 @@
 import polars as pl
 import pytest
-
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.order import ProblemOrder
 

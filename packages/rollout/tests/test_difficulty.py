@@ -1,6 +1,5 @@
 import polars as pl
 import pytest
-
 from isocompute.rollout import DifficultySplit, RolloutError, histogram, split, with_pass_rates
 
 PROBLEMS = pl.DataFrame(
@@ -10,11 +9,7 @@ PROBLEMS = pl.DataFrame(
     }
 )  # fmt: skip
 ROLLOUTS = pl.DataFrame(
-    [
-        {"problem_id": f"p{i}", "reward": float(s < i % 4), "finish_reason": "stop"}
-        for i in range(8)
-        for s in range(4)
-    ]
+    [{"problem_id": f"p{i}", "reward": float(s < i % 4), "finish_reason": "stop"} for i in range(8) for s in range(4)]
 )
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from isocompute.rollout import RolloutError
 from isocompute.rollout.estimators import avg_at_k, best_at_k, worst_at_k
 

@@ -30,9 +30,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner = Tokenizer(models.WordLevel({t: i for i, t in enumerate(letters)}, unk_token="<pad>"))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
-    transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>"
-    ).save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>").save_pretrained(
+        folder
+    )
     save_model(folder, seed=0)
     return folder
 

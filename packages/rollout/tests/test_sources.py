@@ -2,7 +2,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-
 from isocompute.rollout import RolloutError, load_problems, source_from, verifier
 
 

@@ -49,9 +49,7 @@ class Allocation:
         Raises:
             BudgetError: The budget does not pay for one step.
         """
-        one_step = cls(
-            problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
-        )
+        one_step = cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1)
         steps = whole(rollouts, "the budget", least=1) // one_step.batch_rollouts
         if steps < 1:
             raise BudgetError(

@@ -51,9 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Count what reinforcement learning on samples generated, and split a budget.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    sources = (
-        "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
-    )
+    sources = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 
     show = commands.add_parser(
         "show",
@@ -89,9 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     allocate.add_argument("--problems", type=_whole, metavar="D", help="training problems, to count epochs")
     rate = allocate.add_argument_group("the learning rate, from one measured at another batch")
     rate.add_argument("--anchor", type=float, metavar="RATE", help="learning rate measured")
-    rate.add_argument(
-        "--anchor-batch", type=_whole, metavar="B", help="the batch it was measured at, in rollouts"
-    )
+    rate.add_argument("--anchor-batch", type=_whole, metavar="B", help="the batch it was measured at, in rollouts")
     rate.add_argument(
         "--scaling",
         choices=("sqrt", "linear", "constant"),

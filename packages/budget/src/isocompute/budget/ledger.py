@@ -238,9 +238,7 @@ class Ledger:
                 # What is left of the record is a torn tail, which the next attempt cuts off.
                 os.close(handle)
                 self._handle = None
-            raise LedgerError(
-                f"{self._path}: {what} could not be written ({reason}) and is not counted"
-            ) from None
+            raise LedgerError(f"{self._path}: {what} could not be written ({reason}) and is not counted") from None
         self._size += len(record)
         self._number += 1
 

@@ -53,8 +53,7 @@ def attempt_in(payload: bytes) -> tuple[str, int]:
 def charge(step: int, counts: Mapping[str, Counts]) -> bytes:
     """Payload that charges a step, one record whatever the number of cohorts."""
     entries = (
-        ENTRY.pack(step, CODES[cohort], c.rollouts, c.prompt_tokens, c.response_tokens)
-        for cohort, c in counts.items()
+        ENTRY.pack(step, CODES[cohort], c.rollouts, c.prompt_tokens, c.response_tokens) for cohort, c in counts.items()
     )
     return bytes((CHARGE,)) + b"".join(entries)
 
@@ -89,8 +88,7 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
         return
     if not data.startswith(MAGIC):
         raise LedgerError(
-            f"{where}: not a ledger that this version reads (it does not begin with "
-            f"{MAGIC.decode().strip()!r})"
+            f"{where}: not a ledger that this version reads (it does not begin with {MAGIC.decode().strip()!r})"
         )
     position = len(MAGIC)
     number = 0

@@ -38,9 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("fit", help="fit the frontier of a sweep")
-    one.add_argument(
-        "source", nargs="+", help="evals: a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
-    )
+    one.add_argument("source", nargs="+", help="evals: a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID")
     one.add_argument("--out", required=True, type=Path, help="folder for fits.json, tables and figures")
     one.add_argument("--form", default="auto", choices=["auto", *FORMS])
     one.add_argument("--metric", default="avg_at_4")

@@ -49,9 +49,7 @@ class Curve:
         return float(positive.min()), last
 
 
-def curves(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None
-) -> list[Curve]:
+def curves(evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None) -> list[Curve]:
     """Group an ``evals`` table into curves, sorted by B_p and n.
 
     Raises:
@@ -71,9 +69,7 @@ def curves(
     if rows.is_empty():
         raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
     found = []
-    for (size, n), group in rows.group_by(
-        "problems_per_batch", "rollouts_per_problem", maintain_order=True
-    ):
+    for (size, n), group in rows.group_by("problems_per_batch", "rollouts_per_problem", maintain_order=True):
         group = group.sort("seed", UNITS[unit])
         reward = group[metric].to_numpy().astype(np.float64)
         trials = (group["questions"] * group["samples"]).to_numpy().astype(np.float64)
@@ -81,8 +77,8 @@ def curves(
         rate = (reward * trials + 0.5) / (trials + 1.0)
         found.append(
             Curve(
-                rollouts_per_problem=int(n),  # type: ignore[call-overload]
-                problems_per_batch=int(size),  # type: ignore[call-overload]
+                rollouts_per_problem=int(n),
+                problems_per_batch=int(size),
                 compute=group[UNITS[unit]].to_numpy().astype(np.float64),
                 reward=reward,
                 standard_error=np.sqrt(rate * (1 - rate) / trials),

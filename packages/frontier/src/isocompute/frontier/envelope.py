@@ -57,9 +57,7 @@ class Crossover:
         }
 
 
-def crossovers(
-    compute: Array, point: Array, draws: Array, within: Array, labels: list[int]
-) -> list[Crossover]:
+def crossovers(compute: Array, point: Array, draws: Array, within: Array, labels: list[int]) -> list[Crossover]:
     """Find the transitions of the envelope.
 
     Args:

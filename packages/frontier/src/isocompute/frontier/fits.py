@@ -65,9 +65,7 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
     Raises:
         FrontierError: The table holds no curve at all, or mixes problem sets.
     """
-    found = curves(
-        evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set
-    )
+    found = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set)
     forms = FORMS if config.form == "auto" else (config.form,)
     options = [_options(curve, forms) for curve in found]
     usable = [i for i, o in enumerate(options) if o]
@@ -106,8 +104,7 @@ def _options(curve: Curve, forms: Sequence[str]) -> list[PointFit]:
     zero = curve.compute == 0
     start = float(curve.reward[zero].mean()) if zero.any() else None
     return [
-        fit_form(f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None)
-        for f in forms
+        fit_form(f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None) for f in forms
     ]
 
 
@@ -133,9 +130,7 @@ def _failed(curve: Curve) -> CurveFit:
     )  # fmt: skip
 
 
-def _result(
-    curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise
-) -> CurveFit:
+def _result(curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise) -> CurveFit:
     parameters = best.parameters
     asymptote = _interval(draws.asymptote)
     same = draws.form == parameters.form
@@ -221,9 +216,7 @@ def _envelope(point: Array, refits: Array, within: Array) -> Array:
     return np.stack([np.where(within, point, -np.inf).max(axis=0), low, high])
 
 
-def _n_star(
-    compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]
-) -> Sigmoid:
+def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]) -> Sigmoid:
     if not len(compute):
         return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
     n = np.array([label[0] for label in labels], dtype=np.float64)
@@ -238,7 +231,8 @@ def _n_star(
     params = fit_sigmoid(x, values)
     draws = []
     # A refit of the sigmoid costs far more than one of a curve; a hundred give its interval.
-    for row in winners(refits, within)[:100] if params else ():
+    # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
+    for row in winners(refits, within)[:100] if params and len(distinct) > 2 else ():
         again = fit_sigmoid(x, np.log2(n[row[known]]), begin_at=params)
         if again:
             draws.append(again)

@@ -35,9 +35,7 @@ def grid(form: str, compute: Array) -> Grid:
     return Grid(scale=scale, shape=shape, rise=rise(form, compute[None, :], scale[:, None], shape[:, None]))
 
 
-def project(
-    candidates: Grid, rewards: Array, weights: Array, start: Array | None
-) -> tuple[Array, Array, Array]:
+def project(candidates: Grid, rewards: Array, weights: Array, start: Array | None) -> tuple[Array, Array, Array]:
     """Best start and gain for every candidate and every set of rewards.
 
     The gain is kept at 0 or more and the asymptote at 1 or less.
@@ -97,9 +95,7 @@ class PointFit:
     starts_disagree: bool
 
 
-def fit_form(
-    form: str, compute: Array, reward: Array, standard_error: Array, start: float | None
-) -> PointFit:
+def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, start: float | None) -> PointFit:
     """Fit one form to the points of a curve.
 
     Args:

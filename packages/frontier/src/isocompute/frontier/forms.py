@@ -54,6 +54,7 @@ class Parameters:
         return self.start + self.gain
 
     def __call__(self, compute: Array | float) -> Array:
+        """Reward at some compute."""
         c = np.asarray(compute, dtype=np.float64)
         return self.start + self.gain * rise(self.form, c, np.asarray(self.scale), np.asarray(self.shape))
 

@@ -294,7 +294,11 @@ def _load(folder: Path) -> tuple[str, str, list[Candidate]]:
 def _parameters(form: str, named: Mapping[str, float]) -> Parameters:
     if form == "hill":
         return Parameters(
-            form=form, start=named["R0"], gain=named["A"] - named["R0"], scale=named["C_mid"], shape=named["B"]
+            form=form,
+            start=named["R0"],
+            gain=named["A"] - named["R0"],
+            scale=named["C_mid"],
+            shape=named["B"],
         )
     return Parameters(
         form=form, start=named["A"] - named["D"], gain=named["D"], scale=named["tau"],

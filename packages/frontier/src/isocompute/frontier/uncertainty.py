@@ -62,8 +62,8 @@ def _growth(curve: Curve, fitted: Parameters) -> Array:
     """Share of the gain made by the end of the run, at each point."""
     end = float(fitted(curve.compute.max())) - fitted.start
     if end <= 1e-9:
-        return curve.compute / max(curve.compute.max(), 1e-300)
-    return (fitted(curve.compute) - fitted.start) / end
+        return np.asarray(curve.compute / max(curve.compute.max(), 1e-300))
+    return np.asarray((fitted(curve.compute) - fitted.start) / end)
 
 
 def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noise:

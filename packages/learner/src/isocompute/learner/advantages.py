@@ -29,9 +29,7 @@ def group_advantages(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     _, index = np.unique(groups, return_inverse=True)
     size = np.bincount(index)
     if size.min(initial=2) < 2:
-        raise LearnerError(
-            "a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more"
-        )
+        raise LearnerError("a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more")
     mean = np.bincount(index, weights=rewards) / size
     centred = rewards - mean[index]
     deviation = np.sqrt(np.bincount(index, weights=centred**2) / size)

@@ -80,9 +80,7 @@ class Checkpoints:
         try:
             state = json.loads((folder / "state.json").read_text())
             tensors = load_file(folder / "tensors.safetensors")
-            return Checkpoint(
-                step=state["step"], tensors=tensors, values=state["values"], progress=state["progress"]
-            )
+            return Checkpoint(step=state["step"], tensors=tensors, values=state["values"], progress=state["progress"])
         except Exception as error:
             raise CheckpointError(
                 f"{folder}: the checkpoint is damaged ({error}); delete the folder to start the run again"

@@ -28,9 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--tolerance", type=float, default=1e-4, help="nats; 1e-4 fits float32")
     arguments = parser.parse_args(argv)
     try:
-        config = LearnerConfig(
-            learning_rate=1.0, temperature=arguments.temperature, sync_tolerance=arguments.tolerance
-        )
+        config = LearnerConfig(learning_rate=1.0, temperature=arguments.temperature, sync_tolerance=arguments.tolerance)
         rollouts = tables.read(arguments.rollouts, "rollouts").filter(pl.col("finish_reason") != "aborted")
         error = Learner(arguments.model, config).sync_error(rollouts)
         check_sync(error, config.sync_tolerance, step=1)

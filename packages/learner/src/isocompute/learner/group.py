@@ -20,9 +20,7 @@ from .learner import Learner, UpdateReport
 class RankActor:
     """One rank: joins the process group, then is a ``Learner``."""
 
-    def __init__(
-        self, rank: int, world_size: int, model: str, config: LearnerConfig, device: str
-    ) -> None:
+    def __init__(self, rank: int, world_size: int, model: str, config: LearnerConfig, device: str) -> None:
         self._rank, self._world_size = rank, world_size
         self._model, self._config, self._device = model, config, device
 
@@ -78,9 +76,7 @@ class LearnerGroup:
         device: ``cpu`` or ``cuda``; one processor of it a rank.
     """
 
-    def __init__(
-        self, model: str | Path, config: LearnerConfig, *, world_size: int, device: str = "cpu"
-    ) -> None:
+    def __init__(self, model: str | Path, config: LearnerConfig, *, world_size: int, device: str = "cpu") -> None:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy

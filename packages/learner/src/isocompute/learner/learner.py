@@ -155,9 +155,7 @@ class Learner:
         check_sync(float(worst), self.config.sync_tolerance, step=self.version + 1)
         return float(worst)
 
-    def _objective(
-        self, terms: TokenTerms, batch: MicroBatch
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    def _objective(self, terms: TokenTerms, batch: MicroBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         weights = importance_weights(terms.logprobs, batch.sampler_logprobs, cap=self.config.importance_cap)
         loss = policy_loss(terms.logprobs, batch.advantages, weights)
         kl = torch.zeros_like(loss)

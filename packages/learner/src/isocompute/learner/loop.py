@@ -54,9 +54,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if self.rollouts_per_problem < 2:
-            raise LearnerError(
-                f"rollouts_per_problem is {self.rollouts_per_problem}: a group baseline needs 2 or more"
-            )
+            raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a group baseline needs 2 or more")
         if self.evaluate_every % self.batch_rollouts:
             raise LearnerError(
                 f"evaluate_every is {self.evaluate_every} rollouts, no multiple of the batch of "
@@ -95,9 +93,7 @@ def canary(learner: Updater, sampler: Sampler, problems: pl.DataFrame, *, run_id
         SyncError: The sampler does not hold the learner's weights.
     """
     sampler.sync(learner.weights(), learner.version)
-    rollouts = sampler.sample(
-        problems.head(4), samples=2, seed=0, step=learner.version, phase="eval", run_id=run_id
-    )
+    rollouts = sampler.sample(problems.head(4), samples=2, seed=0, step=learner.version, phase="eval", run_id=run_id)
     check_sync(learner.sync_error(rollouts), learner.config.sync_tolerance, step=learner.version + 1)
     return rollouts
 
@@ -134,7 +130,8 @@ def train(
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed)
 
     def evaluate() -> None:
-        with _timed(metrics := {}, "evaluate_seconds"):
+        metrics: dict[str, float] = {}
+        with _timed(metrics, "evaluate_seconds"):
             result = evaluator(step=progress.step, rollouts=progress.rollouts, tokens=progress.tokens)
         meter.charge(progress.step, {"eval": count(result.rollouts_table)})
         progress.evals.append(dict(result.row))
@@ -171,8 +168,8 @@ def train(
         progress.rollouts += len(rollouts)
         progress.tokens += int(rollouts["response_ids"].list.len().sum())
         completed = batch.filter(pl.col("cohort") != "failed")
-        metrics["reward"] = float(completed["reward"].mean() or 0.0)  # type: ignore[arg-type]
-        metrics["zero_variance_share"] = float((completed["advantage"] == 0).mean() or 0.0)
+        metrics["reward"] = float(completed["reward"].to_numpy().mean())
+        metrics["zero_variance_share"] = float((completed["advantage"].to_numpy() == 0).mean())
         watch(step, progress.rollouts, {**report, **metrics})
         if step * run.batch_rollouts % run.evaluate_every == 0:
             evaluate()

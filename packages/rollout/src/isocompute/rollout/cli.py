@@ -90,7 +90,7 @@ def _generate(arguments: argparse.Namespace) -> None:
         problems, samples=arguments.samples, seed=arguments.seed, step=0, phase="eval", run_id="generate"
     )
     tables.write(rollouts, "rollouts", arguments.out)
-    print(f"{len(rollouts):,} rollouts, mean reward {rollouts['reward'].mean():.3f}, in {arguments.out}")
+    print(f"{len(rollouts):,} rollouts, mean reward {rollouts['reward'].to_numpy().mean():.3f}, in {arguments.out}")
     if arguments.log:
         from . import tracking
 
@@ -116,14 +116,16 @@ def _score(arguments: argparse.Namespace) -> None:
     rewards = [float(verifier(rule)(text, answer)) for text, answer, rule in answers]
     scored = rollouts.with_columns(reward=pl.Series(rewards, dtype=pl.Float32))
     tables.write(scored, "rollouts", arguments.out)
-    print(f"{len(scored):,} rollouts, mean reward {scored['reward'].mean():.3f}, in {arguments.out}")
+    print(f"{len(scored):,} rollouts, mean reward {scored['reward'].to_numpy().mean():.3f}, in {arguments.out}")
 
 
 def _difficulty(arguments: argparse.Namespace) -> None:
     problems = tables.read(arguments.problems, "problems")
     measured = with_pass_rates(problems, tables.read(arguments.rollouts, "rollouts"))
     tables.write(measured, "problems", arguments.out)
-    print(f"{len(measured):,} problems, mean pass rate {measured['pass_rate'].mean():.3f}, in {arguments.out}")
+    print(
+        f"{len(measured):,} problems, mean pass rate {measured['pass_rate'].to_numpy().mean():.3f}, in {arguments.out}"
+    )
 
 
 def _split(arguments: argparse.Namespace) -> None:

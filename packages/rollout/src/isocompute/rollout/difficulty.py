@@ -49,11 +49,7 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFr
         pass_rate=pl.col("successes") / pl.col("samples"),
         pass_rate_samples=pl.col("samples"),
     )
-    return (
-        problems.drop("pass_rate", "pass_rate_samples", strict=False)
-        .join(rates, on="problem_id")
-        .sort("problem_id")
-    )
+    return problems.drop("pass_rate", "pass_rate_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
@@ -71,7 +67,7 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
         candidates = inside.filter(pl.col("split") == side).sort("problem_id")
         if len(candidates) < size:
             total = len(problems.filter(pl.col("split") == side))
-            mean = problems["pass_rate"].mean()
+            mean = float(problems["pass_rate"].to_numpy().mean())
             raise RolloutError(
                 f"the set {wanted.name} needs {size} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
@@ -83,9 +79,7 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
 
 
 def _needed(size: int, found: int, total: int) -> str:
-    return (
-        f"{int(np.ceil(1.1 * size * total / found / 100)) * 100:,}" if found else "other (easier or harder)"
-    )
+    return f"{int(np.ceil(1.1 * size * total / found / 100)) * 100:,}" if found else "other (easier or harder)"
 
 
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:

@@ -37,9 +37,7 @@ def _reasoning_gym(task: str) -> Verifier:
     try:
         import reasoning_gym
     except ImportError:
-        raise RolloutError(
-            'verifying needs reasoning-gym: pip install "isocompute-rollout[reasoning-gym]"'
-        ) from None
+        raise RolloutError('verifying needs reasoning-gym: pip install "isocompute-rollout[reasoning-gym]"') from None
     try:
         scorer: Any = reasoning_gym.create_dataset(task, size=1, seed=0)
     except ValueError:

@@ -24,9 +24,7 @@ class TransformersSampler(LocalSampler):
         RolloutError: The model cannot be loaded.
     """
 
-    def __init__(
-        self, model: str | Path, sampling: Sampling, *, device: str = "cpu", batch_size: int = 256
-    ) -> None:
+    def __init__(self, model: str | Path, sampling: Sampling, *, device: str = "cpu", batch_size: int = 256) -> None:
         super().__init__(model, sampling)
         import torch
         from transformers import AutoModelForCausalLM

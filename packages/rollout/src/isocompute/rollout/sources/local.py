@@ -20,11 +20,10 @@ def pairs(source: LocalSource) -> Iterator[tuple[str, str, str]]:
     path = Path(source.path)
     if not path.is_file():
         raise RolloutError(f"{path}: no such file of problems")
-    readers = {".jsonl": pl.read_ndjson, ".parquet": pl.read_parquet}
-    if path.suffix not in readers:
+    if path.suffix not in {".jsonl", ".parquet"}:
         raise RolloutError(f"{path}: problems are read from a .jsonl or a .parquet file")
     try:
-        frame = readers[path.suffix](path)
+        frame = pl.read_ndjson(path) if path.suffix == ".jsonl" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise RolloutError(
             f"{path}: not readable as {path.suffix[1:]} ({str(error).strip().splitlines()[0]})"

@@ -28,9 +28,7 @@ def pairs(source: ReasoningGymSource) -> Iterator[tuple[str, str, str]]:
         ) from None
     size = PATIENCE * (source.train + source.validation)
     try:
-        dataset: Any = reasoning_gym.create_dataset(
-            source.task, size=size, seed=source.seed, **dict(source.settings)
-        )
+        dataset: Any = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **dict(source.settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise RolloutError(f"reasoning-gym refuses the task {source.task!r}: {error}") from None
     rule = f"reasoning_gym:{source.task}"
