@@ -87,7 +87,9 @@ def repro(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
-    session.run("python", "-m", "pytest", *(session.posargs or ["packages", "experiments"]), env=quiet())
+    session.run(
+        "python", "-m", "pytest", "--durations=10", *(session.posargs or ["packages", "experiments"]), env=quiet()
+    )
 
 
 @nox.session
@@ -131,7 +133,10 @@ def alone(session: nox.Session, package: str, python: str) -> None:
     session.run("uv", "venv", "-q", "--python", python, str(folder / "venv"), env=uv)
     executable = str(folder / "venv" / "bin" / "python")
     wheel = str(next((folder / "dist").glob("*.whl")))
-    session.run("uv", "pip", "install", "-q", "--python", executable, wheel, "pytest", "hypothesis", env=uv)
+    # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
+    pins = [r for r in environment.here(uv=True).requirements if r.startswith("torch") and package == "learner"]
+    needed = [wheel, *pins, "pytest", "hypothesis", "-c", str(ROOT / "constraints.txt")]
+    session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
     shutil.copy(ROOT / "packages" / package / "README.md", home)
