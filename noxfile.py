@@ -126,7 +126,7 @@ def isolated(session: nox.Session) -> None:
 
 def alone(session: nox.Session, package: str, python: str) -> None:
     """Install one wheel in a fresh environment and run the package's tests there."""
-    folder = Path(session.create_tmp()) / f"{package}-{Path(python).parent.parent.name}"
+    folder = Path(session.create_tmp()).resolve() / f"{package}-{Path(python).parent.parent.name}"
     shutil.rmtree(folder, ignore_errors=True)
     uv = {**uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
     session.run("uv", "build", "--wheel", "-q", "-o", str(folder / "dist"), f"packages/{package}", env=uv)
