@@ -32,7 +32,7 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("sweep.easy.rolouts", 1, "smoke.sweep.easy has no setting 'rolouts'"),
         ("colour", "red", "smoke has no setting 'colour'"),
         ("sweep.easy.rollouts_per_problem", [1, 2], "a group baseline needs 2 or more"),
-        ("sweep.easy.rollouts", 8, "no step could be taken"),
+        ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
         ("sweep.easy.learner", {"kl": 1}, "no setting 'kl'"),
         ("base", {"kind": "huge"}, "tiny or model"),
