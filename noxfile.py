@@ -111,9 +111,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def isolated(session: nox.Session) -> None:
-    """Build each wheel, install it alone, import it and run its tests."""
+    """Build each wheel (or those named after ``--``), install it alone, import it and run its tests."""
     session.install("build", "hatchling", "uv", env=uv_variables())
-    for package in PACKAGES:
+    for package in session.posargs or PACKAGES:
         for version in ("3.11", "3.12", "3.13") if package in LIGHT else ("3.11",):
             python = interpreter(version)
             if python is None:
