@@ -71,7 +71,7 @@ def install_all(session: nox.Session, *extra: str) -> None:
 def quiet() -> dict[str, str]:
     """Variables of every run: one thread a process, no telemetry."""
     return {
-        "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
+        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
 
