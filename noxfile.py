@@ -171,11 +171,18 @@ def ui(session: nox.Session) -> None:
     )  # fmt: skip
 
 
+@nox.session
+def screenshot(session: nox.Session) -> None:
+    """Save docs/mlflow-charts.png: the Easy sweep in the MLflow UI, in headless Chromium."""
+    install_all(session, "playwright")
+    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=quiet())
+
+
 @nox.session(name="docs-check")
 def docs_check(session: nox.Session) -> None:
-    """Run the examples of every README."""
+    """Run the examples of every README, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
-    found = sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py"))
+    found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
     session.run("python", "-m", "pytest", "-q", *found, env=quiet())
 
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from isocompute.budget import tracking
+
 from . import stages
 from .cluster import shared_cluster
 from .config import load
@@ -43,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def repro(workers: int) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
+    # Asked first: DVC clears a stage's outputs before it runs.
+    tracking.ensure_store()
     with shared_cluster(workers) as environment:
         code = subprocess.call([sys.executable, "-m", "dvc", "repro"], env={**os.environ, **environment})
     if code == 0:

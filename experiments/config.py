@@ -17,7 +17,7 @@ from isocompute.rollout import DifficultySplit, Sampling, source_from
 from isocompute.rollout.sources import Source
 
 from .errors import ExperimentError
-from .tiny_model import TinyModelConfig
+from .tiny_config import TinyModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +71,26 @@ class PrescribeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesConfig:
-    """What the machine gives: cells at a time, the sampler, the device of each."""
+    """What the machine gives. None of it changes what a cell finds.
+
+    Attributes:
+        workers: Cells trained at a time.
+        sampler: ``vllm``, ``transformers``, or ``auto``: vLLM where it is installed.
+        device: ``cpu`` or ``cuda``.
+        reverse: Whether the last cells are started first.
+    """
 
     workers: int = 2
     sampler: str = "auto"
     device: str = "cpu"
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ExperimentError(f"workers is {self.workers}; it has to be at least 1")
+        for name, allowed in (("sampler", ("auto", "vllm", "transformers")), ("device", ("cpu", "cuda"))):
+            if getattr(self, name) not in allowed:
+                raise ExperimentError(f"{name} is {getattr(self, name)!r}; it has to be one of {', '.join(allowed)}")
 
     def resolved_sampler(self) -> str:
         """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
@@ -185,6 +200,13 @@ def _consistent(preset: Preset) -> None:
     """Refuse what could only fail later."""
     for name, sweep in preset.sweep.items():
         where = f"{preset.name}.sweep.{name}"
+        for setting in ("rollouts_per_problem", "problems_per_batch", "seeds"):
+            if not getattr(sweep, setting):
+                raise ExperimentError(f"{where}.{setting} is empty")
+        if not sweep.pilot.learning_rates:
+            raise ExperimentError(f"{where}.pilot.learning_rates is empty")
+        if sweep.evaluate_every < 1:
+            raise ExperimentError(f"{where}.evaluate_every is {sweep.evaluate_every}; it has to be at least 1")
         for n in sweep.rollouts_per_problem:
             if n < 2:
                 raise ExperimentError(f"{where}: rollouts_per_problem {n}: a group baseline needs 2 or more")
@@ -200,8 +222,31 @@ def _consistent(preset: Preset) -> None:
                         f"{where}: evaluate_every ({sweep.evaluate_every}) has to be a multiple of every batch "
                         f"({batch}) and to divide rollouts ({sweep.rollouts})"
                     )
-                if size > preset.difficulty.sets[name].train:
-                    raise ExperimentError(f"{where}: problems_per_batch {size} exceeds the training problems")
+                if size < 1 or size > preset.difficulty.sets[name].train:
+                    raise ExperimentError(f"{where}: problems_per_batch {size} has to lie between 1 and the training problems")
+
+
+        _prescribable(preset, name)
+
+
+def _prescribable(preset: Preset, name: str) -> None:
+    """Refuse a test of the prescription that would stop at its end."""
+    if name not in preset.prescribe:
+        raise ExperimentError(f"{preset.name}.prescribe has no {name}, which {preset.name}.sweep has")
+    sweep, test, where = preset.sweep[name], preset.prescribe[name], f"{preset.name}.prescribe.{name}"
+    for n in {*test.baselines, *sweep.rollouts_per_problem}:
+        for size in sweep.problems_per_batch:
+            if test.evaluate_every < 1 or test.evaluate_every % (n * size) or test.rollouts % test.evaluate_every:
+                raise ExperimentError(
+                    f"{where}: evaluate_every ({test.evaluate_every}) has to be a multiple of every batch "
+                    f"({n * size}) and to divide rollouts ({test.rollouts})"
+                )
+    if test.rollouts <= sweep.rollouts:
+        raise ExperimentError(
+            f"{where}: rollouts is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
+        )
+    if test.seeds and len(test.seeds) < 2:
+        raise ExperimentError(f"{where}: one seed gives no interval: give two or more, or none to leave the test out")
 
 
 def _base(raw: Mapping[str, Any], where: str) -> TinyModelConfig | ModelConfig:

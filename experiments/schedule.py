@@ -24,9 +24,17 @@ POLL_SECONDS = 2.0
 
 
 def run_cells(
-    cells: Sequence[Cell], problems: pl.DataFrame, workers: Sequence[Any], tracker: Tracker, *, title: str
+    cells: Sequence[Cell],
+    problems: pl.DataFrame,
+    workers: Sequence[Any],
+    tracker: Tracker,
+    *,
+    title: str,
+    reverse: bool = False,
 ) -> dict[str, Path]:
     """Run what is not finished, and return the folder of each cell by run id.
+
+    What a cell finds depends on its configuration only, not on the order, nor on which worker runs it.
 
     Raises:
         ExperimentError: A cell failed; the others that were running are finished first.
@@ -34,7 +42,7 @@ def run_cells(
     import ray
 
     folders = {cell.run_id: WORK / cell.run_id for cell in cells}
-    waiting = deque(cell for cell in cells if not finished(folders[cell.run_id]))
+    waiting = deque(cell for cell in (cells[::-1] if reverse else cells) if not finished(folders[cell.run_id]))
     display = Progress(title, cells, folders)
     idle = deque(workers)
     running: dict[Any, tuple[Cell, Any]] = {}
@@ -63,9 +71,7 @@ def run_cells(
     for cell in cells:
         tracker.send(cell, folders[cell.run_id], finished=True, wait=True)
     display.show(last=True)
-    if tracker.unsent:
-        names = "; ".join(sorted(tracker.unsent.values()))
-        print(f"MLflow did not answer: not sent are the runs {names}. Run the stage again to send them.")
+    tracker.close(cells, folders)
     return folders
 
 

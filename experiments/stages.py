@@ -30,6 +30,7 @@ def problems(preset: Preset) -> None:
     path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
     count = table.group_by("split").len().sort("split")
     print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
+    _log(preset, "problems", {"problems": path}, metrics={str(side): int(n) for side, n in count.iter_rows()})
 
 
 def base(preset: Preset) -> None:
@@ -91,6 +92,13 @@ def difficulty(preset: Preset) -> None:
         mean = float(chosen["pass_rate"].to_numpy().mean())
         print(f"difficulty: {name}: {len(chosen)} problems, avg@{settings.samples} {mean:.3f}")
     difficulty_histogram(histogram(measured), settings, folder / "histogram")
+    _log(
+        preset,
+        "difficulty",
+        {"problems": folder / "problems.parquet"} | {name: folder / f"{name}.parquet" for name in sets},
+        metrics={f"{name}_avg_at_{settings.samples}": float(t["pass_rate"].to_numpy().mean()) for name, t in sets.items()},
+        inputs={"problems": OUT / "problems" / "problems.parquet"},
+    )
 
 
 def _origin(preset: Preset, problem_set: str) -> tuple[cells.Origin, pl.DataFrame]:
@@ -114,13 +122,15 @@ def sweep(preset: Preset, problem_set: str) -> None:
     with cluster(preset.resources.workers):
         workers = open_workers(preset, model_of(preset), origin.base)
         pilot = cells.pilot_cells(settings, origin)
-        folders = schedule.run_cells(pilot, chosen, workers, pilots, title=f"pilot {problem_set}")
+        folders = schedule.run_cells(pilot, chosen, workers, pilots, title=f"pilot {problem_set}",
+            reverse=preset.resources.reverse)
         anchor = _pick(pilot, folders)
         print(f"pilot {problem_set}: learning rate {anchor['learning_rate']:g} at B = {anchor['batch_rollouts']}")
         wanted = cells.sweep_cells(
             settings, origin, anchor=anchor["learning_rate"], anchor_batch=anchor["batch_rollouts"]
         )
-        folders |= schedule.run_cells(wanted, chosen, workers, tracker, title=f"sweep {problem_set}")
+        folders |= schedule.run_cells(wanted, chosen, workers, tracker, title=f"sweep {problem_set}",
+            reverse=preset.resources.reverse)
     out = OUT / "sweep" / problem_set
     _collect(wanted, folders, out, pilot=pilot)
     _write_json(out / "pilot.json", anchor)
@@ -168,6 +178,7 @@ def _collect(
         ledger = pl.concat([ledger, spent])
     tables.write(joined("evals", wanted), "evals", out / "evals.parquet")
     tables.write(ledger, "ledger", out / "ledger.parquet")
+    tables.write(joined("pass_rates", wanted), "pass_rates", out / "pass_rates.parquet")
     for cell in [*wanted, *(pilot or [])]:
         schedule.tidy(folders[cell.run_id])
 
@@ -183,10 +194,10 @@ def frontier(preset: Preset, problem_set: str) -> None:
     fits.save(out)
     figures.all_figures(fits, out)
     print(fits.summary())
-    tracking.log_artifacts(
-        f"{preset.name}-{problem_set}-frontier",
+    _log(
+        preset,
+        f"{problem_set}-frontier",
         {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
-        run_name="fit",
         params=asdict(settings),
         inputs={"evals": OUT / "sweep" / problem_set / "evals.parquet"},
     )
@@ -207,6 +218,7 @@ def prescribe(preset: Preset, problem_set: str) -> None:
     print(f"prescribe {problem_set}: {allocation.summary()}")
     if not settings.seeds:
         _write_json(out / "comparison.json", {"tested": False, "reason": "no seeds are set for a test"})
+        _log_prescription(preset, problem_set)
         return
     origin, chosen = _origin(preset, problem_set)
     ns = sorted({allocation.rollouts_per_problem, *settings.baselines})
@@ -221,13 +233,15 @@ def prescribe(preset: Preset, problem_set: str) -> None:
     with cluster(preset.resources.workers):
         workers = open_workers(preset, model_of(preset), origin.base)
         tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
-        folders = schedule.run_cells(planned, chosen, workers, tracker, title=f"prescribe {problem_set}")
+        folders = schedule.run_cells(planned, chosen, workers, tracker, title=f"prescribe {problem_set}",
+            reverse=preset.resources.reverse)
     _collect(planned, folders, out)
     evals = tables.read(out / "evals.parquet", "evals")
     result = compare(evals, prescribed=allocation.rollouts_per_problem, baselines=settings.baselines)
     _write_json(out / "comparison.json", {"tested": True, "against": [c.as_dict() for c in result]})
     for comparison in result:
         print(f"prescribe {problem_set}: {comparison.summary()}")
+    _log_prescription(preset, problem_set)
 
 
 def report(preset: Preset) -> None:
@@ -236,6 +250,7 @@ def report(preset: Preset) -> None:
 
     path = write(preset, OUT)
     print(f"report: {path}")
+    _log(preset, "report", {"report": path})
 
 
 def plan(preset: Preset) -> None:
@@ -261,6 +276,22 @@ def plan(preset: Preset) -> None:
             print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
     device = "GPUs" if preset.resources.device == "cuda" else "CPU cores"
     print(f"{preset.resources.workers} {device} asked for, one a cell; sampler: {preset.resources.resolved_sampler()}")
+
+
+def _log_prescription(preset: Preset, problem_set: str) -> None:
+    out = OUT / "prescribe" / problem_set
+    _log(
+        preset,
+        f"{problem_set}-prescription",
+        {"allocation": out / "allocation.json", "comparison": out / "comparison.json"},
+        params=asdict(preset.prescribe[problem_set]),
+        inputs={"fits": OUT / "frontier" / problem_set / "fits.json"},
+    )
+
+
+def _log(preset: Preset, what: str, artifacts: Mapping[str, Path], **further: Any) -> None:
+    """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means."""
+    tracking.log_artifacts(f"{preset.name}-{what}", artifacts, run_name=what, supersede=True, **further)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,41 +17,10 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from .tiny_config import TinyModelConfig
+
 CHARACTERS = "0123456789+-="
 PAD, END = "<pad>", "<eos>"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinyModelConfig:
-    """How the base model is made.
-
-    Attributes:
-        digits: Digits in expressions.
-        min_terms: Fewest terms.
-        max_terms: Most terms.
-        hidden: Width; a multiple of 32, the smallest head that vLLM serves on CPU.
-        layers: Transformer layers.
-        steps: Supervised steps.
-        batch: Solutions per step.
-        learning_rate: AdamW's peak, reached after 50 steps, falling to a tenth by cosine.
-        seed: Fixes everything.
-    """
-
-    digits: str = "12345"
-    min_terms: int = 2
-    max_terms: int = 6
-    hidden: int = 64
-    layers: int = 2
-    steps: int = 1200
-    batch: int = 256
-    learning_rate: float = 3e-3
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.hidden % 32:
-            raise ValueError(f"base.hidden is {self.hidden}; it has to be a multiple of 32")
-        if not 2 <= self.min_terms <= self.max_terms:
-            raise ValueError("base.min_terms has to be at least 2 and at most base.max_terms")
 
 
 class Teacher:

@@ -6,9 +6,11 @@ them. When the server goes away, training goes on, and what was not sent is sent
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from .cells import Cell
 from .spool import Spool
 
 RETRY_SECONDS = 15.0
+TABLES = ("evals", "ledger", "pass_rates", "timings")
+"""Tables that the run of a finished cell carries."""
 
 
 class Tracker:
@@ -52,6 +56,16 @@ class Tracker:
             self.unsent[cell.run_id] = cell.name
             self._down_until = time.monotonic() + RETRY_SECONDS
 
+    def close(self, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
+        """Let ``mlflow:EXPERIMENT`` mean these cells, and say which could not be sent."""
+        if not self.unsent:
+            with contextlib.suppress(Exception):
+                runs = {json.loads((folders[c.run_id] / "sent.json").read_text())["run"] for c in cells}
+                tracking.supersede_runs(self._experiment, keep=runs)
+                return
+        names = "; ".join(sorted(self.unsent.values())) or "none, but older runs are not marked as superseded"
+        print(f"MLflow did not answer: not sent are the runs {names}. Run the stage again to send them.")
+
     def _send(self, cell: Cell, folder: Path, finished: bool) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Metric
@@ -81,7 +95,7 @@ class Tracker:
             client.log_batch(sent["run"], metrics=batch[start : start + 900])
         sent |= {"rollouts": last, "kinds": sorted(kinds)}
         if finished:
-            files = {name: folder / f"{name}.parquet" for name in ("evals", "ledger")}
+            files = {name: folder / f"{name}.parquet" for name in TABLES}
             tracking.attach(sent["run"], files)
             client.set_terminated(sent["run"])
             sent["finished"] = True

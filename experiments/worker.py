@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,23 @@ from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sample
 
 from .cells import Cell
 from .spool import Spool
+
+
+def timings_table(lines: Iterable[Mapping[str, Any]], *, run_id: str, devices: int = 1) -> pl.DataFrame:
+    """Make the ``timings`` table of a run from the ``…_seconds`` of its spool.
+
+    Args:
+        lines: Lines of the spool.
+        run_id: The run.
+        devices: Devices held, for device-seconds.
+    """
+    rows = [
+        (run_id, int(line["step"]), name.removesuffix("_seconds"), value, value * devices)
+        for line in lines
+        for name, value in line["metrics"].items()
+        if name.endswith("_seconds")
+    ]
+    return pl.DataFrame(rows, schema=["run_id", "step", "phase", "seconds", "device_seconds"], orient="row")
 
 
 def count(rollouts: pl.DataFrame) -> Counts:
@@ -115,6 +132,9 @@ class Worker:
                     self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed,
                     at=rollouts, run_id=cell.run_id,
                 )  # fmt: skip
+                rates = result.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+                # One file an evaluation: repeated after a crash, it is written again with the same content.
+                tables.write(rates, "pass_rates", home / "pass_rates" / f"{step}.parquet")
                 return Evaluated(cell, result, step=step, rollouts=rollouts, tokens=tokens)
 
             run = loop.RunConfig(
@@ -138,6 +158,9 @@ class Worker:
             )
             tables.write(pl.DataFrame(done.evals), "evals", home / "evals.parquet")
             tables.write(ledger.table(), "ledger", home / "ledger.parquet")
+            tables.write(tables.read(home / "pass_rates", "pass_rates"), "pass_rates", home / "pass_rates.parquet")
+            timings = timings_table(spool.lines(), run_id=cell.run_id)
+            tables.write(timings, "timings", home / "timings.parquet")
             totals = ledger.totals
         summary = {
             "cell": asdict(cell),

@@ -16,12 +16,13 @@ import shutil
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 ARTIFACT_TAG = "isocompute.artifact."
 INPUT_TAG = "isocompute.input."
+SUPERSEDED_TAG = "isocompute.superseded"
 DEFAULT_URI = "sqlite:///mlflow.db"
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -133,6 +134,7 @@ def log_artifacts(
     metrics: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
     inputs: Mapping[str, Path] | None = None,
+    supersede: bool = False,
 ) -> str:
     """Log one finished run that carries tables or documents.
 
@@ -144,6 +146,7 @@ def log_artifacts(
         metrics: Final figures to show.
         tags: Further tags.
         inputs: Name to file of what the run was made from, linked by content.
+        supersede: Whether ``mlflow:EXPERIMENT`` is to mean this run alone from now on (see ``supersede``).
 
     Returns:
         The MLflow run id; ``runs:/ID/NAME`` is then a source.
@@ -164,11 +167,25 @@ def log_artifacts(
             client.set_tag(run_id, INPUT_TAG + name, content_hash(path))
         attach(run_id, artifacts)
         client.set_terminated(run_id)
+        if supersede:
+            supersede_runs(experiment, keep={run_id})
     except TrackingError:
         raise
     except Exception as error:
         raise TrackingError(f"logging to MLflow failed ({_first_line(error)})") from None
     return run_id
+
+
+def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
+    """Leave only some runs of an experiment as its source of tables.
+
+    The others stay, with all they hold, and can still be named by ``runs:/ID``; ``mlflow:EXPERIMENT`` passes
+    them by.
+    """
+    client = _mlflow().MlflowClient()
+    for run in _all_runs(client, ensure_experiment(experiment)):
+        if run.info.run_id not in keep and SUPERSEDED_TAG not in run.data.tags:
+            client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
 
 
 def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
@@ -208,7 +225,8 @@ def fetch(source: str, name: str) -> list[Path]:
             if experiment is None:
                 names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
                 raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
-            runs = _all_runs(client, str(experiment.experiment_id))
+            every = _all_runs(client, str(experiment.experiment_id))
+            runs = [run for run in every if SUPERSEDED_TAG not in run.data.tags]
         carriers = [run for run in runs if ARTIFACT_TAG + name in run.data.tags]
         if not carriers:
             raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
