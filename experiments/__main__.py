@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (arguments.stage in stages.SET_STAGES) != (arguments.problem_set is not None):
         parser.error("sweep, frontier and prescribe take a problem set; the other stages take none")
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     try:
         preset = load(preset=arguments.preset)
         if arguments.stage == "repro":
@@ -48,7 +49,9 @@ def repro(workers: int) -> int:
     # Asked first: DVC clears a stage's outputs before it runs.
     tracking.ensure_store()
     with shared_cluster(workers) as environment:
-        code = subprocess.call([sys.executable, "-m", "dvc", "repro"], env={**os.environ, **environment})
+        # The stages' `python` is to be this one, in an activated environment or not.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        code = subprocess.call([sys.executable, "-m", "dvc", "repro"], env={**os.environ, **environment, "PATH": path})
     if code == 0:
         from .report import closing_words
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -115,6 +116,7 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
 
 def save(model: Any, letters: Any, folder: Path) -> None:
     """Save model and tokenizer; what is written depends on the weights only."""
+    transformers.utils.logging.disable_progress_bar()
     model.eval().save_pretrained(folder)
     letters.save_pretrained(folder)
     # vLLM reads generation defaults; ours are the run's, so the file says nothing but the stop token.

@@ -158,7 +158,8 @@ class Worker:
             )
             tables.write(pl.DataFrame(done.evals), "evals", home / "evals.parquet")
             tables.write(ledger.table(), "ledger", home / "ledger.parquet")
-            tables.write(tables.read(home / "pass_rates", "pass_rates"), "pass_rates", home / "pass_rates.parquet")
+            rates = [tables.read(path, "pass_rates") for path in (home / "pass_rates").iterdir()]
+            tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
             timings = timings_table(spool.lines(), run_id=cell.run_id)
             tables.write(timings, "timings", home / "timings.parquet")
             totals = ledger.totals

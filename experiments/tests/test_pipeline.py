@@ -34,7 +34,8 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
 
 
 def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    kept = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"}
 
 
 def run(folder: Path, *command: str) -> str:
