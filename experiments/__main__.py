@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.stage in stages.STAGES:
             stages.STAGES[arguments.stage](preset)
         else:
+            preset.sweep_of(arguments.problem_set)
             stages.SET_STAGES[arguments.stage](preset, arguments.problem_set)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

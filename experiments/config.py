@@ -22,10 +22,22 @@ from .tiny_config import TinyModelConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A base model that is there already: a name on the hub or a folder."""
+    """A base model that is there already.
+
+    Attributes:
+        model: A folder, or a name on the hub.
+        revision: Commit of a model on the hub.
+    """
 
     model: str
     revision: str = ""
+
+    @property
+    def name(self) -> str:
+        """``model`` or ``model@revision``; a folder's whole path."""
+        if Path(self.model).is_dir():
+            return str(Path(self.model).resolve())
+        return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

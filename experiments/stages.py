@@ -13,7 +13,7 @@ import polars as pl
 from isocompute.budget import tracking
 from isocompute.rollout import histogram, load_problems, split, tables, with_pass_rates
 
-from . import cells, schedule
+from . import base_model, cells, schedule
 from .cluster import cluster, open_workers
 from .config import ModelConfig, Preset
 from .errors import ExperimentError
@@ -25,8 +25,9 @@ OUT = Path("outputs")
 def problems(preset: Preset) -> None:
     """Make the ``problems`` table of all sources; a problem of two sources counts once."""
     parts = [load_problems(source) for source in preset.problems]
-    # Sources of one kind may overlap; a training problem must not be a validation problem elsewhere.
-    table = pl.concat(parts).sort("split", descending=True).unique("problem_id", keep="first")
+    # Sources may overlap; a training problem must not be a validation problem elsewhere.
+    same = pl.col("prompt").str.to_lowercase().str.split(" ").list.join("")
+    table = pl.concat(parts).sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
     path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
     count = table.group_by("split").len().sort("split")
     print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
@@ -37,9 +38,9 @@ def base(preset: Preset) -> None:
     """Train the embedded base model, or record the one that is named."""
     folder = OUT / "base"
     if isinstance(preset.base, ModelConfig):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.json").write_text(json.dumps(asdict(preset.base), sort_keys=True) + "\n")
-        print(f"base: {preset.base.model}")
+        described = base_model.describe(preset.base.name)
+        _write_json(folder / "model.json", {**asdict(preset.base), **described})
+        print(f"base: {preset.base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
         return
     import torch
 
@@ -59,7 +60,7 @@ def base(preset: Preset) -> None:
 def model_of(preset: Preset) -> str:
     """Where the base model is."""
     if isinstance(preset.base, ModelConfig):
-        return preset.base.model
+        return preset.base.name
     folder = OUT / "base"
     if not (folder / "config.json").exists():
         raise ExperimentError(f"{folder}: there is no base model; run the stage `base` first")
@@ -103,6 +104,8 @@ def difficulty(preset: Preset) -> None:
 
 def _origin(preset: Preset, problem_set: str) -> tuple[cells.Origin, pl.DataFrame]:
     path = OUT / "difficulty" / f"{problem_set}.parquet"
+    if not path.exists():
+        raise ExperimentError(f"{path}: there is no problem set {problem_set}; run the stage `difficulty` first")
     origin = cells.Origin(
         problem_set=problem_set,
         base=cells.content_hash(OUT / "base"),

@@ -16,6 +16,7 @@ from isocompute.learner.checkpoint import Checkpoints
 from isocompute.learner.learner import Learner
 from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sampler, tables
 
+from .base_model import located
 from .cells import Cell
 from .spool import Spool
 
@@ -83,6 +84,7 @@ class Worker:
         if device == "cpu":
             # Parallelism comes from processes: a second thread slows both.
             torch.set_num_threads(1)
+        model = located(model)
         options = {} if device == "cpu" or sampler != "vllm" else {"dtype": "bfloat16"}
         self._sampler = open_sampler(sampler, model, Sampling(**sampling), **options)
         self._model, self._device = model, device

@@ -261,6 +261,8 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
     Raises:
         TableError: The table breaks its schema, or the file cannot be written (the old one stays).
     """
+    import polars as pl
+
     path = Path(path)
     checked = check(frame, name, where=str(path))
     if path.suffix not in {".parquet", ".csv"}:
@@ -279,8 +281,10 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
             os.fsync(stream.fileno())
         temporary.chmod(0o644)
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, pl.exceptions.PolarsError) as error:
+        # polars reports a full disk as an error of its own, with the system's words at the end.
         if temporary is not None:
             temporary.unlink(missing_ok=True)
-        raise TableError(f"{path}: cannot be written ({error.strerror or error})") from None
+        reason = getattr(error, "strerror", None) or str(error).rpartition("error: ")[2]
+        raise TableError(f"{path}: cannot be written ({reason})") from None
     return path

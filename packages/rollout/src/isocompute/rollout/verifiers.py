@@ -17,7 +17,6 @@ def verifier(name: str) -> Verifier:
     """Return the rule called ``name``.
 
     * ``exact``: the response, stripped, is the answer.
-    * ``after-equals``: the text after the last ``=`` is the answer, scored by reasoning-gym's rule.
     * ``reasoning_gym:TASK``: the task's own scorer gives exactly 1; its partial scores count as wrong.
     * ``math``: math-verify finds the answer's value in the response.
 

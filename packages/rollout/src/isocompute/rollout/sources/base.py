@@ -46,6 +46,7 @@ class HubSource:
     Attributes:
         dataset: Name on the hub, or a folder.
         revision: Commit of the dataset; needed for a name on the hub.
+        files: Only these of its files, such as ``train/math*.parquet``; empty takes the dataset as it is.
         split: Which of its splits.
         prompt: Column of prompts: a text, or chat messages, whose last user message is taken.
         answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
@@ -57,6 +58,7 @@ class HubSource:
 
     dataset: str
     revision: str = ""
+    files: str = ""
     split: str = "train"
     prompt: str = "prompt"
     answer: str = "reward_model.ground_truth"

@@ -28,7 +28,10 @@ def pairs(source: HubSource) -> Iterator[tuple[str, str, str]]:
         )
     try:
         data: Any = datasets.load_dataset(
-            source.dataset, revision=None if local else source.revision, split=source.split
+            source.dataset,
+            revision=None if local else source.revision,
+            data_files=source.files or None,
+            split=source.split,
         )
     except Exception as error:
         lines = str(error).strip().splitlines()
