@@ -6,6 +6,7 @@ import pytest
 import ray
 import torch
 from isocompute.learner.config import LearnerConfig
+from isocompute.learner.errors import LearnerError
 from isocompute.learner.group import LearnerGroup
 from isocompute.learner.learner import Learner
 
@@ -33,5 +34,19 @@ def test_two_ranks_take_the_same_update_as_one(
             if name.endswith("exp_avg"):
                 assert torch.allclose(mine[name], theirs[name], rtol=1e-4, atol=1e-7)
         assert dict(two.weights()).keys() == dict(one.weights()).keys()
+        # Continued from its own state and begun anew, the group is where it was.
+        saved = two.state()
+        two.reset(config)
+        assert two.version == 0
+        fresh = dict(Learner(model, config).weights())
+        assert all(torch.equal(tensor, fresh[name]) for name, tensor in two.weights())
+        two.load_state(*saved)
+        assert two.version == 1
+        assert all(torch.equal(tensor, theirs[f"policy.{name}"]) for name, tensor in two.weights())
     finally:
         two.close()
+
+
+def test_more_ranks_than_the_cluster_has_is_an_error(cluster: None, model: Path, config: LearnerConfig) -> None:
+    with pytest.raises(LearnerError, match=r"3 ranks need 3 CPUs.* has 2 in all"):
+        LearnerGroup(model, config, world_size=3, patience=1)

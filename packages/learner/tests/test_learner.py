@@ -7,6 +7,7 @@ import torch
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError, SyncError
 from isocompute.learner.learner import Learner
+from transformers import LlamaForCausalLM
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -112,3 +113,18 @@ def test_a_state_continues_bit_for_bit(
     again = rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))
     assert learner.update(again) == other.update(again)
     assert torch.equal(weights(learner), weights(other))
+
+
+def test_a_model_with_tied_embeddings_is_refused(model: Path, config: LearnerConfig, tmp_path: Path) -> None:
+    tied = LlamaForCausalLM.from_pretrained(model)
+    tied.config.tie_word_embeddings = True
+    tied.save_pretrained(tmp_path)
+    with pytest.raises(LearnerError, match="ties its embeddings"):
+        Learner(tmp_path, config)
+
+
+def test_a_model_that_cannot_be_loaded_is_named(model: Path, config: LearnerConfig, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    for place in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(LearnerError, match=f"the base model {place} cannot be loaded"):
+            Learner(place, config)

@@ -7,6 +7,7 @@ training loop does not know which of the two it drives.
 from __future__ import annotations
 
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ import polars as pl
 import torch
 
 from .config import LearnerConfig
+from .errors import LearnerError
 from .learner import Learner, UpdateReport
+
+
+JOIN_PATIENCE = timedelta(minutes=5)
+"""How long a rank waits for the others before it fails."""
 
 
 class RankActor:
@@ -41,9 +47,14 @@ class RankActor:
             init_method=f"tcp://{address}",
             rank=self._rank,
             world_size=self._world_size,
+            timeout=JOIN_PATIENCE,
         )
         self._learner = Learner(self._model, self._config, device=self._device)
         return self._rank
+
+    def reset(self, config: LearnerConfig) -> None:
+        """See ``Learner.reset``."""
+        self._learner.reset(config)
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
         """Update from this rank's share."""
@@ -74,16 +85,36 @@ class LearnerGroup:
         config: The learner's settings.
         world_size: Ranks.
         device: ``cpu`` or ``cuda``; one processor of it a rank.
+        patience: Seconds to wait for places in the cluster.
+
+    Raises:
+        LearnerError: The cluster has no room for the ranks.
     """
 
-    def __init__(self, model: str | Path, config: LearnerConfig, *, world_size: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        config: LearnerConfig,
+        *,
+        world_size: int,
+        device: str = "cpu",
+        patience: float = 300.0,
+    ) -> None:
         import ray
-        from ray.util.placement_group import placement_group
+        from ray.util.placement_group import placement_group, remove_placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         bundle = {"CPU": 1.0} if device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
         self._placement = placement_group([bundle] * world_size, strategy="PACK")
-        ray.get(self._placement.ready())
+        try:
+            ray.get(self._placement.ready(), timeout=patience)
+        except ray.exceptions.GetTimeoutError:
+            remove_placement_group(self._placement)
+            kind = "CPU" if device == "cpu" else "GPU"
+            raise LearnerError(
+                f"{world_size} ranks need {world_size} {kind}s, and in {patience:g} s the cluster, which has "
+                f"{ray.cluster_resources().get(kind, 0):g} in all, had no room for them"
+            ) from None
         actor: Any = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(RankActor)
         strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
         self._ranks = [
@@ -94,6 +125,13 @@ class LearnerGroup:
         self.version = 0
         address = ray.get(self._ranks[0].address.remote())
         ray.get([rank.join.remote(address) for rank in self._ranks])
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Take every rank back to the base model, a fresh optimizer and version 0."""
+        import ray
+
+        ray.get([rank.reset.remote(config) for rank in self._ranks])
+        self.config, self.version = config, 0
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
         """Deal the responses out to the ranks and take one step together."""

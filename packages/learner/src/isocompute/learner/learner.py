@@ -105,7 +105,7 @@ class Learner:
         if not tokens:
             raise LearnerError(f"step {self.version + 1} has no response token to learn from")
         self._optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
         error = 0.0
         for index, batch in enumerate(self._batches(rollouts)):
             terms = self._terms(self.policy, batch)
@@ -113,7 +113,7 @@ class Learner:
                 error = self._verify(terms, batch)
             loss, parts = self._objective(terms, batch)
             (loss.sum() / tokens).backward()
-            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts)]).double().cpu()
+            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts)]).double()
         if len(rollouts) == 0:
             error = self._verify(None, None)
         norm = self._reduce_gradients()
@@ -145,11 +145,12 @@ class Learner:
 
     def _verify(self, terms: TokenTerms | None, batch: MicroBatch | None) -> float:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
-        worst = torch.zeros((), dtype=torch.float64)
+        # Collectives of GPUs take tensors of GPUs.
+        worst = torch.zeros((), dtype=torch.float64, device=self.device)
         if terms is not None and batch is not None:
             difference = (terms.logprobs.detach() - batch.sampler_logprobs).abs().max()
             # max() of a NaN is a NaN, which no comparison would catch.
-            worst = torch.nan_to_num(difference, nan=float("inf")).double().cpu()
+            worst = torch.nan_to_num(difference, nan=float("inf")).double()
         if dist.is_initialized():
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         check_sync(float(worst), self.config.sync_tolerance, step=self.version + 1)
@@ -184,7 +185,7 @@ class Learner:
     def _total(self, count: int) -> int:
         if not dist.is_initialized():
             return count
-        total = torch.tensor(count)
+        total = torch.tensor(count, device=self.device)
         dist.all_reduce(total)
         return int(total)
 

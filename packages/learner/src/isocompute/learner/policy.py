@@ -25,6 +25,11 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise LearnerError(f"the base model {model} cannot be loaded ({reason})") from None
+    if policy.config.get_text_config().tie_word_embeddings:
+        raise LearnerError(
+            f"the base model {model} ties its embeddings, and a sampler may keep the old output head after a sync: "
+            "save it with tie_word_embeddings=false"
+        )
     # Dropout would make log-probabilities random; nothing is trained with it.
     return policy.to(device).eval()
 
