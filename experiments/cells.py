@@ -61,7 +61,7 @@ class Cell:
     @property
     def name(self) -> str:
         """Name shown to people."""
-        rate = f" lr={self.learner.learning_rate:.1e}" if self.purpose == "pilot" else ""
+        rate = f" lr={self.learner.learning_rate:.3g}" if self.purpose == "pilot" else ""
         return f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} seed={self.seed}{rate}"
 
 

@@ -235,8 +235,9 @@ def _consistent(preset: Preset) -> None:
                         f"({batch}) and to divide rollouts ({sweep.rollouts})"
                     )
                 if size < 1 or size > preset.difficulty.sets[name].train:
-                    raise ExperimentError(f"{where}: problems_per_batch {size} has to lie between 1 and the training problems")
-
+                    raise ExperimentError(
+                        f"{where}: problems_per_batch {size} has to lie between 1 and the training problems"
+                    )
 
         _prescribable(preset, name)
 

@@ -97,7 +97,7 @@ def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
     text = (
         f"For {allocation['budget']:,} {allocation['unit']}: <b>n = {allocation['rollouts_per_problem']}</b>, "
         f"B<sub>p</sub> = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, learning rate "
-        f"{allocation['learning_rate']:.2g}. It was best in {chosen['probability']:.0%} of the refits; expected "
+        f"{allocation['learning_rate']:.3g}. It was best in {chosen['probability']:.0%} of the refits; expected "
         f"reward {chosen['reward']:.3f} (95&nbsp;%: {chosen['reward_low']:.3f} to {chosen['reward_high']:.3f})."
     )
     if not comparison["tested"]:
@@ -133,10 +133,10 @@ def _spent(name: str, out: Path) -> str:
 
 
 def _pilot(pilot: dict[str, Any]) -> str:
-    rows = [(f"{s['learning_rate']:.1e}", f"{s['base_avg_at_4']:.3f}", f"{s['avg_at_4']:.3f}") for s in pilot["grid"]]
+    rows = [(f"{s['learning_rate']:.3g}", f"{s['base_avg_at_4']:.3f}", f"{s['avg_at_4']:.3f}") for s in pilot["grid"]]
     return (
         f"<p>A pilot at the largest batch ({pilot['batch_rollouts']:,} rollouts) chose the learning rate "
-        f"{pilot['learning_rate']:.2g}; other batches are scaled from it by the root of their size.</p>"
+        f"{pilot['learning_rate']:.3g}; other batches are scaled from it by the root of their size.</p>"
         + _table(("learning rate", "avg@4 before", "avg@4 at the end"), rows)
     )
 
@@ -227,13 +227,14 @@ def closing_words(out: Path) -> str:
         lines.append(
             f"  prescribed for {allocation['budget']:,} rollouts: n = {allocation['rollouts_per_problem']}, "
             f"B_p = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, "
-            f"learning rate {allocation['learning_rate']:.2g}"
+            f"learning rate {allocation['learning_rate']:.3g}"
         )
         comparison = json.loads((out / "prescribe" / name / "comparison.json").read_text())
         for c in comparison.get("against", []):
             difference = "" if c["mean"] is None else f" by {c['mean']:+.3f}"
             span = f" ({c['interval'][0]:+.3f} to {c['interval'][1]:+.3f})" if c["interval"] else ""
-            lines.append(f"  against fixed n = {c['baseline']}: {c['verdict']}{difference}{span}")
+            verdict = "the prescription itself" if c["verdict"] == "same" else c["verdict"]
+            lines.append(f"  against fixed n = {c['baseline']}: {verdict}{difference}{span}")
         if not comparison["tested"]:
             lines.append(f"  not tested: {comparison['reason']}")
         lines.append("")
@@ -249,11 +250,12 @@ def _rates(chosen: pl.DataFrame) -> str:
 
 
 def _n_star_lines(frontier: pl.DataFrame) -> list[str]:
-    lines = ["      rollouts   n*   best in   reward (95 %)"]
+    lines = ["      rollouts   n*   best in   95 % set   reward (95 %)"]
     picks = sorted({round(i * (len(frontier) - 1) / 4) for i in range(5)})
     for row in frontier[picks].iter_rows(named=True):
         lines.append(
-            f"  {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   {row['reward']:.3f} "
+            f"  {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   "
+            f"{row['lowest_n']} to {row['highest_n']:<6} {row['reward']:.3f} "
             f"({row['reward_low']:.3f} to {row['reward_high']:.3f})"
         )
     return lines

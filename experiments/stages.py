@@ -97,7 +97,9 @@ def difficulty(preset: Preset) -> None:
         preset,
         "difficulty",
         {"problems": folder / "problems.parquet"} | {name: folder / f"{name}.parquet" for name in sets},
-        metrics={f"{name}_avg_at_{settings.samples}": float(t["pass_rate"].to_numpy().mean()) for name, t in sets.items()},
+        metrics={
+            f"{name}_avg_at_{settings.samples}": float(t["pass_rate"].to_numpy().mean()) for name, t in sets.items()
+        },
         inputs={"problems": OUT / "problems" / "problems.parquet"},
     )
 
@@ -125,15 +127,17 @@ def sweep(preset: Preset, problem_set: str) -> None:
     with cluster(preset.resources.workers):
         workers = open_workers(preset, model_of(preset), origin.base)
         pilot = cells.pilot_cells(settings, origin)
-        folders = schedule.run_cells(pilot, chosen, workers, pilots, title=f"pilot {problem_set}",
-            reverse=preset.resources.reverse)
+        folders = schedule.run_cells(
+            pilot, chosen, workers, pilots, title=f"pilot {problem_set}", reverse=preset.resources.reverse
+        )
         anchor = _pick(pilot, folders)
         print(f"pilot {problem_set}: learning rate {anchor['learning_rate']:g} at B = {anchor['batch_rollouts']}")
         wanted = cells.sweep_cells(
             settings, origin, anchor=anchor["learning_rate"], anchor_batch=anchor["batch_rollouts"]
         )
-        folders |= schedule.run_cells(wanted, chosen, workers, tracker, title=f"sweep {problem_set}",
-            reverse=preset.resources.reverse)
+        folders |= schedule.run_cells(
+            wanted, chosen, workers, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse
+        )
     out = OUT / "sweep" / problem_set
     _collect(wanted, folders, out, pilot=pilot)
     _write_json(out / "pilot.json", anchor)
@@ -236,8 +240,9 @@ def prescribe(preset: Preset, problem_set: str) -> None:
     with cluster(preset.resources.workers):
         workers = open_workers(preset, model_of(preset), origin.base)
         tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
-        folders = schedule.run_cells(planned, chosen, workers, tracker, title=f"prescribe {problem_set}",
-            reverse=preset.resources.reverse)
+        folders = schedule.run_cells(
+            planned, chosen, workers, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
+        )
     _collect(planned, folders, out)
     evals = tables.read(out / "evals.parquet", "evals")
     result = compare(evals, prescribed=allocation.rollouts_per_problem, baselines=settings.baselines)

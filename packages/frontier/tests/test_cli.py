@@ -23,7 +23,7 @@ def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.
     [
         (None, "no such file"),
         ("", "empty"),
-        ("run_id,step\na,1\n", "lacks the columns rollouts"),
+        ("run_id,step\na,1\n", "has no column rollouts_per_problem"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -95,11 +95,6 @@ def test_reset_goes_back_to_the_base_model(learner: Learner, rollouts: pl.DataFr
     assert learner.version == 0
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path, config: LearnerConfig) -> None:
-    with pytest.raises(LearnerError, match="cannot be loaded"):
-        Learner(tmp_path, config)
-
-
 def test_a_state_continues_bit_for_bit(
     model: Path, config: LearnerConfig, learner: Learner, rollouts: pl.DataFrame
 ) -> None:

@@ -24,6 +24,7 @@ class Flag(StrEnum):
     K_UNIDENTIFIED = "k_unidentified"
     BEYOND_SUPPORT = "beyond_support"
     NOT_DISTINGUISHABLE = "not_distinguishable"
+    EXTENSION_FAILED = "extension_failed"
 
 
 MEANING = {
@@ -38,5 +39,6 @@ MEANING = {
     Flag.FIT_FAILED: "no curve could be fitted",
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.BEYOND_SUPPORT: "the budget lies beyond the compute that was measured",
+    Flag.EXTENSION_FAILED: "what came later left the forecast",
     Flag.NOT_DISTINGUISHABLE: "another n is best in more than a fifth of the refits",
 }

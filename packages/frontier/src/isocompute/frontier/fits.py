@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from .curves import Array, Curve, curves
+from .curves import Array, Curve, curves, of_records
 from .envelope import LEVEL, Crossover, crossovers, supported, winners
 from .errors import Flag, FrontierError
 from .fitting import PointFit, fit_form
@@ -32,9 +32,11 @@ class FitConfig:
         problem_set: Problem set, needed when there are several.
         bootstrap: Refits.
         seed: Fixes the refits.
+        points: ``all`` or ``records``: the points that break the record, which are biased upward.
+        bin_width: Width of a record's bin of reward.
 
     Raises:
-        FrontierError: The form is unknown, or there are fewer than 20 refits.
+        FrontierError: The form or the points are unknown, or there are fewer than 20 refits.
     """
 
     form: str = "auto"
@@ -44,10 +46,14 @@ class FitConfig:
     problem_set: str | None = None
     bootstrap: int = 1000
     seed: int = 0
+    points: str = "all"
+    bin_width: float = 0.005
 
     def __post_init__(self) -> None:
         if self.form not in ("auto", *FORMS):
             raise FrontierError(f"the form {self.form!r} is unknown; it has to be auto or one of {', '.join(FORMS)}")
+        if self.points not in ("all", "records"):
+            raise FrontierError(f"points is {self.points!r}; it has to be all or records")
         if self.bootstrap < 20:
             raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
 
@@ -66,8 +72,13 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         FrontierError: The table holds no curve at all, or mixes problem sets.
     """
     found = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set)
+    whole = found
+    if config.points == "records":
+        found = [of_records(curve, bin_width=config.bin_width) for curve in whole]
     forms = FORMS if config.form == "auto" else (config.form,)
-    options = [_options(curve, forms) for curve in found]
+    # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
+    every = [_options(curve, FORMS) for curve in found]
+    options = [[o for o in fits_of_curve if o.parameters.form in forms] for fits_of_curve in every]
     usable = [i for i, o in enumerate(options) if o]
     chosen = {i: min(options[i], key=lambda p: p.criterion) for i in usable}
     noise = estimate_noise([found[i] for i in usable], [chosen[i].parameters for i in usable]) if usable else None
@@ -83,7 +94,8 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
             curve, best.parameters, noise, best.residual_sd, forms,
             refits=config.bootstrap, rng=rng, spread=spread,
         )  # fmt: skip
-        results.append(_result(curve, best, options[i], draws, noise))
+        gap = _records_gap(whole[i], best, config.bin_width)
+        results.append(_result(curve, best, every[i], draws, noise, gap))
     compute, point, refits, within, labels = _on_grid(results)
     return Fits(
         unit=config.unit,
@@ -94,6 +106,8 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         n_star=_n_star(compute, point, refits, within, labels),
         probability=_frequencies(refits, within, len(labels)),
         envelope=_envelope(point, refits, within),
+        points=config.points,
+        alike=_alike(refits, within, labels),
     )
 
 
@@ -106,6 +120,34 @@ def _options(curve: Curve, forms: Sequence[str]) -> list[PointFit]:
     return [
         fit_form(f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None) for f in forms
     ]
+
+
+def _records_gap(curve: Curve, best: PointFit, bin_width: float) -> float | None:
+    """How far above all points a fit of the records lies at the end of the run; None where there is no such fit."""
+    chosen = of_records(curve, bin_width=bin_width)
+    options = _options(chosen, (best.parameters.form,))
+    if not options:
+        return None
+    end = curve.support[1]
+    everything = best if len(chosen.compute) != len(curve.compute) else options[0]
+    return float(options[0].parameters(end) - everything.parameters(end))
+
+
+def _alike(refits: Array, within: Array, labels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Pairs of curves that cannot be told apart: the 95 % band of their difference holds 0 wherever both have data."""
+    pairs = []
+    for a in range(len(labels)):
+        for b in range(a + 1, len(labels)):
+            both = within[a] & within[b]
+            if not both.any():
+                continue
+            # The upper half of the shared range: where runs begin, all curves are alike.
+            shared = np.flatnonzero(both)
+            upper = shared[len(shared) // 2 :]
+            low, high = np.quantile(refits[:, b][:, upper] - refits[:, a][:, upper], [0.025, 0.975], axis=0)
+            if ((low <= 0) & (high >= 0)).all():
+                pairs.append((a, b))
+    return tuple(pairs)
 
 
 def _spread(noise: Noise, refits: int, rng: np.random.Generator) -> Array:
@@ -124,13 +166,15 @@ def _interval(values: Array) -> tuple[float, float]:
 
 def _failed(curve: Curve) -> CurveFit:
     return CurveFit(
-        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None,
+        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None, records_gap=None,
         flags=(Flag.FIT_FAILED, Flag.TOO_FEW_POINTS),
         reason="fewer than three evaluations at different compute",
     )  # fmt: skip
 
 
-def _result(curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise) -> CurveFit:
+def _result(
+    curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise, records_gap: float | None
+) -> CurveFit:
     parameters = best.parameters
     asymptote = _interval(draws.asymptote)
     same = draws.form == parameters.form
@@ -145,10 +189,12 @@ def _result(curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Dr
         flags.append(Flag.TOO_FEW_POINTS)
     if parameters.gain > 1e-6 and curve.support[1] < 1.5 * parameters.half_compute:
         flags.append(Flag.SUPPORT_TOO_SHORT)
-    if asymptote[1] - asymptote[0] > 0.15 or asymptote[1] > 0.999:
-        flags.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
+    # A form that fits about as well and levels off elsewhere: the data do not choose between the two asymptotes.
     rivals = [o for o in options if o.criterion <= best.criterion + 4.0]
-    if max(abs(o.parameters.asymptote - parameters.asymptote) for o in rivals) > 0.05:
+    disagree = max((abs(o.parameters.asymptote - parameters.asymptote) for o in rivals), default=0.0) > 0.05
+    if disagree or asymptote[1] - asymptote[0] > 0.15 or asymptote[1] > 0.999:
+        flags.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
+    if disagree:
         flags.append(Flag.FORMS_DISAGREE)
     if best.starts_disagree:
         flags.append(Flag.STARTS_DISAGREE)
@@ -158,7 +204,7 @@ def _result(curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Dr
         flags.append(Flag.WITHIN_RUN_ONLY)
     return CurveFit(
         curve=curve, parameters=parameters, intervals=intervals, residual_sd=best.residual_sd, draws=draws,
-        asymptote_interval=asymptote, flags=tuple(flags), reason="",
+        asymptote_interval=asymptote, flags=tuple(flags), reason="", records_gap=records_gap,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from .curves import Array
-from .errors import Flag
+from .errors import MEANING, Flag, FrontierError
 
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
 
@@ -38,6 +38,16 @@ class Sigmoid:
             "flags": [str(f) for f in self.flags],
             "constant": self.constant,
         }
+
+    def summary(self) -> str:
+        """For people."""
+        if self.params is None:
+            return f"n* is {self.constant} everywhere: there is no transition" if self.constant else "no fit"
+        lines = ["log2 n* = L / (1 + exp(-k (log10 C - x0))) + b"]
+        for name, value in self.params.items():
+            span = self.intervals.get(name)
+            lines.append(f"  {name:2} {value:8.3f}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else ""))
+        return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
 
 
 def sigmoid(log10_compute: Array, params: dict[str, float]) -> Array:
@@ -74,3 +84,41 @@ def fit_sigmoid(
     ]
     best = min(ends, key=lambda end: float(end.cost))
     return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}
+
+
+def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:
+    """Fit the sigmoid to points (C, n*), as read from a figure or found elsewhere.
+
+    Args:
+        compute: Compute of each point, above 0.
+        n: Rollouts per problem that were best there.
+        refits: Resamples of the points behind the intervals.
+        seed: Fixes them.
+
+    Raises:
+        FrontierError: Fewer than four points, or a value that is not positive.
+    """
+    if len(n) < 4:
+        raise FrontierError(f"there are {len(n)} points; a sigmoid of four parameters needs 4 or more")
+    if (compute <= 0).any() or (n <= 0).any():
+        raise FrontierError("compute and n have to be above 0: the sigmoid is in their logarithms")
+    x, y = np.log10(compute), np.log2(n)
+    distinct = np.unique(n)
+    flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
+    params = fit_sigmoid(x, y)
+    if params is None:
+        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(distinct[0]))
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(refits):
+        rows = rng.integers(0, len(x), len(x))
+        again = fit_sigmoid(x[rows], y[rows], begin_at=params)
+        if again:
+            draws.append(again)
+    intervals = {}
+    if len(draws) >= 20:
+        spans = {k: np.quantile([d[k] for d in draws], [0.025, 0.975]) for k in params}
+        intervals = {k: (float(low), float(high)) for k, (low, high) in spans.items()}
+    if BOUNDS["k"][1] - params["k"] < 1e-3:
+        flags = (*flags, Flag.AT_BOUND)
+    return Sigmoid(params=params, intervals=intervals, flags=flags)

@@ -65,7 +65,7 @@ class Prescription:
     def summary(self) -> str:
         """One line for people."""
         chosen = self.candidates[0]
-        rate = f", learning rate {self.learning_rate:.2g}" if self.learning_rate else ""
+        rate = f", learning rate {self.learning_rate:.3g}" if self.learning_rate else ""
         flags = f" [{', '.join(f.replace('_', ' ') for f in self.flags)}]" if self.flags else ""
         return (
             f"for {self.budget:,} {self.unit}: n = {self.rollouts_per_problem}, B_p = {self.problems_per_batch}, "

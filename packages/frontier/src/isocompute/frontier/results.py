@@ -33,6 +33,7 @@ class CurveFit:
         draws: The refits.
         flags: Why to read it with care.
         reason: Why there is no fit.
+        records_gap: How far above this fit one of the record-breaking points alone lies, at the end of the run.
     """
 
     curve: Curve
@@ -43,6 +44,7 @@ class CurveFit:
     draws: Draws | None
     flags: tuple[Flag, ...]
     reason: str
+    records_gap: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
@@ -55,6 +57,7 @@ class CurveFit:
             "intervals": {k: list(v) for k, v in self.intervals.items()},
             "support": list(curve.support),
             "residual_sd": self.residual_sd,
+            "records_gap": self.records_gap,
             "seeds": curve.seeds,
             "evaluations": len(curve.compute),
             "flags": [str(f) for f in self.flags],
@@ -75,6 +78,8 @@ class Fits:
         probability: How often each fitted curve is best at each compute, shape ``(fitted, points)``.
         crossovers: Transitions of the envelope.
         n_star: The log2-sigmoid of n*(C).
+        points: ``all`` or ``records``.
+        alike: Pairs of fitted curves that the data do not tell apart, by index.
     """
 
     unit: str
@@ -85,6 +90,8 @@ class Fits:
     probability: Array
     crossovers: tuple[Crossover, ...]
     n_star: Sigmoid
+    points: str = "all"
+    alike: tuple[tuple[int, int], ...] = ()
 
     @property
     def fitted(self) -> list[CurveFit]:
@@ -120,9 +127,10 @@ class Fits:
         return pl.DataFrame(rows)
 
     def frontier_table(self) -> pl.DataFrame:
-        """The envelope: ``compute``, ``reward``, its interval, the best ``n`` and how often it is best."""
+        """The envelope: ``compute``, ``reward``, its interval, the best ``n``, how often it is best, the 95 % set."""
         best = self.probability.argmax(axis=0)
         fitted = self.fitted
+        inside = [self.best_at(float(c))[2] for c in self.compute]
         return pl.DataFrame(
             {
                 "compute": self.compute,
@@ -132,6 +140,8 @@ class Fits:
                 "n": [fitted[k].curve.rollouts_per_problem for k in best],
                 "problems_per_batch": [fitted[k].curve.problems_per_batch for k in best],
                 "probability": self.probability.max(axis=0),
+                "lowest_n": [ns[0] for ns in inside],
+                "highest_n": [ns[-1] for ns in inside],
             }
         )
 
@@ -153,18 +163,27 @@ class Fits:
             for row in self.n_star_table().iter_rows(named=True):
                 inside = f"{row['lowest_n']} to {row['highest_n']}"
                 lines.append(
-                    f"   {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   {inside:12} "
+                    f"   {amount(row['compute']):>12} {row['n']:4d}   {row['probability']:6.0%}   {inside:12} "
                     f"{row['reward']:8.3f}"
                 )
         if self.n_star.constant is not None:
             lines.append(f"n = {self.n_star.constant} leads at every supported compute: there is no transition")
+        for a, b in self.alike:
+            lines.append(f"{self._named(a)} and {self._named(b)} cannot be told apart over the compute that both have")
         for x in self.crossovers:
-            span = f" ({x.interval[0]:,.0f} to {x.interval[1]:,.0f})" if x.interval else " (not resolved)"
+            span = f" ({amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
             if x.kind == "support_ends":
-                lines.append(f"n = {x.before} has no data beyond {x.compute:,.0f} {self.unit}; n = {x.after} is next")
+                lines.append(
+                    f"n = {x.before} has no data beyond {amount(x.compute)} {self.unit}; n = {x.after} is next"
+                )
             else:
-                lines.append(f"n = {x.after} overtakes n = {x.before} at {x.compute:,.0f} {self.unit}{span}")
+                lines.append(f"n = {x.after} overtakes n = {x.before} at {amount(x.compute)} {self.unit}{span}")
         return "\n".join(lines)
+
+    def _named(self, index: int) -> str:
+        curve = self.fitted[index].curve
+        several = len({c.curve.problems_per_batch for c in self.fitted}) > 1
+        return f"n = {curve.rollouts_per_problem}" + (f", B_p = {curve.problems_per_batch}" if several else "")
 
     def save(self, folder: str | Path) -> None:
         """Write ``fits.json``, ``frontier.parquet`` and the refits; the same fits give the same bytes.
@@ -179,6 +198,17 @@ class Fits:
             "curves": [c.as_dict() for c in self.curves],
             "crossovers": [x.as_dict() for x in self.crossovers],
             "n_star": self.n_star.as_dict(),
+            "points": self.points,
+            "not_distinguishable": [
+                [
+                    {
+                        "rollouts_per_problem": c.curve.rollouts_per_problem,
+                        "problems_per_batch": c.curve.problems_per_batch,
+                    }
+                    for c in (self.fitted[a], self.fitted[b])
+                ]
+                for a, b in self.alike
+            ],
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -188,6 +218,11 @@ class Fits:
                 _write_parquet(_draws_table(self.fitted), folder / "refits.parquet")
         except OSError as error:
             raise FrontierError(f"{folder}: cannot be written to ({error.strerror})") from None
+
+
+def amount(compute: float) -> str:
+    """Compute for people: whole where it is large, three digits where it is small."""
+    return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -108,6 +108,7 @@ def refit(
     refits: int,
     rng: np.random.Generator,
     spread: Array,
+    start: float | None = None,
 ) -> Draws:
     """Refit synthetic runs of one curve; the choice among ``forms`` is made again in every refit.
 
@@ -120,6 +121,7 @@ def refit(
         refits: How many.
         rng: Source of randomness.
         spread: Between-seed standard deviation of every refit, shape ``(refits,)``, shared by all curves.
+        start: R0 where it is given; else that of ``hill`` is the reward at zero compute.
     """
     n = len(curve.compute)
     sd = np.maximum(curve.standard_error, residual_sd if noise.degrees == 0 else curve.standard_error)
@@ -133,15 +135,17 @@ def refit(
     synthetic = fitted(curve.compute) + errors * sd + effects[:, curve.seed] * _growth(curve, fitted)
     weights = curve.standard_error**-2
     at_zero = curve.compute == 0
-    start = synthetic[:, at_zero].mean(axis=1) if at_zero.any() else None
+    given = None if start is None else np.full(refits, start)
+    first_reward = synthetic[:, at_zero].mean(axis=1) if at_zero.any() else None
     best: dict[str, np.ndarray] = {}
     score = np.full(refits, np.inf)
     for form in forms:
         candidates = grid(form, curve.compute)
-        first, gain, squares = project(candidates, synthetic, weights, start if form == "hill" else None)
+        held = given if given is not None else first_reward if form == "hill" else None
+        first, gain, squares = project(candidates, synthetic, weights, held)
         k = squares.argmin(axis=1)
         rows = np.arange(refits)
-        count = (3 if form == "exp" else 4) - (1 if form == "hill" and start is not None else 0)
+        count = (3 if form == "exp" else 4) - (0 if held is None else 1)
         criterion = n * np.log(np.maximum(squares[rows, k], 1e-12) / n) + 2 * count
         values = {
             "form": np.full(refits, form, dtype="<U5"),

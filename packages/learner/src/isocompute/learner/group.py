@@ -18,7 +18,6 @@ from .config import LearnerConfig
 from .errors import LearnerError
 from .learner import Learner, UpdateReport
 
-
 JOIN_PATIENCE = timedelta(minutes=5)
 """How long a rank waits for the others before it fails."""
 

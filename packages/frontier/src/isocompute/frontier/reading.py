@@ -1,0 +1,162 @@
+"""Evaluations as people have them: an ``evals`` table, or any CSV, Parquet or JSON lines with columns renamed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from . import tables
+from .curves import UNITS
+from .errors import FrontierError
+
+DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
+"""What a table without these columns is taken to be."""
+
+
+def read_evals(
+    sources: Sequence[str | Path],
+    *,
+    metric: str = "avg_at_4",
+    unit: str = "rollouts",
+    columns: Mapping[str, str] | None = None,
+    constants: Mapping[str, str] | None = None,
+) -> pl.DataFrame:
+    """Read evaluations to be fitted.
+
+    Args:
+        sources: Files, folders, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs (``sqlite:///…``,
+            ``http://…``).
+        metric: Metric column that will be fitted.
+        unit: Unit of compute that will be used.
+        columns: Our name to the source's, such as ``{"rollouts": "C"}``.
+        constants: Our name to a value for all rows, such as ``{"problems_per_batch": "32"}``.
+
+    Returns:
+        The rows of all sources, with the columns of ``evals`` that a fit needs.
+
+    Raises:
+        FrontierError: A column is missing or holds what it cannot.
+        TableError, TrackingError: A source cannot be read.
+    """
+    if not columns and not constants and all(_is_table(source) for source in sources):
+        parts = [tables.read(source, "evals") for source in sources]
+        return tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
+    parts = [_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
+    joined = pl.concat(parts, how="diagonal_relaxed")
+    keys = ["problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split", UNITS[unit]]
+    # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
+    once = joined.unique([*keys, metric], maintain_order=True)
+    if len(once) < len(joined):
+        warnings.warn(f"{len(joined) - len(once)} rows are there more than once and count once", stacklevel=2)
+    return once.sort(keys)
+
+
+def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+    """Read numeric columns of a file.
+
+    Raises:
+        FrontierError: The file cannot be read, lacks a column, or holds no number where one should be.
+    """
+    frame = raw(path)
+    return [_numbers(frame, name, path) for name in names]
+
+
+def raw(path: Path) -> pl.DataFrame:
+    """Read a CSV, Parquet, JSON or JSON-lines file as it is.
+
+    Raises:
+        FrontierError: It cannot be read, or is not what its name says, or is empty.
+    """
+    readers: dict[str, Callable[[Path], pl.DataFrame]] = {
+        ".csv": pl.read_csv,
+        ".parquet": pl.read_parquet,
+        ".jsonl": pl.read_ndjson,
+        ".json": pl.read_json,
+    }
+    if path.suffix not in readers:
+        raise FrontierError(f"{path}: a file of evaluations ends in {', '.join(readers)}")
+    try:
+        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
+        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else readers[path.suffix](path)
+    except FileNotFoundError:
+        raise FrontierError(f"{path}: there is no such file") from None
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FrontierError(f"{path}: cannot be read as {path.suffix[1:]} ({first})") from None
+    if frame.is_empty():
+        raise FrontierError(f"{path}: holds no row")
+    return frame
+
+
+def _is_table(source: str | Path) -> bool:
+    """Whether a source is to be read as the ``evals`` table, with all its checks."""
+    path = Path(source)
+    if not path.is_file():
+        return True
+    if path.suffix not in {".csv", ".parquet"}:
+        return False
+    named = set(raw(path).columns)
+    return all(column.optional or column.name in named for column in tables.schema("evals").columns)
+
+
+def _rows(path: Path, metric: str, unit: str, columns: Mapping[str, str], constants: Mapping[str, str]) -> pl.DataFrame:
+    frame = raw(path)
+    for ours, theirs in columns.items():
+        if theirs not in frame.columns:
+            raise FrontierError(f"{path}: has no column {theirs!r}; it has {', '.join(frame.columns)}")
+        if ours in frame.columns and ours != theirs:
+            frame = frame.drop(ours)
+        frame = frame.rename({theirs: ours})
+    out = {name: pl.Series(name, [_constant(value)]) for name, value in constants.items()}
+    frame = frame.with_columns(**{name: pl.lit(series[0]) for name, series in out.items()})
+    for name in ("rollouts_per_problem", "problems_per_batch"):
+        if name not in frame.columns:
+            raise FrontierError(
+                f"{path}: has no column {name}: name it with --column {name}=COLUMN or give it with --set {name}=VALUE"
+            )
+    frame = frame.with_columns(**{k: pl.lit(v) for k, v in DEFAULTS.items() if k not in frame.columns})
+    whole = {name: _numbers(frame, name, path) for name in ("rollouts_per_problem", "problems_per_batch", "seed")}
+    for name, values in whole.items():
+        if (values != np.floor(values)).any() or (values < (0 if name == "seed" else 1)).any():
+            raise FrontierError(
+                f"{path}: the column {name} has to hold whole numbers from {0 if name == 'seed' else 1}"
+            )
+    compute, reward = _numbers(frame, UNITS[unit], path), _numbers(frame, metric, path)
+    if (compute < 0).any():
+        raise FrontierError(f"{path}: the column {UNITS[unit]} is negative in row {int((compute < 0).argmax()) + 1}")
+    if ((reward < 0) | (reward > 1)).any():
+        row = int(((reward < 0) | (reward > 1)).argmax())
+        raise FrontierError(
+            f"{path}: the column {metric} is {reward[row]:g} in row {row + 1}; rewards lie within 0 to 1"
+        )
+    return frame.with_columns(
+        **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
+        **{UNITS[unit]: pl.Series(compute), metric: pl.Series(reward)},
+        problem_set=pl.col("problem_set").cast(pl.String), split=pl.col("split").cast(pl.String),
+    )  # fmt: skip
+
+
+def _constant(value: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
+    if name not in frame.columns:
+        raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    column = frame[name]
+    if not column.dtype.is_numeric():
+        raise FrontierError(f"{path}: the column {name} does not hold numbers")
+    values = column.cast(pl.Float64).to_numpy()
+    bad = ~np.isfinite(values) | column.is_null().to_numpy()
+    if bad.any():
+        raise FrontierError(f"{path}: the column {name} has no number in row {int(bad.argmax()) + 1}")
+    return np.asarray(values)

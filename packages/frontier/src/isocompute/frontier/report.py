@@ -1,0 +1,110 @@
+"""One self-contained HTML page about a fitted sweep."""
+
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+
+from .errors import MEANING, FrontierError
+from .results import Fits, amount
+
+STYLE = """
+body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1a202c}
+h2{margin-top:2rem;border-bottom:1px solid #e2e8f0}img{max-width:100%}
+table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
+td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #edf2f7}
+td:first-child,th:first-child{text-align:left}
+.caveat{background:#fffaf0;border-left:4px solid #c05621;padding:.4rem 1rem;margin:.4rem 0}
+"""
+
+
+def write_report(fits: Fits, folder: str | Path) -> Path:
+    """Write ``report.html`` beside the figures; the same fits give the same bytes.
+
+    Raises:
+        FrontierError: The folder cannot be written to.
+    """
+    folder = Path(folder)
+    parts = [
+        f"<h1>{escape(fits.metric)} against {escape(fits.unit)}</h1>",
+        "<h2>Curves</h2>", _curves(fits), _image(folder / "curves.png", "Evaluations and fitted curves"),
+    ]  # fmt: skip
+    if fits.fitted:
+        parts += ["<h2>Frontier</h2><p>The best reward at each budget, over the compute that was measured.</p>",
+                  _image(folder / "frontier.png", "Envelope of the curves"), _n_star(fits),
+                  _image(folder / "n_star.png", "How often each n is best"), _transitions(fits)]  # fmt: skip
+    parts += ["<h2>Caveats</h2>", _caveats(fits)]
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>IsoCompute frontier</title>'
+        f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
+    )
+    path = folder / "report.html"
+    try:
+        aside = path.with_suffix(".writing")
+        aside.write_text(page)
+        aside.replace(path)
+    except OSError as error:
+        raise FrontierError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    first = "".join(f"<th>{escape(h)}</th>" for h in head)
+    rest = "".join("<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row) + "</tr>" for row in rows)
+    return f"<table><tr>{first}</tr>{rest}</table>"
+
+
+def _image(path: Path, text: str) -> str:
+    if not path.exists():
+        return ""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}"></p>'
+
+
+def _curves(fits: Fits) -> str:
+    rows: list[tuple[object, ...]] = []
+    for c in fits.curves:
+        head = (f"n = {c.curve.rollouts_per_problem}", c.curve.problems_per_batch, c.curve.seeds)
+        if c.parameters is None or c.asymptote_interval is None:
+            rows.append((*head, "no fit", c.reason, "", ""))
+            continue
+        low, high = c.asymptote_interval
+        gap = "—" if c.records_gap is None else f"{c.records_gap:+.3f}"
+        rows.append((*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", gap))
+    return _table(("curve", "B_p", "seeds", "form", "levels off at", "95 %", "records would say"), rows)
+
+
+def _n_star(fits: Fits) -> str:
+    rows: list[tuple[object, ...]] = [
+        (amount(r["compute"]), r["n"], f"{r['probability']:.0%}", f"{r['lowest_n']} to {r['highest_n']}",
+         f"{r['reward']:.3f}")
+        for r in fits.n_star_table().iter_rows(named=True)
+    ]  # fmt: skip
+    return _table((fits.unit, "n*", "best in", "95 % set", "reward"), rows)
+
+
+def _transitions(fits: Fits) -> str:
+    lines = []
+    for x in fits.crossovers:
+        if x.kind == "support_ends":
+            lines.append(
+                f"n = {x.before} has no data beyond {amount(x.compute)}; n = {x.after} is the best of the rest"
+            )
+            continue
+        span = f" (95 %: {amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
+        lines.append(f"from n = {x.before} to n = {x.after} at {amount(x.compute)}{span}")
+    if not lines:
+        return "<p>One n leads at every compute measured: no transition was seen.</p>"
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+
+
+def _caveats(fits: Fits) -> str:
+    found = [(f"n = {c.curve.rollouts_per_problem}", MEANING[flag]) for c in fits.curves for flag in c.flags]
+    found += [("n*(C)", MEANING[flag]) for flag in fits.n_star.flags]
+    for a, b in fits.alike:
+        pair = [fits.fitted[i].curve.rollouts_per_problem for i in (a, b)]
+        found.append((f"n = {pair[0]} and n = {pair[1]}", "the data do not tell them apart"))
+    if not found:
+        return "<p>None.</p>"
+    return "".join(f'<p class="caveat"><b>{escape(who)}</b>: {escape(what)}.</p>' for who, what in found)
