@@ -166,8 +166,8 @@ def _interval(values: Array) -> tuple[float, float]:
 
 def _failed(curve: Curve) -> CurveFit:
     return CurveFit(
-        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None, records_gap=None,
-        flags=(Flag.FIT_FAILED, Flag.TOO_FEW_POINTS),
+        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None,
+        records_gap=None, flags=(Flag.FIT_FAILED, Flag.TOO_FEW_POINTS),
         reason="fewer than three evaluations at different compute",
     )  # fmt: skip
 
