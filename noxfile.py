@@ -49,7 +49,7 @@ def install_all(session: nox.Session, *extra: str) -> None:
         ("budget", "mlflow"),
         ("rollout", "mlflow,math,reasoning-gym,hub,transformers"),
         ("learner", "mlflow"),
-        ("frontier", "mlflow"),
+        ("frontier", "mlflow,ingest"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]
     common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", *extra]

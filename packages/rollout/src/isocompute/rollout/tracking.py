@@ -239,6 +239,42 @@ def fetch(source: str, name: str) -> list[Path]:
         raise TrackingError(f"{source}: not to be had from {uri} ({_first_line(error)})") from None
 
 
+def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, float]]], dict[str, str]]]:
+    """Logged metrics and parameters of runs, as any framework logged them.
+
+    Args:
+        source: ``runs:/RUN_ID`` or ``mlflow:EXPERIMENT``.
+
+    Yields:
+        Name of the run, its metrics by step, its parameters.
+
+    Raises:
+        TrackingError: No such run or experiment.
+    """
+    uri = ensure_store()
+    client = _mlflow().MlflowClient()
+    try:
+        if source.startswith("runs:/"):
+            runs = [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
+        else:
+            experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
+            if experiment is None:
+                raise TrackingError(f"{source}: the store {uri} has no such experiment")
+            runs = _all_runs(client, str(experiment.experiment_id))
+        for run in runs:
+            run_id = str(run.info.run_id)
+            rows = [
+                (int(point.step), {key: float(point.value)})
+                for key in run.data.metrics
+                for point in client.get_metric_history(run_id, key)
+            ]
+            yield f"{source} ({run.info.run_name or run_id})", rows, dict(run.data.params)
+    except TrackingError:
+        raise
+    except Exception as error:
+        raise TrackingError(f"{source}: not to be had from {uri} ({_first_line(error)})") from None
+
+
 def _all_runs(client: Any, experiment_id: str) -> list[Any]:
     runs: list[Any] = []
     token = None

@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """One response: tokens, their log-probabilities (nats), and why it ended (stop, length)."""
+    """One response: tokens, their log-probabilities (nats), and why it ended (stop, length, aborted)."""
 
     ids: Sequence[int]
     logprobs: Sequence[float]
@@ -62,7 +62,7 @@ class Response:
 
 
 class LocalSampler:
-    """A sampler whose engine lives in this process; subclasses generate and sync."""
+    """A sampler that this process makes prompts and tables for; subclasses generate and sync."""
 
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
         self.model = str(model)
@@ -155,7 +155,10 @@ class LocalSampler:
         texts = self.tokenizer.batch_decode([list(r.ids) for r in responses], skip_special_tokens=True)
         rules = [verifier(name) for name in problems["verifier"].to_list()]
         answers = problems["answer"].to_list()
-        return [float(rules[i // samples](text, answers[i // samples])) for i, text in enumerate(texts)]
+        return [
+            float(response.finish_reason != "aborted" and rules[i // samples](text, answers[i // samples]))
+            for i, (text, response) in enumerate(zip(texts, responses, strict=True))
+        ]
 
 
 def load_tokenizer(model: str) -> Any:

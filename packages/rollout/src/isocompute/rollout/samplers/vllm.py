@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import RolloutError
 from .base import LocalSampler, Request, Response, Sampling, named_tensors
+from .transfer import receiver
 
 # Read by vLLM at import: one process, and little CPU memory for the KV cache by default.
 for _name, _value in {
@@ -31,6 +32,8 @@ class VllmSampler(LocalSampler):
         dtype: Weights' type; ``float32`` on CPU.
         max_concurrent: Responses generated at a time.
         gpu_memory_utilization: Share of a GPU's memory that the engine may take; ignored on CPU.
+        weight_transport: Take weights over vLLM's transfer API by this backend (``transfer.BACKENDS``) besides
+            ``sync``; for an engine in a process of its own.
 
     Raises:
         RolloutError: vLLM is not installed or cannot load the model, or its embeddings are tied.
@@ -44,6 +47,7 @@ class VllmSampler(LocalSampler):
         dtype: str = "float32",
         max_concurrent: int = 1024,
         gpu_memory_utilization: float = 0.4,
+        weight_transport: str | None = None,
     ) -> None:
         super().__init__(model, sampling)
         try:
@@ -71,7 +75,10 @@ class VllmSampler(LocalSampler):
                 logprobs_mode="processed_logprobs",
                 gpu_memory_utilization=gpu_memory_utilization,
                 seed=0,
+                weight_transfer_config=None if weight_transport is None else receiver(weight_transport),
             )
+        except RolloutError:
+            raise
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise RolloutError(
@@ -107,6 +114,15 @@ class VllmSampler(LocalSampler):
         tensors = named_tensors(weights)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
         self._llm.reset_prefix_cache()
+
+    def worker(self, method: str, arguments: dict[str, Any]) -> None:
+        """Call a method of vLLM's worker, such as those of weight transfer."""
+        self._llm.collective_rpc(method, kwargs=arguments)
+
+    def synced(self, version: int) -> None:
+        """Say that other weights came by weight transfer: they are ``version``."""
+        self._llm.reset_prefix_cache()
+        self._version = version
 
     def close(self) -> None:
         """Free the engine."""

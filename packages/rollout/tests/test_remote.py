@@ -1,0 +1,69 @@
+"""A vLLM engine in a Ray actor of its own, synced over vLLM's weight transfer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("vllm")
+
+from isocompute.rollout import RolloutError, open_sampler  # noqa: E402
+from isocompute.rollout.samplers import transfer  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def remote(cluster: None, tiny: Any) -> Iterator[Any]:
+    opened = open_sampler("vllm-remote", str(tiny.folder), tiny.sampling, transport="object_store")
+    yield opened
+    opened.close()
+
+
+def test_an_engine_of_its_own_gives_the_tokens_of_the_engine_in_process(
+    remote: Any, vllm_sampler: Any, tiny: Any
+) -> None:
+    apart, here = tiny.sample(remote), tiny.sample(vllm_sampler)
+    assert apart["response_ids"].to_list() == here["response_ids"].to_list()
+    assert apart.drop("logprobs").equals(here.drop("logprobs"))
+    worst = (apart["logprobs"].explode() - here["logprobs"].explode()).abs().max()
+    assert worst is not None
+    assert worst < 1e-5
+
+
+def test_log_probabilities_are_the_models_after_every_sync_of_an_engine_of_its_own(
+    remote: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Several chunks a sync, as a model larger than one chunk has.
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 20_000)
+    assert remote.weights_version == 0
+    for version, seed in ((1, 5), (2, 6), (3, 0)):
+        policy = tiny.save(tmp_path, seed=seed)
+        before = tiny.sample(remote)
+        remote.sync(policy.state_dict().items(), version)
+        after = tiny.sample(remote)
+        assert remote.weights_version == version
+        assert set(after["weights_version"]) == {version}
+        assert after["response_ids"].to_list() != before["response_ids"].to_list()
+        assert tiny.largest_difference(policy, after) < 1e-4
+
+
+def test_an_engine_of_its_own_refuses_as_one_in_process_does(remote: Any, tiny: Any, tmp_path: Path) -> None:
+    long = tiny.problems.head(1).with_columns(prompt=pl.lit("1+1+1+1+1="), problem_id=pl.lit("long"))
+    with pytest.raises(RolloutError, match=r"^problem long has a prompt of 10 tokens"):
+        tiny.sample(remote, long)
+    with pytest.raises(RolloutError, match=r"base model .* cannot be loaded"):
+        open_sampler("vllm-remote", str(tmp_path / "nowhere"), tiny.sampling)
+
+
+def test_a_cluster_without_room_is_said(cluster: None, tiny: Any) -> None:
+    with pytest.raises(RolloutError, match=r"no room for it \(it has 2 CPUs and 0 GPUs\)"):
+        open_sampler("vllm-remote", str(tiny.folder), tiny.sampling, num_gpus=8, start_seconds=1)
