@@ -86,6 +86,8 @@ def _fit_arguments(one: argparse.ArgumentParser) -> None:
     one.add_argument("--unit", default="rollouts", choices=[*UNITS])
     one.add_argument("--problem-set")
     one.add_argument("--split", default="validation")
+    one.add_argument("--problems-per-batch", type=int, help="only this B_p: n against update steps")
+    one.add_argument("--batch-rollouts", type=int, help="only this B = B_p n: B_p against n")
     one.add_argument("--bootstrap", type=int, default=1000)
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--column", dest="columns", action="append", default=[], type=_assignment, metavar="NAME=COLUMN",
@@ -104,6 +106,7 @@ def _fit(arguments: argparse.Namespace) -> None:
         form=arguments.form, metric=arguments.metric, unit=arguments.unit, split=arguments.split,
         problem_set=arguments.problem_set, bootstrap=arguments.bootstrap, seed=arguments.seed,
         points=arguments.points, bin_width=arguments.bin_width,
+        problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
     )  # fmt: skip
     evals = read_evals(
         arguments.source, metric=arguments.metric, unit=arguments.unit,

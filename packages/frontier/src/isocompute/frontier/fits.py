@@ -34,6 +34,9 @@ class FitConfig:
         seed: Fixes the refits.
         points: ``all`` or ``records``: the points that break the record, which are biased upward.
         bin_width: Width of a record's bin of reward.
+        problems_per_batch: Only curves of this B_p: n against M (section 4, first setting); None takes all.
+        batch_rollouts: Only curves of this B = B_p·n: B_p against n (second setting); None takes all. With
+            neither the fit is joint over B_p and n (third setting).
 
     Raises:
         FrontierError: The form or the points are unknown, or there are fewer than 20 refits.
@@ -48,6 +51,8 @@ class FitConfig:
     seed: int = 0
     points: str = "all"
     bin_width: float = 0.005
+    problems_per_batch: int | None = None
+    batch_rollouts: int | None = None
 
     def __post_init__(self) -> None:
         if self.form not in ("auto", *FORMS):
@@ -72,7 +77,7 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         FrontierError: The table holds no curve at all, or mixes problem sets.
     """
     found = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set)
-    whole = found
+    whole = found = _setting(found, config)
     if config.points == "records":
         found = [of_records(curve, bin_width=config.bin_width) for curve in whole]
     forms = FORMS if config.form == "auto" else (config.form,)
@@ -109,6 +114,23 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         points=config.points,
         alike=_alike(refits, within, labels),
     )
+
+
+def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
+    """The curves of one of the three settings of section 4.
+
+    Raises:
+        FrontierError: No curve is in it.
+    """
+    size, batch = config.problems_per_batch, config.batch_rollouts
+    kept = [
+        c for c in found
+        if size in (None, c.problems_per_batch) and batch in (None, c.problems_per_batch * c.rollouts_per_problem)
+    ]  # fmt: skip
+    if not kept:
+        known = ", ".join(f"({c.problems_per_batch}, {c.rollouts_per_problem})" for c in found)
+        raise FrontierError(f"no curve has B_p = {size or 'any'} and B = {batch or 'any'}; the (B_p, n) are {known}")
+    return kept
 
 
 def _options(curve: Curve, forms: Sequence[str]) -> list[PointFit]:

@@ -153,10 +153,9 @@ def _numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
     if name not in frame.columns:
         raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
     column = frame[name]
-    if not column.dtype.is_numeric():
-        raise FrontierError(f"{path}: the column {name} does not hold numbers")
-    values = column.cast(pl.Float64).to_numpy()
-    bad = ~np.isfinite(values) | column.is_null().to_numpy()
+    values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
+    bad = ~np.isfinite(values)
     if bad.any():
-        raise FrontierError(f"{path}: the column {name} has no number in row {int(bad.argmax()) + 1}")
+        row = int(bad.argmax())
+        raise FrontierError(f"{path}: the column {name} has no number in row {row + 1}, but {column[row]!r}")
     return np.asarray(values)

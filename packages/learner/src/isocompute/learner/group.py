@@ -6,50 +6,56 @@ training loop does not know which of the two it drives.
 
 from __future__ import annotations
 
-import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
+import torch.distributed as dist
 
 from .config import LearnerConfig
 from .errors import LearnerError
 from .learner import Learner, UpdateReport
 
-JOIN_PATIENCE = timedelta(minutes=5)
-"""How long a rank waits for the others before it fails."""
+COLLECTIVE_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for another in the middle of an update before it fails."""
 
 
 class RankActor:
     """One rank: joins the process group, then is a ``Learner``."""
 
-    def __init__(self, rank: int, world_size: int, model: str, config: LearnerConfig, device: str) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._model, self._config, self._device = model, config, device
+    def __init__(self, rank: int, world_size: int, device: str) -> None:
+        self._rank, self._world_size, self._device = rank, world_size, device
 
-    def address(self) -> str:
-        """A free ``host:port`` of this rank's machine."""
+    def host(self) -> tuple[str, int]:
+        """Open the store at which the ranks meet, on a free port of this rank's machine, and say where."""
         import ray
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+        machine = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(
+            machine, 0, self._world_size, is_master=True, timeout=COLLECTIVE_PATIENCE, wait_for_workers=False
+        )
+        return machine, self._store.port
 
-    def join(self, address: str) -> int:
-        """Join the process group and load the policy."""
+    def join(self, machine: str, port: int) -> None:
+        """Join the process group."""
         if self._device == "cpu":
             torch.set_num_threads(1)
-        torch.distributed.init_process_group(
+        if self._rank:
+            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=COLLECTIVE_PATIENCE)
+        dist.init_process_group(
             "gloo" if self._device == "cpu" else "nccl",
-            init_method=f"tcp://{address}",
+            store=self._store,
             rank=self._rank,
             world_size=self._world_size,
-            timeout=JOIN_PATIENCE,
+            timeout=COLLECTIVE_PATIENCE,
         )
-        self._learner = Learner(self._model, self._config, device=self._device)
-        return self._rank
+
+    def load(self, model: str, config: LearnerConfig) -> None:
+        """Load the policy."""
+        self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
 
     def reset(self, config: LearnerConfig) -> None:
         """See ``Learner.reset``."""
@@ -64,12 +70,13 @@ class RankActor:
         return self._learner.sync_error(rollouts)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's tensors."""
+        """The policy's tensors, on the CPU."""
         return {name: tensor.cpu() for name, tensor in self._learner.weights()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See ``Learner.state``."""
-        return self._learner.state()
+        """See ``Learner.state``; on the CPU, as the driver may have no device."""
+        tensors, values = self._learner.state()
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """See ``Learner.load_state``."""
@@ -84,10 +91,11 @@ class LearnerGroup:
         config: The learner's settings.
         world_size: Ranks.
         device: ``cpu`` or ``cuda``; one processor of it a rank.
-        patience: Seconds to wait for places in the cluster.
+        patience: Seconds to wait for places in the cluster, and again for the ranks to start and to meet.
 
     Raises:
-        LearnerError: The cluster has no room for the ranks.
+        LearnerError: The cluster has no room for the ranks, a rank did not start or died, or the model
+            cannot be loaded. Nothing is left of the group.
     """
 
     def __init__(
@@ -100,73 +108,69 @@ class LearnerGroup:
         patience: float = 300.0,
     ) -> None:
         import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        bundle = {"CPU": 1.0} if device == "cpu" else {"CPU": 1.0, "GPU": 1.0}
-        self._placement = placement_group([bundle] * world_size, strategy="PACK")
+        if world_size < 1:
+            raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
+        kind = "CPU" if device == "cpu" else "GPU"
+        self.config, self.version = config, 0
+        self._ranks: list[Any] = []
+        self._placement = placement_group([{"CPU": 1.0, kind: 1.0}] * world_size, strategy="PACK")
         try:
-            ray.get(self._placement.ready(), timeout=patience)
-        except ray.exceptions.GetTimeoutError:
-            remove_placement_group(self._placement)
-            kind = "CPU" if device == "cpu" else "GPU"
-            raise LearnerError(
-                f"{world_size} ranks need {world_size} {kind}s, and in {patience:g} s the cluster, which has "
-                f"{ray.cluster_resources().get(kind, 0):g} in all, had no room for them"
-            ) from None
-        actor: Any = ray.remote(num_cpus=1, num_gpus=0 if device == "cpu" else 1)(RankActor)
-        strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
-        self._ranks = [
-            actor.options(scheduling_strategy=strategy).remote(rank, world_size, str(model), config, device)
-            for rank in range(world_size)
-        ]
-        self.config = config
-        self.version = 0
-        address = ray.get(self._ranks[0].address.remote())
-        ray.get([rank.join.remote(address) for rank in self._ranks])
+            # Unlike ready(), wait() asks no worker process, so that no room and no workers are told apart.
+            if not self._placement.wait(patience):
+                raise LearnerError(
+                    f"{world_size} ranks need {world_size} {kind}s, and in {patience:g} s the cluster, which has "
+                    f"{ray.cluster_resources().get(kind, 0):g} in all, had no room for them"
+                )
+            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if kind == "CPU" else 1)(RankActor)
+            strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
+            self._ranks = [
+                actor.options(scheduling_strategy=strategy).remote(rank, world_size, device)
+                for rank in range(world_size)
+            ]
+            (meeting,) = self._wait([self._ranks[0].host.remote()], "start", patience)
+            self._wait([rank.join.remote(*meeting) for rank in self._ranks], "meet", patience)
+            # A large model may take its time; a rank that dies of it is noticed.
+            self._wait([rank.load.remote(str(model), config) for rank in self._ranks], "load the model")
+        except BaseException:
+            self.close()
+            raise
 
     def reset(self, config: LearnerConfig) -> None:
         """Take every rank back to the base model, a fresh optimizer and version 0."""
-        import ray
-
-        ray.get([rank.reset.remote(config) for rank in self._ranks])
+        self._wait([rank.reset.remote(config) for rank in self._ranks], "reset")
         self.config, self.version = config, 0
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Deal the responses out to the ranks and take one step together."""
-        import ray
-
+        """Deal the responses out to the ranks by index and take one step together; see ``Learner.update``."""
         world = len(self._ranks)
         shares = [rollouts[i::world] for i in range(world)]
-        reports = ray.get([r.update.remote(s) for r, s in zip(self._ranks, shares, strict=True)])
+        updates = [rank.update.remote(share) for rank, share in zip(self._ranks, shares, strict=True)]
+        first: UpdateReport = self._wait(updates, "update")[0]
         self.version += 1
-        first: UpdateReport = reports[0]
         return first
 
     def sync_error(self, rollouts: pl.DataFrame) -> float:
         """See ``Learner.sync_error``; asked of the first rank."""
-        import ray
-
-        return float(ray.get(self._ranks[0].sync_error.remote(rollouts)))
+        return float(self._wait([self._ranks[0].sync_error.remote(rollouts)], "compare")[0])
 
     def weights(self) -> Any:
         """The first rank's tensors; all ranks hold the same."""
-        import ray
-
-        return iter(ray.get(self._ranks[0].weights.remote()).items())
+        return iter(self._wait([self._ranks[0].weights.remote()], "hand over the weights")[0].items())
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The first rank's state."""
-        import ray
-
-        tensors, values = ray.get(self._ranks[0].state.remote())
+        tensors, values = self._wait([self._ranks[0].state.remote()], "hand over the state")[0]
         return tensors, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Give every rank the same state."""
         import ray
 
-        ray.get([rank.load_state.remote(tensors, values) for rank in self._ranks])
+        kept = ray.put(tensors)
+        self._wait([rank.load_state.remote(kept, values) for rank in self._ranks], "load the state")
         self.version = int(values["version"])
 
     def close(self) -> None:
@@ -176,4 +180,30 @@ class LearnerGroup:
 
         for rank in self._ranks:
             ray.kill(rank)
+        self._ranks = []
         remove_placement_group(self._placement)
+
+    def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
+        """Results of the calls; the first that fails ends the wait, since its peers may wait for it for ever."""
+        import ray
+
+        pending = list(calls)
+        while pending:
+            done, pending = ray.wait(pending, timeout=patience)
+            if not done:
+                raise LearnerError(
+                    f"{len(pending)} of {len(calls)} ranks did not {task} in {patience:g} s: "
+                    "see raylet.err in the logs of the Ray session"
+                )
+            try:
+                ray.get(done)
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, LearnerError):
+                    raise error.cause from None
+                raise
+            except ray.exceptions.RayActorError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise LearnerError(
+                    f"rank {calls.index(done[0])} of {len(calls)} died before it could {task} ({reason})"
+                ) from None
+        return list(ray.get(list(calls)))

@@ -67,9 +67,11 @@ def _generated(run: Run, settings: Settings, n: int) -> Generation:
     accumulation = settings.whole("gradient_accumulation_steps", "gradient_accumulation_steps",
                                   meaning="micro-batches in an optimizer step")  # fmt: skip
     micro = per_device * settings.whole("world_size", "world_size", "num_processes", default=1)
-    batch = settings.whole("generation_batch_size", "generation_batch_size", default=0) if _known(
-        settings, "generation_batch_size"
-    ) else micro * settings.whole("steps_per_generation", "steps_per_generation", default=accumulation)
+    batch = (
+        settings.whole("generation_batch_size", "generation_batch_size", default=0)
+        if _known(settings, "generation_batch_size")
+        else micro * settings.whole("steps_per_generation", "steps_per_generation", default=accumulation)
+    )
     if batch % n or batch % micro:
         raise FrontierError(
             f"{run.name}: a generation batch of {batch} completions has to be a multiple of num_generations = {n} and "

@@ -1,0 +1,67 @@
+"""What a wrong n or B_p costs at one budget (Playbook, Figure 10), and the smallest stable B_p (Appendix C)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from .errors import Flag, FrontierError
+from .results import Fits, candidates
+
+
+def sensitivity(fits: Fits | str | Path, *, compute: float) -> pl.DataFrame:
+    """Reward of every (n, B_p) at one compute, and how far each is below the best.
+
+    Returns:
+        ``rollouts_per_problem``, ``problems_per_batch``, ``reward`` with its 95 % interval, ``regret`` (best
+        minus this, in reward) with its interval, and ``supported``.
+
+    Raises:
+        FrontierError: The compute is not positive, or there is no fitted curve.
+    """
+    if not compute > 0:
+        raise FrontierError(f"compute is {compute:g}; it has to be above 0")
+    _, _, curves = candidates(fits)
+    at = np.array([float(compute)])
+    rewards = np.stack([c.draws.at(at)[:, 0] for c in curves], axis=1)
+    point = np.array([float(c.parameters(at)[0]) for c in curves])
+    regrets = rewards.max(axis=1, keepdims=True) - rewards
+    low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
+    regret_low, regret_high = np.quantile(regrets, [0.025, 0.975], axis=0)
+    return pl.DataFrame(
+        {
+            "rollouts_per_problem": [c.rollouts_per_problem for c in curves],
+            "problems_per_batch": [c.problems_per_batch for c in curves],
+            "reward": point, "reward_low": low, "reward_high": high,
+            "regret": point.max() - point, "regret_low": regret_low, "regret_high": regret_high,
+            "supported": [c.support[0] <= compute <= c.support[1] for c in curves],
+        }
+    )  # fmt: skip
+
+
+def smallest_stable(fits: Fits, *, rollouts_per_problem: int, tolerance: float = 0.01) -> int:
+    """The smallest B_p at one n that neither collapses nor ends below a larger one by more than noise.
+
+    Args:
+        fits: Fits of curves of several B_p.
+        rollouts_per_problem: n.
+        tolerance: Reward that does not matter.
+
+    Raises:
+        FrontierError: No curve of this n was fitted, or every B_p collapses.
+    """
+    own = [c for c in fits.fitted if c.curve.rollouts_per_problem == rollouts_per_problem]
+    if not own:
+        raise FrontierError(f"no curve of n = {rollouts_per_problem} was fitted")
+    shared = np.array([min(c.curve.support[1] for c in own)])
+    steady = [c for c in own if Flag.TAIL_FALLING not in c.flags and c.draws is not None]
+    if not steady:
+        raise FrontierError(f"at n = {rollouts_per_problem} every B_p measured falls at its end: none is stable")
+    ends = [c.draws.at(shared)[:, 0] for c in steady if c.draws is not None]
+    best = int(np.argmax([np.median(e) for e in ends]))
+    for c, end in sorted(zip(steady, ends, strict=True), key=lambda pair: pair[0].curve.problems_per_batch):
+        if np.quantile(ends[best] - end, 0.025) <= tolerance:
+            return c.curve.problems_per_batch
+    return steady[best].curve.problems_per_batch
