@@ -178,6 +178,17 @@ def screenshot(session: nox.Session) -> None:
     session.run("python", "-m", "experiments.screenshot", *session.posargs, env=quiet())
 
 
+@nox.session
+def figures(session: nox.Session) -> None:
+    """Draw the figures of the frontier's README again."""
+    session.install("packages/frontier", env=uv_variables())
+    docs = ROOT / "packages" / "frontier" / "docs"
+    out = Path(session.create_tmp()) / "fitted"
+    session.run("isocompute-frontier", "fit", str(docs / "sweep.csv"), "--out", str(out), env=quiet())
+    for name in ("curves", "frontier"):
+        shutil.copy(out / f"{name}.png", docs / f"{name}.png")
+
+
 @nox.session(name="docs-check")
 def docs_check(session: nox.Session) -> None:
     """Run the examples of every README, and follow the links between the documents."""

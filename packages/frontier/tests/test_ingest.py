@@ -42,9 +42,9 @@ def test_trl_counts_batches_that_are_used_several_times(tmp_path: Path) -> None:
 
 def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
     state = str(FIXTURES / "trl" / "trainer_state.json")
-    with pytest.raises(FrontierError, match="rollouts_per_problem is not known: neither num_generations .* --set"):
+    with pytest.raises(FrontierError, match=r"rollouts_per_problem is not known: neither num_generations .* --set"):
         ingest("trl", [state])
-    with pytest.raises(FrontierError, match="questions .how many validation problems there are. is not known"):
+    with pytest.raises(FrontierError, match=r"questions .how many validation problems there are. is not known"):
         ingest("trl", [state], config=FIXTURES / "trl" / "config.json")
 
 

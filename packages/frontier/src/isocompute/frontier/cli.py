@@ -48,6 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
     three.add_argument("--x", required=True, metavar="COLUMN", help="compute")
     three.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
+    three.add_argument("--where", action="append", default=[], type=_assignment, metavar="COLUMN=VALUE",
+                       help="only these rows, where the file holds several curves")  # fmt: skip
     three.add_argument("--form", default="hill", choices=FORMS)
     three.add_argument("--r0", type=float, help="reward before training, held fixed")
     three.add_argument("--fit-min", type=float, default=0.0, metavar="X", help="least compute fitted")
@@ -143,7 +145,7 @@ def _predict(arguments: argparse.Namespace) -> None:
         form=arguments.form, r0=arguments.r0, fit_min=arguments.fit_min, fit_max=arguments.fit_max,
         method=arguments.method, bootstrap=arguments.bootstrap, seed=arguments.seed,
     )  # fmt: skip
-    x, y = read_columns(arguments.curve, [arguments.x, arguments.y])
+    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=dict(arguments.where))
     if ((y < 0) | (y > 1)).any():
         raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
     found = forecast(x, y, config)

@@ -82,7 +82,7 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         found = [of_records(curve, bin_width=config.bin_width) for curve in whole]
     forms = FORMS if config.form == "auto" else (config.form,)
     # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
-    every = [_options(curve, FORMS) for curve in found]
+    every = [_options(curve, FORMS, thorough=forms) for curve in found]
     options = [[o for o in fits_of_curve if o.parameters.form in forms] for fits_of_curve in every]
     usable = [i for i, o in enumerate(options) if o]
     chosen = {i: min(options[i], key=lambda p: p.criterion) for i in usable}
@@ -133,15 +133,19 @@ def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
     return kept
 
 
-def _options(curve: Curve, forms: Sequence[str]) -> list[PointFit]:
+def _options(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = ()) -> list[PointFit]:
     """A point fit per form, or none when there are too few points to fit any."""
     if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
         return []
     zero = curve.compute == 0
     start = float(curve.reward[zero].mean()) if zero.any() else None
     return [
-        fit_form(f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None) for f in forms
-    ]
+        fit_form(
+            f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None,
+            starts=4 if f in thorough else 1,
+        )
+        for f in forms
+    ]  # fmt: skip
 
 
 def _records_gap(curve: Curve, best: PointFit, bin_width: float) -> float | None:

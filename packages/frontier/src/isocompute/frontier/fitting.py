@@ -95,7 +95,9 @@ class PointFit:
     starts_disagree: bool
 
 
-def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, start: float | None) -> PointFit:
+def fit_form(
+    form: str, compute: Array, reward: Array, standard_error: Array, start: float | None, *, starts: int = 4
+) -> PointFit:
     """Fit one form to the points of a curve.
 
     Args:
@@ -105,13 +107,14 @@ def fit_form(form: str, compute: Array, reward: Array, standard_error: Array, st
         standard_error: Its standard error, which scales the residuals; they are summed, never averaged
             (a mean stops optimisers early).
         start: R0 when it is fixed.
+        starts: Candidates polished; 1 for a fit that is only compared with.
     """
     candidates = grid(form, compute)
     weights = standard_error**-2
     fixed = None if start is None else np.array([start])
     first, gain, squares = project(candidates, reward[None, :], weights, fixed)
     order = np.argsort(squares[0], kind="stable")
-    picks = [order[0], *(k for k in order[1:200:40])][:4]
+    picks = [order[0], *(k for k in order[1:200:40])][:starts]
     ends = [
         _refine(form, candidates, int(k), float(first[0, k]), float(gain[0, k]), compute, reward,
                 standard_error, start)

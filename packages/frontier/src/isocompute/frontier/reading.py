@@ -55,13 +55,25 @@ def read_evals(
     return once.sort(keys)
 
 
-def read_columns(path: Path, names: Sequence[str]) -> list[np.ndarray]:
+def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
     """Read numeric columns of a file.
 
+    Args:
+        path: The file.
+        names: Columns.
+        where: Only rows in which these columns hold these values.
+
     Raises:
-        FrontierError: The file cannot be read, lacks a column, or holds no number where one should be.
+        FrontierError: The file cannot be read, lacks a column, holds no number where one should be, or no row
+            is left.
     """
     frame = raw(path)
+    for name, value in (where or {}).items():
+        if name not in frame.columns:
+            raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+        frame = frame.filter(pl.col(name).cast(pl.String) == value)
+        if frame.is_empty():
+            raise FrontierError(f"{path}: no row has {name} = {value}")
     return [_numbers(frame, name, path) for name in names]
 
 
