@@ -126,6 +126,8 @@ def test_an_experiment_means_its_newest_run(tmp_path: Path, monkeypatch: pytest.
     # Twice the same key would be refused: only the newer run is read.
     assert len(tables.read("mlflow:results", "ledger")) == 1
     assert len(tables.read(f"runs:/{first}", "ledger")) == 1
+    # A whole store is a source too.
+    assert len(tables.read(f"sqlite:///{tmp_path}/mlflow.db", "ledger")) == 1
 
 
 def test_an_unreachable_server_is_one_clear_error_at_the_start(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
 
     Args:
         source: A Parquet or CSV file, a folder that holds ``NAME.parquet`` files at any depth,
-            ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID[/NAME]``.
+            ``mlflow:EXPERIMENT``, ``runs:/RUN_ID[/NAME]``, or a tracking URI (``sqlite:///…``, ``http://…``).
         name: Which table it is.
 
     Returns:
@@ -201,7 +201,7 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
         TableError: There is no such source, or what it holds is not the table.
     """
     text = str(source)
-    if text.startswith(("mlflow:", "runs:/")):
+    if text.startswith(("mlflow:", "runs:/", "sqlite:///", "http://", "https://")):
         from . import tracking
 
         paths = tracking.fetch(text, name)

@@ -204,7 +204,7 @@ def fetch(source: str, name: str) -> list[Path]:
 
     Args:
         source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT`` for every run of an experiment
-            that carries the artifact.
+            that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for every run there.
         name: Artifact wanted, such as ``evals``; a NAME in the source goes before it.
 
     Returns:
@@ -213,10 +213,13 @@ def fetch(source: str, name: str) -> list[Path]:
     Raises:
         TrackingError: No such run or experiment, or none of its runs carries the artifact.
     """
-    uri = ensure_store()
+    uri = ensure_store(source if is_store(source) else None)
     client = _mlflow().MlflowClient()
     try:
-        if source.startswith("runs:/"):
+        if is_store(source):
+            every = [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
+            runs = [run for run in every if SUPERSEDED_TAG not in run.data.tags]
+        elif source.startswith("runs:/"):
             run_id, _, named = source.removeprefix("runs:/").partition("/")
             name = named or name
             runs = [client.get_run(run_id)]
@@ -239,11 +242,16 @@ def fetch(source: str, name: str) -> list[Path]:
         raise TrackingError(f"{source}: not to be had from {uri} ({_first_line(error)})") from None
 
 
+def is_store(source: str) -> bool:
+    """Whether a source is a tracking URI."""
+    return source.startswith(("sqlite:///", "http://", "https://"))
+
+
 def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, float]]], dict[str, str]]]:
     """Logged metrics and parameters of runs, as any framework logged them.
 
     Args:
-        source: ``runs:/RUN_ID`` or ``mlflow:EXPERIMENT``.
+        source: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
 
     Yields:
         Name of the run, its metrics by step, its parameters.
@@ -251,10 +259,12 @@ def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, floa
     Raises:
         TrackingError: No such run or experiment.
     """
-    uri = ensure_store()
+    uri = ensure_store(source if is_store(source) else None)
     client = _mlflow().MlflowClient()
     try:
-        if source.startswith("runs:/"):
+        if is_store(source):
+            runs = [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
+        elif source.startswith("runs:/"):
             runs = [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
         else:
             experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
