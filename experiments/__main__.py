@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         preset = load(preset=arguments.preset)
         if arguments.stage == "repro":
-            return repro(preset.resources.workers)
+            return repro(preset.resources.processors())
         if arguments.stage in stages.STAGES:
             stages.STAGES[arguments.stage](preset)
         else:
@@ -45,11 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def repro(workers: int) -> int:
+def repro(processors: int) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
     # Asked first: DVC clears a stage's outputs before it runs.
     tracking.ensure_store()
-    with shared_cluster(workers) as environment:
+    with shared_cluster(processors) as environment:
         # The stages' `python` is to be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         code = subprocess.call([sys.executable, "-m", "dvc", "repro"], env={**os.environ, **environment, "PATH": path})

@@ -25,7 +25,7 @@ QUIET = {
 
 
 @contextmanager
-def cluster(workers: int) -> Iterator[None]:
+def cluster(processors: int) -> Iterator[None]:
     """Join the cluster of ``RAY_ADDRESS``, or start one for as long as this lasts.
 
     Raises:
@@ -41,7 +41,7 @@ def cluster(workers: int) -> Iterator[None]:
         return
     options: dict[str, Any] = {}
     if not os.environ.get("RAY_ADDRESS"):
-        options = {"num_cpus": workers, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+        options = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
     try:
         ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:
@@ -53,11 +53,11 @@ def cluster(workers: int) -> Iterator[None]:
 
 
 @contextmanager
-def shared_cluster(workers: int) -> Iterator[dict[str, str]]:
+def shared_cluster(processors: int) -> Iterator[dict[str, str]]:
     """Start a head for several processes; yields the environment that lets them join it."""
     import ray
 
-    with cluster(workers):
+    with cluster(processors):
         address = ray.get_runtime_context().gcs_address
         yield {"RAY_ADDRESS": address, "ISOCOMPUTE_DETACHED_WORKERS": "1"}
 
@@ -74,7 +74,8 @@ def open_workers(preset: Preset, model: str, base: str) -> list[Any]:
 
     resources = preset.resources
     detached = os.environ.get("ISOCOMPUTE_DETACHED_WORKERS") == "1"
-    identity = repr((base, asdict(preset.sampling), resources.resolved_sampler(), resources.device))
+    placed = (resources.resolved_sampler(), resources.device, resources.placement, resources.learner_ranks)
+    identity = repr((base, asdict(preset.sampling), placed))
     key = sha256(identity.encode()).hexdigest()[:12]
     environment = {"env_vars": {**QUIET, "PYTHONPATH": str(Path.cwd())}}
     remote: Any = ray.remote(num_cpus=1, num_gpus=1 if resources.device == "cuda" else 0)(Worker)
@@ -85,7 +86,7 @@ def open_workers(preset: Preset, model: str, base: str) -> list[Any]:
             get_if_exists=True,
             lifetime="detached" if detached else None,
             runtime_env=environment,
-        ).remote(model, asdict(preset.sampling), resources.resolved_sampler(), resources.device)
+        ).remote(model, asdict(preset.sampling), *placed)
         for index in range(resources.workers)
     ]
     try:

@@ -83,32 +83,51 @@ class PrescribeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesConfig:
-    """What the machine gives. None of it changes what a cell finds.
+    """What the machine gives. None of it changes what a cell finds, beyond the rounding of several ranks' sums.
 
     Attributes:
         workers: Cells trained at a time.
         sampler: ``vllm``, ``transformers``, or ``auto``: vLLM where it is installed.
         device: ``cpu`` or ``cuda``.
+        placement: ``colocated``: the engine is in the worker's process; ``separate``: vLLM is a Ray actor of
+            its own, on a processor of its own.
+        learner_ranks: Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on
+            a processor of its own.
         reverse: Whether the last cells are started first.
     """
 
     workers: int = 2
     sampler: str = "auto"
     device: str = "cpu"
+    placement: str = "colocated"
+    learner_ranks: int = 1
     reverse: bool = False
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ExperimentError(f"workers is {self.workers}; it has to be at least 1")
-        for name, allowed in (("sampler", ("auto", "vllm", "transformers")), ("device", ("cpu", "cuda"))):
+        for name in ("workers", "learner_ranks"):
+            if getattr(self, name) < 1:
+                raise ExperimentError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        choices = {
+            "sampler": ("auto", "vllm", "transformers"),
+            "device": ("cpu", "cuda"),
+            "placement": ("colocated", "separate"),
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ExperimentError(f"{name} is {getattr(self, name)!r}; it has to be one of {', '.join(allowed)}")
+        if self.placement == "separate" and self.sampler == "transformers":
+            raise ExperimentError("placement is 'separate', which needs vLLM, and sampler is 'transformers'")
 
     def resolved_sampler(self) -> str:
         """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
         if self.sampler != "auto":
             return self.sampler
         return "vllm" if find_spec("vllm") else "transformers"
+
+    def processors(self) -> int:
+        """Processors that all workers hold, with their engines and learner ranks."""
+        ranks = self.learner_ranks if self.learner_ranks > 1 else 0
+        return self.workers * (1 + ranks + (self.placement == "separate"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ def difficulty(preset: Preset) -> None:
 
     table = tables.read(OUT / "problems" / "problems.parquet", "problems")
     settings = preset.difficulty
-    with cluster(preset.resources.workers):
+    with cluster(preset.resources.processors()):
         workers = open_workers(preset, model_of(preset), cells.content_hash(OUT / "base"))
         parts = [table[i :: len(workers)] for i in range(len(workers))]
         answered = ray.get(
@@ -124,7 +124,7 @@ def sweep(preset: Preset, problem_set: str) -> None:
     origin, chosen = _origin(preset, problem_set)
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
-    with cluster(preset.resources.workers):
+    with cluster(preset.resources.processors()):
         workers = open_workers(preset, model_of(preset), origin.base)
         pilot = cells.pilot_cells(settings, origin)
         folders = schedule.run_cells(
@@ -237,7 +237,7 @@ def prescribe(preset: Preset, problem_set: str) -> None:
         for n in ns
         for seed in settings.seeds
     ]  # fmt: skip
-    with cluster(preset.resources.workers):
+    with cluster(preset.resources.processors()):
         workers = open_workers(preset, model_of(preset), origin.base)
         tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
         folders = schedule.run_cells(
@@ -283,7 +283,10 @@ def plan(preset: Preset) -> None:
             steps = cell.rollouts // cell.batch_rollouts
             print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
     device = "GPUs" if preset.resources.device == "cuda" else "CPU cores"
-    print(f"{preset.resources.workers} {device} asked for, one a cell; sampler: {preset.resources.resolved_sampler()}")
+    print(
+        f"{preset.resources.processors()} {device} asked for, for {preset.resources.workers} cells at a time; "
+        f"sampler: {preset.resources.resolved_sampler()}"
+    )
 
 
 def _log_prescription(preset: Preset, problem_set: str) -> None:

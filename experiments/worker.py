@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,14 @@ import polars as pl
 from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoints
+from isocompute.learner.group import LearnerGroup
 from isocompute.learner.learner import Learner
+from isocompute.learner.timings import timings_table
 from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sampler, tables
 
 from .base_model import located
 from .cells import Cell
 from .spool import Spool
-
-
-def timings_table(lines: Iterable[Mapping[str, Any]], *, run_id: str, devices: int = 1) -> pl.DataFrame:
-    """Make the ``timings`` table of a run from the ``…_seconds`` of its spool.
-
-    Args:
-        lines: Lines of the spool.
-        run_id: The run.
-        devices: Devices held, for device-seconds.
-    """
-    rows = [
-        (run_id, int(line["step"]), name.removesuffix("_seconds"), value, value * devices)
-        for line in lines
-        for name, value in line["metrics"].items()
-        if name.endswith("_seconds")
-    ]
-    return pl.DataFrame(rows, schema=["run_id", "step", "phase", "seconds", "device_seconds"], orient="row")
 
 
 def count(rollouts: pl.DataFrame) -> Counts:
@@ -76,9 +61,19 @@ class Worker:
         sampling: Sampling settings.
         sampler: Kind of sampler.
         device: Torch device of the learner.
+        placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
+        learner_ranks: Learner ranks; one is in this process, several are Ray actors.
     """
 
-    def __init__(self, model: str, sampling: Mapping[str, Any], sampler: str, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: str,
+        sampling: Mapping[str, Any],
+        sampler: str,
+        device: str = "cpu",
+        placement: str = "colocated",
+        learner_ranks: int = 1,
+    ) -> None:
         import torch
 
         if device == "cpu":
@@ -86,9 +81,11 @@ class Worker:
             torch.set_num_threads(1)
         model = located(model)
         options = {} if device == "cpu" or sampler != "vllm" else {"dtype": "bfloat16"}
-        self._sampler = open_sampler(sampler, model, Sampling(**sampling), **options)
-        self._model, self._device = model, device
-        self._learner: Learner | None = None
+        kind = "vllm-remote" if placement == "separate" else sampler
+        self._sampler = open_sampler(kind, model, Sampling(**sampling), **options)
+        self._model, self._device, self._learner_ranks = model, device, learner_ranks
+        self._devices = 1 + (learner_ranks if learner_ranks > 1 else 0) + (placement == "separate")
+        self._learner: Learner | LearnerGroup | None = None
 
     def ready(self) -> int:
         """Return the process id once the engine is up."""
@@ -162,7 +159,7 @@ class Worker:
             tables.write(ledger.table(), "ledger", home / "ledger.parquet")
             rates = [tables.read(path, "pass_rates") for path in (home / "pass_rates").iterdir()]
             tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
-            timings = timings_table(spool.lines(), run_id=cell.run_id)
+            timings = timings_table(spool.lines(), cell.run_id, devices=self._devices)
             tables.write(timings, "timings", home / "timings.parquet")
             totals = ledger.totals
         summary = {
@@ -174,13 +171,15 @@ class Worker:
         aside.write_text(json.dumps(summary, sort_keys=True, indent=1))
         aside.rename(home / "done.json")
 
-    def _fresh_learner(self, cell: Cell | None) -> Learner:
+    def _fresh_learner(self, cell: Cell | None) -> Learner | LearnerGroup:
         """The base model's weights and a fresh optimizer."""
         from isocompute.learner import LearnerConfig
 
         config = cell.learner if cell else LearnerConfig(learning_rate=1.0)
-        if self._learner is None:
+        if self._learner is not None:
+            self._learner.reset(config)
+        elif self._learner_ranks == 1:
             self._learner = Learner(self._model, config, device=self._device)
         else:
-            self._learner.reset(config)
+            self._learner = LearnerGroup(self._model, config, world_size=self._learner_ranks, device=self._device)
         return self._learner

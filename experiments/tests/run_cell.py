@@ -1,4 +1,4 @@
-"""Run one small cell in this process, with a real vLLM engine; argument: its folder."""
+"""Run one small cell in this process, with a real vLLM engine; arguments: its folder, placement, learner ranks."""
 
 import json
 import os
@@ -28,4 +28,10 @@ def cell() -> Cell:
 if __name__ == "__main__":
     home = Path(sys.argv[1])
     model, problems = json.loads((home.parent / "inputs.json").read_text())
-    Worker(model, SAMPLING, "vllm").train(cell(), pl.read_parquet(problems), str(home))
+    placement, ranks = sys.argv[2:] or ("colocated", "1")
+    if placement == "separate":
+        import ray
+
+        ray.init(num_cpus=1 + int(ranks), include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+    worker = Worker(model, SAMPLING, "vllm", placement=placement, learner_ranks=int(ranks))
+    worker.train(cell(), pl.read_parquet(problems), str(home))

@@ -33,9 +33,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
+def start(folder: Path, *placed: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "experiments.tests.run_cell", str(folder)],
+        [sys.executable, "-W", "ignore", "-m", "experiments.tests.run_cell", str(folder), *placed],
         cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
@@ -76,3 +76,20 @@ def test_a_finished_cell_is_not_run_again(home: Path) -> None:
     before = done.stat().st_mtime_ns
     assert start(home / "alone").wait() == 0
     assert done.stat().st_mtime_ns == before
+
+
+def test_an_engine_of_its_own_changes_nothing(home: Path) -> None:
+    assert start(home / "separate", "separate", "1").wait() == 0
+    for table in ("evals", "ledger"):
+        there, here = (pl.read_parquet(home / cell / f"{table}.parquet") for cell in ("separate", "alone"))
+        assert there.equals(here)
+
+
+def test_two_learner_ranks_spend_the_same_and_start_from_the_same(home: Path) -> None:
+    assert start(home / "ranks", "separate", "2").wait() == 0
+    two, one = (pl.read_parquet(home / cell / "evals.parquet") for cell in ("ranks", "alone"))
+    assert two[0].equals(one[0])
+    assert two["rollouts"].equals(one["rollouts"])
+    timings = pl.read_parquet(home / "ranks" / "timings.parquet")
+    # The worker, two ranks and the engine.
+    assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())

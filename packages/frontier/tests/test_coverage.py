@@ -89,7 +89,7 @@ def test_records_are_biased_upward_and_all_points_are_not() -> None:
 
 
 def test_many_points_do_not_stop_the_optimiser_early() -> None:
-    # Residuals are summed: their mean over 10,000 points would fall below an optimiser's tolerance far from the optimum.
+    # Residuals are summed: over 10,000 points their mean would fall below an optimiser's tolerance too early.
     truth = Parameters(form="hill", start=0.3, gain=0.4, scale=5e5, shape=1.7)
     compute = np.linspace(1e4, 4e6, 10_000)
     found = fit_form("hill", compute, truth(compute), np.full(10_000, 0.014), None).parameters

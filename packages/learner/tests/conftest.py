@@ -1,5 +1,7 @@
-"""A tiny random model and rollouts recorded from it."""
+"""A tiny random model, rollouts recorded from it, and a sampler that replays recorded rollouts."""
 
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,32 +29,70 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def record(model: Path, *, groups: int = 4, n: int = 4, version: int = 0, seed: int = 0) -> pl.DataFrame:
-    """Rollouts with random tokens and rewards, and the log-probabilities that the model gives them."""
-    rng = np.random.default_rng(seed)
+def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:
+    """Rollouts with random tokens and rewards; their log-probabilities are for ``scored`` to fill in."""
+    rng = np.random.default_rng([seed, step])
     prompts = [rng.integers(0, 12, rng.integers(2, 6)).tolist() for _ in range(groups)]
-    rows = [
+    return pl.DataFrame([
         {
-            "run_id": "r", "step": 1, "phase": "train", "problem_id": f"p{g}", "sample": s,
+            "run_id": "r", "step": step, "phase": "train", "problem_id": f"p{g}", "sample": s,
             "prompt_ids": prompts[g], "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
             "reward": float(s < 1 + g % 2), "finish_reason": "stop", "weights_version": version,
         }
         for g in range(groups) for s in range(n)
-    ]  # fmt: skip
-    policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    for row in rows:
-        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
+    ])  # fmt: skip
+
+
+def scored(policy: LlamaForCausalLM, rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Rollouts with the log-probabilities that a model gives them, one response at a time."""
+    logprobs = []
+    for prompt, response in rollouts.select("prompt_ids", "response_ids").iter_rows():
         with torch.no_grad():
-            scores = torch.log_softmax(policy(ids).logits[0], -1)
-        begin = len(row["prompt_ids"])
-        row["logprobs"] = [float(scores[begin + i - 1, t]) for i, t in enumerate(row["response_ids"])]
-    return with_advantages(pl.DataFrame(rows), filter_zero_variance=False)
+            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
+        logprobs.append([float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)])
+    return rollouts.with_columns(pl.Series("logprobs", logprobs, dtype=pl.List(pl.Float32)))
+
+
+class Replay:
+    """A sampler whose answers were recorded: it scores them with the weights that it was last synced with."""
+
+    def __init__(self, model: Path) -> None:
+        self._policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.weights_version = 0
+
+    def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Take over the weights."""
+        self._policy.load_state_dict(dict(weights))
+        self.weights_version = version
+
+    def sample(
+        self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str
+    ) -> pl.DataFrame:
+        """The same tokens for the same seed and step, whatever the weights."""
+        rows = recorded(groups=len(problems), n=samples, version=self.weights_version, step=step, seed=seed)
+        return scored(self._policy, rows.with_columns(phase=pl.lit(phase)))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of two processors."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray's own default, whatever TMPDIR says: the paths of its sockets must stay below 108 bytes, and its
+        # workers end at once where the folder lies in $VIRTUAL_ENV, as the temporary folder of nox does.
+        patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+        yield
+        ray.shutdown()
 
 
 @pytest.fixture
 def rollouts(model: Path) -> pl.DataFrame:
     """Four groups of four."""
-    return record(model)
+    policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    return with_advantages(scored(policy, recorded()), filter_zero_variance=False)
 
 
 @pytest.fixture
@@ -65,3 +105,9 @@ def config() -> LearnerConfig:
 def learner(model: Path, config: LearnerConfig) -> Learner:
     """A learner at version 0."""
     return Learner(model, config)
+
+
+@pytest.fixture
+def replay(model: Path) -> Replay:
+    """A sampler at version 0."""
+    return Replay(model)

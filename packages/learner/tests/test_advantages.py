@@ -36,3 +36,22 @@ def test_cohorts_are_a_partition() -> None:
     filtered = with_advantages(batch, filter_zero_variance=True)["cohort"].to_list()
     assert kept == ["trained", "trained", "trained", "trained", "failed"]
     assert filtered == ["trained", "trained", "filtered", "filtered", "failed"]
+
+
+def test_the_middle_of_unequal_rewards_is_no_zero_variance() -> None:
+    batch = table([0.0, 0.5, 1.0, 0.1, 0.1, 0.1], ["a"] * 3 + ["b"] * 3, ["stop"] * 6)
+    found = with_advantages(batch, filter_zero_variance=True)
+    assert found["cohort"].to_list() == ["trained"] * 3 + ["filtered"] * 3
+    assert found["zero_variance"].to_list() == [False] * 3 + [True] * 3
+    # Exactly 0, though the mean of three times 0.1 is not 0.1.
+    assert found["advantage"].to_list()[3:] == [0.0] * 3
+
+
+def test_a_reward_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(LearnerError, match="rollout 1 of the batch is not a finite number"):
+        group_advantages(np.array([1.0, np.nan]), np.array([0, 0]))
+
+
+def test_a_batch_of_failed_responses_has_no_advantages() -> None:
+    found = with_advantages(table([0, 0], ["a", "a"], ["aborted"] * 2), filter_zero_variance=True)
+    assert found["cohort"].to_list() == ["failed"] * 2

@@ -1,3 +1,4 @@
+import resource
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,21 @@ def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None
     (tmp_path / "c").write_text("a file where the folder should be")
     with pytest.raises(CheckpointError, match="cannot be written"):
         Checkpoints(tmp_path / "c").save(checkpoint(1))
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    """The system ends a file at 64 kB here, as a full disk would."""
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    large = Checkpoint(step=2, tensors={"w": torch.zeros(100_000)}, values={}, progress={})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with pytest.raises(CheckpointError, match="step-000000002: the checkpoint cannot be written"):
+            store.save(large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 1
+    assert len(list(tmp_path.iterdir())) == 1

@@ -7,7 +7,6 @@ import torch
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError, SyncError
 from isocompute.learner.learner import Learner
-from transformers import LlamaForCausalLM
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -110,16 +109,87 @@ def test_a_state_continues_bit_for_bit(
     assert torch.equal(weights(learner), weights(other))
 
 
-def test_a_model_with_tied_embeddings_is_refused(model: Path, config: LearnerConfig, tmp_path: Path) -> None:
-    tied = LlamaForCausalLM.from_pretrained(model)
-    tied.config.tie_word_embeddings = True
-    tied.save_pretrained(tmp_path)
-    with pytest.raises(LearnerError, match="ties its embeddings"):
-        Learner(tmp_path, config)
+def test_a_state_is_copied_when_it_is_taken_up(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
+    first, second = Learner(model, config), Learner(model, config)
+    first.update(rollouts)
+    tensors = {name: tensor.clone() for name, tensor in first.state()[0].items()}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    second.load_state(tensors, {"version": 0})
+    second.config = replace(config, sync_tolerance=1e9)
+    second.update(rollouts)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
 
 
-def test_a_model_that_cannot_be_loaded_is_named(model: Path, config: LearnerConfig, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    for place in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(LearnerError, match=f"the base model {place} cannot be loaded"):
-            Learner(place, config)
+def test_a_state_of_another_model_is_refused(learner: Learner) -> None:
+    tensors, values = learner.state()
+    smaller = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
+    with pytest.raises(LearnerError, match="not one of the model"):
+        learner.load_state(smaller, values)
+
+
+def test_every_response_is_compared(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
+    """The last one, too, however small the micro-batches."""
+    learner = Learner(model, replace(config, micro_batch_rollouts=3))
+    assert learner.sync_error(rollouts) < 1e-4
+    last = pl.int_range(pl.len()) == pl.len() - 1
+    off = pl.when(last).then(pl.col("logprobs").list.eval(pl.element() - 0.5)).otherwise(pl.col("logprobs"))
+    assert learner.sync_error(rollouts.with_columns(off)) == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_log_probabilities_that_are_not_finite_are_caught(
+    learner: Learner, rollouts: pl.DataFrame, value: float
+) -> None:
+    wrong = rollouts.with_columns(pl.col("logprobs").list.eval(pl.element() * 0 + value))
+    before = weights(learner).clone()
+    with pytest.raises(SyncError, match="no update was made"):
+        learner.update(wrong)
+    assert learner.sync_error(wrong) > 1e9
+    assert torch.equal(before, weights(learner))
+
+
+def test_a_gradient_that_is_not_finite_makes_no_update(learner: Learner, rollouts: pl.DataFrame) -> None:
+    before = weights(learner).clone()
+    with pytest.raises(LearnerError, match="step 1 has a gradient that is not finite"):
+        learner.update(rollouts.with_columns(advantage=pl.lit(float("nan"))))
+    assert torch.equal(before, weights(learner))
+    assert learner.version == 0
+    learner.update(rollouts)
+    assert weights(learner).isfinite().all()
+
+
+def test_responses_without_a_token_change_nothing(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
+    """Even where they fill whole micro-batches, the first one included."""
+    config = replace(config, micro_batch_rollouts=2)
+    none = rollouts.head(4).with_columns(pl.col("response_ids", "logprobs").list.head(0))
+    one, other = Learner(model, config), Learner(model, config)
+    one.update(rollouts)
+    other.update(pl.concat([none, rollouts]))
+    assert torch.equal(weights(one), weights(other))
+    with pytest.raises(LearnerError, match="no response token to learn from"):
+        Learner(model, config).update(none)
+    with pytest.raises(LearnerError, match="no response token whose log-probability"):
+        one.sync_error(none)
+
+
+def test_the_gradient_is_clipped_to_its_norm_and_warmed_up(
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    learner = Learner(model, replace(config, gradient_clip=1e-3, warmup_steps=4))
+    report = learner.update(rollouts)
+    assert report.gradient_norm > 1e-3
+    assert float(gradient(learner).norm()) == pytest.approx(1e-3, rel=1e-3)
+    assert report.learning_rate == pytest.approx(config.learning_rate / 4)
+
+
+def test_a_process_group_of_somebody_else_is_left_alone(
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    """An engine in the same process has one; this one would count everything twice."""
+    dist = torch.distributed
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=2)
+    try:
+        report = Learner(model, config).update(rollouts)
+    finally:
+        dist.destroy_process_group()
+    assert report == Learner(model, config).update(rollouts)

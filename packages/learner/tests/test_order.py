@@ -30,3 +30,8 @@ def test_a_larger_batch_meets_the_same_problems_in_the_same_order() -> None:
 def test_a_batch_larger_than_the_problems_is_refused() -> None:
     with pytest.raises(LearnerError, match="problems_per_batch is 13"):
         ProblemOrder(PROBLEMS, problems_per_batch=13, seed=0)
+
+
+def test_a_problem_that_occurs_twice_is_named() -> None:
+    with pytest.raises(LearnerError, match="problem p03 occurs twice"):
+        ProblemOrder(pl.concat([PROBLEMS, PROBLEMS[3:4]]), problems_per_batch=4, seed=0)

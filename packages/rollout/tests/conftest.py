@@ -87,3 +87,12 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
     opened = open_sampler("vllm", str(tiny.folder), tiny.sampling)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster of two cores; one a test session."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    yield ray
+    ray.shutdown()

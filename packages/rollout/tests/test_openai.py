@@ -1,22 +1,24 @@
 """A real server on CPU: seeds, log-probabilities, refusals."""
 
+import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-
-pytest.importorskip("vllm")
-
-from isocompute.rollout import RolloutError, open_sampler  # noqa: E402
-from isocompute.rollout.cli import main  # noqa: E402
+from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout.cli import main
+from isocompute.rollout.samplers import openai
 
 QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
@@ -32,30 +34,38 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def url(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Start a server; what it yields are its address and what waits until it answers."""
+    pytest.importorskip("vllm")
     port = free_port()
     said = (tmp_path_factory.mktemp("server") / "log").open("w+")
     # A prompt prefilled in chunks breaks per-request seeds on CPU.
-    server = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny.folder), "--port", str(port),
          "--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "16",
          "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "1024", "--api-key", KEY,
          "--max-num-seqs", "64", "--logprobs-mode", "processed_logprobs"],
         env=os.environ | QUIET, stdout=said, stderr=subprocess.STDOUT,
     )  # fmt: skip
-    try:
-        for _ in range(240):
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
-                    break
-            except OSError:
-                time.sleep(0.5)
-                assert server.poll() is None, Path(said.name).read_text()[-4000:]
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-        said.close()
+
+    def wait() -> None:
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+            assert process.poll() is None, Path(said.name).read_text()[-4000:]
+            time.sleep(0.5)
+
+    yield f"http://127.0.0.1:{port}/v1", wait
+    process.terminate()
+    process.wait(timeout=30)
+    said.close()
+
+
+@pytest.fixture(scope="module")
+def url(server: tuple[str, Callable[[], None]], vllm_sampler: Any) -> str:
+    """The server's address, once it answers; the engine of this process comes up meanwhile."""
+    server[1]()
+    return server[0]
 
 
 @pytest.fixture
@@ -70,7 +80,7 @@ def test_a_server_gives_the_tokens_and_log_probabilities_of_the_engine_in_proces
     from transformers import AutoModelForCausalLM
 
     served, here = tiny.sample(sampler, samples=8), tiny.sample(vllm_sampler, samples=8)
-    assert served.drop("logprobs").equals(here.drop("logprobs"))
+    assert served.drop("logprobs", "weights_version").equals(here.drop("logprobs", "weights_version"))
     policy = AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32).eval()
     assert tiny.largest_difference(policy, served) < 1e-4
     assert set(served["finish_reason"]) == {"stop", "length"}
@@ -118,6 +128,65 @@ def test_the_command_measures_with_a_server(
     assert len(pl.read_parquet("rollouts.parquet")) == 12
     assert main(asked) == 2
     assert "--base-url" in capsys.readouterr().err
+
+
+class Unsteady(BaseHTTPRequestHandler):
+    """Passes requests on to the server, except what a strict and busy one would not answer."""
+
+    server_url = ""
+    busy = (3,)
+    """First token of a prompt that is never answered."""
+
+    def do_GET(self) -> None:
+        self.pass_on(None)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(body)
+        if "return_token_ids" in asked:
+            self.answer(400, b'{"error": {"message": "Unrecognized request argument supplied: return_token_ids"}}')
+        elif asked["prompt"][0] in self.busy:
+            self.answer(503, b"busy")
+        else:
+            self.pass_on(body)
+
+    def pass_on(self, body: bytes | None) -> None:
+        address = self.server_url + self.path.removeprefix("/v1")
+        headers = {"Authorization": self.headers["Authorization"], "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(address, data=body, headers=headers)) as reply:
+            self.answer(200, reply.read())
+
+    def answer(self, code: int, content: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_what_a_strict_and_busy_server_never_answers_is_aborted(
+    url: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai, "TRIES", 2)
+    monkeypatch.setattr(Unsteady, "server_url", url)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Unsteady) as between:
+        threading.Thread(target=between.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{between.server_port}"
+        sampler = open_sampler("openai", str(tiny.folder), tiny.sampling, base_url=address, api_key=KEY)
+        rollouts = tiny.sample(sampler)
+        begins = pl.col("prompt_ids").list.first()
+        failed = rollouts.filter(pl.col("finish_reason") == "aborted")
+        assert failed.equals(rollouts.filter(begins.is_in(Unsteady.busy)))
+        assert set(failed["problem_id"]) == {"p0", "p2", "p4"}
+        assert failed["reward"].sum() == 0
+        assert failed["response_ids"].list.len().sum() == 0
+        assert rollouts.filter(~begins.is_in(Unsteady.busy))["response_ids"].list.len().min() > 0
+        monkeypatch.setattr(Unsteady, "busy", tuple(range(15)))
+        with pytest.raises(RolloutError, match=f"{address}/v1 failed every request \\(503"):
+            tiny.sample(sampler)
+        between.shutdown()
 
 
 def test_a_server_that_is_not_there_is_named(tiny: Any) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import polars as pl
 import torch
 
+from .errors import LearnerError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
@@ -34,8 +36,22 @@ class MicroBatch:
     advantages: torch.Tensor
 
 
-def micro_batches(rollouts: pl.DataFrame, rows: int, device: str) -> Iterator[MicroBatch]:
-    """Yield the responses of a ``rollouts`` table with an ``advantage`` column, ``rows`` at a time."""
+def micro_batches(rollouts: pl.DataFrame, rows: int, device: str, *, vocabulary: int) -> Iterator[MicroBatch]:
+    """Yield the responses of a ``rollouts`` table with an ``advantage`` column, ``rows`` at a time.
+
+    Responses without a token are left out: they add nothing to a sum over tokens.
+
+    Args:
+        rollouts: The table.
+        rows: Responses of a micro-batch.
+        device: Where its tensors are to be.
+        vocabulary: Number of tokens that the policy knows.
+
+    Raises:
+        LearnerError: A row has no prompt, other than one log-probability a token, or an unknown token.
+    """
+    rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
+    _check(rollouts, vocabulary)
     prompts = _lists(rollouts["prompt_ids"])
     responses = _lists(rollouts["response_ids"])
     logprobs = _lists(rollouts["logprobs"])
@@ -43,6 +59,21 @@ def micro_batches(rollouts: pl.DataFrame, rows: int, device: str) -> Iterator[Mi
     for start in range(0, len(rollouts), rows):
         chosen = slice(start, min(start + rows, len(rollouts)))
         yield _pad(prompts, responses, logprobs, advantages[chosen], chosen, device)
+
+
+def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:
+    prompt, response, logprobs = (pl.col(name).list for name in ("prompt_ids", "response_ids", "logprobs"))
+    unknown = (prompt.max() >= vocabulary) | (response.max() >= vocabulary) | (prompt.min() < 0) | (response.min() < 0)
+    faults = {
+        "no prompt token, from which its first token would be predicted": prompt.len() == 0,
+        "other than one log-probability a token": logprobs.len() != response.len(),
+        f"a token outside the model's vocabulary of {vocabulary}": unknown,
+    }
+    for fault, condition in faults.items():
+        rows = rollouts.filter(condition)
+        if len(rows):
+            problem, sample = rows.select("problem_id", "sample").row(0)
+            raise LearnerError(f"response {sample} to problem {problem} has {fault}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from .errors import CheckpointError
@@ -59,9 +60,11 @@ class Checkpoints:
                 shutil.rmtree(final)
             aside.rename(final)
             _flush(self.folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            # safetensors reports a full disk as an error of its own.
             shutil.rmtree(aside, ignore_errors=True)
-            raise CheckpointError(f"{final}: the checkpoint cannot be written ({error.strerror})") from None
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{final}: the checkpoint cannot be written ({reason})") from None
         for old in self._complete():
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)

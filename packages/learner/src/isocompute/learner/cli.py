@@ -10,7 +10,8 @@ import polars as pl
 
 from . import tables
 from .config import LearnerConfig
-from .learner import Learner, check_sync
+from .errors import LearnerError
+from .learner import Learner
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = LearnerConfig(learning_rate=1.0, temperature=arguments.temperature, sync_tolerance=arguments.tolerance)
         rollouts = tables.read(arguments.rollouts, "rollouts").filter(pl.col("finish_reason") != "aborted")
         error = Learner(arguments.model, config).sync_error(rollouts)
-        check_sync(error, config.sync_tolerance, step=1)
+        if not error <= config.sync_tolerance:
+            raise LearnerError(
+                f"{arguments.rollouts}: the log-probabilities differ by up to {error:.2g} nats from those of "
+                f"{arguments.model} at temperature {config.temperature:g} (tolerance {config.sync_tolerance:g}): "
+                "other weights sampled these responses, or at another temperature"
+            )
     except ValueError as error_:
         print(f"error: {error_}", file=sys.stderr)
         return 2

@@ -17,8 +17,8 @@ class LearnerConfig:
         warmup_steps: Steps over which the learning rate rises linearly to its peak.
         weight_decay: AdamW's decoupled weight decay.
         gradient_clip: Largest norm of the whole gradient.
-        kl_coefficient: Weight of KL(policy ‖ base), estimated per token (k3); 0 turns it off, and then the
-            base model is not kept.
+        kl_coefficient: Weight of KL(policy ‖ base), estimated per token (k3); 0 turns it off, and then no
+            reference model is loaded.
         entropy_coefficient: Weight of the entropy bonus per token; 0 turns it off.
         importance_cap: Cap of the truncated importance weight between learner and sampler.
         temperature: Sampling temperature, which the sampler's log-probabilities include.
@@ -48,15 +48,20 @@ class LearnerConfig:
         positive = ("learning_rate", "gradient_clip", "importance_cap", "temperature", "sync_tolerance")
         for name in positive:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise LearnerError(f"{name} is {value}; it has to be positive")
+            if not (_is_number(value) and value > 0):
+                raise LearnerError(f"{name} is {value!r}; it has to be a positive number")
         for name in ("weight_decay", "kl_coefficient", "entropy_coefficient", "warmup_steps"):
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise LearnerError(f"{name} is {value}; it has to be 0 or more")
-        if self.micro_batch_rollouts < 1:
-            raise LearnerError(f"micro_batch_rollouts is {self.micro_batch_rollouts}; it has to be 1 or more")
+            if not (_is_number(value) and value >= 0):
+                raise LearnerError(f"{name} is {value!r}; it has to be a number, 0 or more")
+        if not (isinstance(self.micro_batch_rollouts, int) and self.micro_batch_rollouts >= 1):
+            raise LearnerError(f"micro_batch_rollouts is {self.micro_batch_rollouts!r}; it has to be 1 or more, whole")
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update ``step`` (counted from 1): a linear warm-up, then constant."""
         return self.learning_rate * min(1.0, step / max(1, self.warmup_steps))
+
+
+def _is_number(value: object) -> bool:
+    # YAML reads 1e-3, without a point, as text.
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

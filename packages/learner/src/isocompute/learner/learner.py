@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from .batch import MicroBatch, micro_batches
 from .config import LearnerConfig
 from .errors import LearnerError, SyncError
 from .losses import TokenTerms, importance_weights, kl_k3, policy_loss
+from .sync import check_sync, largest_difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +46,24 @@ class UpdateReport:
 class Learner:
     """A policy, its AdamW state and, when the KL term is on, the base model.
 
-    With ``torch.distributed`` initialised, each rank is given its share of the rollouts and all ranks take
-    the same update: gradients are sums over tokens divided by the tokens of the whole batch.
+    With a process group, each rank is given its share of the rollouts (which may be empty) and all ranks
+    take the same update: gradients are sums over tokens divided by the tokens of the whole batch.
+
+    Args:
+        model: The base model.
+        config: The learner's settings.
+        device: A torch device.
+        ranks: The learners that take every update together, or None for this one alone. Never taken from
+            the process: an engine in the same process has a process group of its own.
+
+    Raises:
+        LearnerError: The model cannot be used; see ``load_policy``.
     """
 
-    def __init__(self, model: str | Path, config: LearnerConfig, *, device: str = "cpu") -> None:
-        self.device = device
+    def __init__(
+        self, model: str | Path, config: LearnerConfig, *, device: str = "cpu", ranks: dist.ProcessGroup | None = None
+    ) -> None:
+        self.device, self._ranks = device, ranks
         self.model = str(model)
         self.policy = policies.load_policy(model, device=device)
         self.reset(config)
@@ -74,11 +88,15 @@ class Learner:
             yield name, tensor.detach()
 
     def sync_error(self, rollouts: pl.DataFrame) -> float:
-        """Largest |sampler − learner| log-probability difference over the responses (nats)."""
-        batch = next(self._batches(rollouts))
-        with torch.no_grad():
-            terms = self._terms(self.policy, batch)
-        return float((terms.logprobs - batch.sampler_logprobs).abs().max())
+        """Largest |sampler − learner| log-probability difference over all responses (nats).
+
+        Raises:
+            LearnerError: There is no response token to compare.
+        """
+        worst = [self._difference(batch) for batch in self._batches(rollouts)]
+        if not worst:
+            raise LearnerError("the rollouts have no response token whose log-probability could be compared")
+        return float(torch.stack(worst).max())
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
         """Take one optimizer step.
@@ -92,11 +110,12 @@ class Learner:
         Raises:
             SyncError: The responses were sampled with other weights than the learner's. The policy is as
                 it was.
-            LearnerError: No rank has a response token.
+            LearnerError: No rank has a response token, the rollouts do not fit the model, or the gradient is
+                not finite. The policy is as it was.
         """
         stale = rollouts.filter(pl.col("weights_version") != self.version)
         if self._total(len(stale)):
-            versions = stale["weights_version"].unique().sort().to_list()
+            versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
             raise SyncError(
                 f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
                 f"and the learner is at {self.version}: a sync was skipped"
@@ -114,16 +133,21 @@ class Learner:
             loss, parts = self._objective(terms, batch)
             (loss.sum() / tokens).backward()
             sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts)]).double()
-        if len(rollouts) == 0:
+        if not rollouts["response_ids"].list.len().sum():
+            # This rank's share is empty, and the others wait for its word.
             error = self._verify(None, None)
         norm = self._reduce_gradients()
+        if not math.isfinite(norm):
+            raise LearnerError(
+                f"step {self.version + 1} has a gradient that is not finite ({norm}): an advantage or a "
+                "log-probability of the batch is not finite, or the policy has diverged; no update was made"
+            )
         rate = self.config.learning_rate_at(self.version + 1)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self.version += 1
-        if dist.is_initialized():
-            dist.all_reduce(sums)
+        self._all_reduce(sums)
         loss_mean, weight, kl, entropy = (sums / tokens).tolist()
         return UpdateReport(
             loss=loss_mean,
@@ -138,21 +162,23 @@ class Learner:
     def _batches(self, rollouts: pl.DataFrame) -> Iterator[MicroBatch]:
         if "advantage" not in rollouts.columns:
             rollouts = rollouts.with_columns(advantage=pl.lit(0.0))
-        return micro_batches(rollouts, self.config.micro_batch_rollouts, self.device)
+        known = policies.vocabulary(self.policy)
+        return micro_batches(rollouts, self.config.micro_batch_rollouts, self.device, vocabulary=known)
 
     def _terms(self, policy: Any, batch: MicroBatch) -> TokenTerms:
         return policies.terms(policy, batch, temperature=self.config.temperature)
+
+    def _difference(self, batch: MicroBatch) -> torch.Tensor:
+        with torch.no_grad():
+            return largest_difference(self._terms(self.policy, batch), batch)
 
     def _verify(self, terms: TokenTerms | None, batch: MicroBatch | None) -> float:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
         # Collectives of GPUs take tensors of GPUs.
         worst = torch.zeros((), dtype=torch.float64, device=self.device)
         if terms is not None and batch is not None:
-            difference = (terms.logprobs.detach() - batch.sampler_logprobs).abs().max()
-            # max() of a NaN is a NaN, which no comparison would catch.
-            worst = torch.nan_to_num(difference, nan=float("inf")).double()
-        if dist.is_initialized():
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX)
+            worst = largest_difference(terms, batch).double()
+        self._all_reduce(worst, dist.ReduceOp.MAX)
         check_sync(float(worst), self.config.sync_tolerance, step=self.version + 1)
         return float(worst)
 
@@ -172,25 +198,28 @@ class Learner:
     def _reduce_gradients(self) -> float:
         """Sum gradients over ranks, clip, and return the norm before clipping."""
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        if dist.is_initialized():
-            for parameter in parameters:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self._ranks is not None:
             flat = torch.cat([p.grad.flatten() for p in parameters])
-            dist.all_reduce(flat)
+            self._all_reduce(flat)
             for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
                 parameter.grad = part.view_as(parameter)
         return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip))
 
     def _total(self, count: int) -> int:
-        if not dist.is_initialized():
-            return count
         total = torch.tensor(count, device=self.device)
-        dist.all_reduce(total)
+        self._all_reduce(total)
         return int(total)
 
+    def _all_reduce(self, tensor: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
+        """Combine a tensor of this learner's device over the ranks, in place."""
+        if self._ranks is not None:
+            dist.all_reduce(tensor, op=operation, group=self._ranks)
+
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors and plain values that a checkpoint holds."""
+        """Tensors and plain values that a checkpoint holds; the tensors are the live ones, not copies."""
         tensors = {f"policy.{name}": t.contiguous() for name, t in self.policy.state_dict().items()}
         optimizer = self._optimizer.state_dict()["state"]
         for index, entries in optimizer.items():
@@ -199,28 +228,21 @@ class Learner:
         return tensors, {"version": self.version}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Continue from what ``state`` returned."""
+        """Continue from what ``state`` returned, which is copied.
+
+        Raises:
+            LearnerError: It is the state of another model.
+        """
         policy = {k.removeprefix("policy."): t for k, t in tensors.items() if k.startswith("policy.")}
+        mine = self.policy.state_dict()
+        if {k: t.shape for k, t in policy.items()} != {k: t.shape for k, t in mine.items()}:
+            raise LearnerError(f"the state to continue from is not one of the model {self.model}")
         self.policy.load_state_dict(policy)
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):
                 _, index, key = name.split(".", 2)
-                moments.setdefault(int(index), {})[key] = tensor
+                moments.setdefault(int(index), {})[key] = tensor.clone()
         full = self._optimizer.state_dict()
         self._optimizer.load_state_dict({"state": moments, "param_groups": full["param_groups"]})
         self.version = int(values["version"])
-
-
-def check_sync(error: float, tolerance: float, *, step: int) -> None:
-    """Refuse to learn from responses of other weights.
-
-    Raises:
-        SyncError: The difference is above the tolerance.
-    """
-    if not error <= tolerance:
-        raise SyncError(
-            f"before step {step} the sampler's log-probabilities differ from the learner's by up to "
-            f"{error:.2g} nats (tolerance {tolerance:g}): the sampler does not hold the learner's weights; "
-            "no update was made"
-        )

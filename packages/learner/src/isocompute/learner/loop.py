@@ -13,9 +13,9 @@ import polars as pl
 from .advantages import with_advantages
 from .checkpoint import Checkpoint, Checkpoints
 from .errors import LearnerError
-from .learner import check_sync
 from .order import ProblemOrder
 from .protocols import Evaluator, Meter, Sampler
+from .sync import check_sync
 
 
 class Updater(Protocol):
@@ -25,6 +25,7 @@ class Updater(Protocol):
     version: int
 
     def weights(self) -> Any: ...  # noqa: D102
+    def reset(self, config: Any) -> None: ...  # noqa: D102
     def update(self, rollouts: pl.DataFrame) -> Any: ...  # noqa: D102
     def sync_error(self, rollouts: pl.DataFrame) -> float: ...  # noqa: D102
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]: ...  # noqa: D102
@@ -43,7 +44,8 @@ class RunConfig:
         evaluate_every: Cumulative rollouts between evaluations, a multiple of B_p · n.
 
     Raises:
-        LearnerError: n is 1 (a group baseline needs two), or the grid is no multiple of the batch.
+        LearnerError: n is 1 (a group baseline needs two), there is no problem in a batch, or the grid is no
+            multiple of the batch.
     """
 
     run_id: str
@@ -55,7 +57,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.rollouts_per_problem < 2:
             raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a group baseline needs 2 or more")
-        if self.evaluate_every % self.batch_rollouts:
+        if self.problems_per_batch < 1:
+            raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
+        if self.evaluate_every < 1 or self.evaluate_every % self.batch_rollouts:
             raise LearnerError(
                 f"evaluate_every is {self.evaluate_every} rollouts, no multiple of the batch of "
                 f"{self.batch_rollouts}: evaluations would not fall on a common grid"
@@ -168,8 +172,9 @@ def train(
         progress.rollouts += len(rollouts)
         progress.tokens += int(rollouts["response_ids"].list.len().sum())
         completed = batch.filter(pl.col("cohort") != "failed")
-        metrics["reward"] = float(completed["reward"].to_numpy().mean())
-        metrics["zero_variance_share"] = float((completed["advantage"].to_numpy() == 0).mean())
+        if len(completed):
+            metrics["reward"] = float(completed["reward"].to_numpy().mean())
+            metrics["zero_variance_share"] = float(completed["zero_variance"].to_numpy().mean())
         watch(step, progress.rollouts, {**report, **metrics})
         if step * run.batch_rollouts % run.evaluate_every == 0:
             evaluate()

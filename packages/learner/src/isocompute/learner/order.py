@@ -11,8 +11,12 @@ from .errors import LearnerError
 class ProblemOrder:
     """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
 
-    The sequence of problems depends on the seed only, so runs with other batch sizes meet the same problems
-    in the same order, and a resumed run needs nothing but its step.
+    A pass depends on the seed only, so runs whose batch sizes divide the number of problems meet the same
+    problems in the same order, and a resumed run needs nothing but its step. Where the batch size does not
+    divide it, each pass leaves out the problems (others each time) that do not fill a batch.
+
+    Raises:
+        LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
     """
 
     def __init__(self, problems: pl.DataFrame, *, problems_per_batch: int, seed: int) -> None:
@@ -21,6 +25,9 @@ class ProblemOrder:
                 f"problems_per_batch is {problems_per_batch}, and there are {len(problems)} training problems: "
                 "a problem cannot be twice in one batch"
             )
+        repeated = problems["problem_id"].is_duplicated()
+        if repeated.any():
+            raise LearnerError(f"problem {problems['problem_id'].filter(repeated)[0]} occurs twice among the problems")
         self._problems = problems.sort("problem_id")
         self._size = problems_per_batch
         self._seed = seed

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from .batch import MicroBatch
@@ -17,27 +18,64 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
     """Load a transformers model.
 
     Raises:
-        LearnerError: The model cannot be loaded, or ties its embeddings (a sampler may then keep its old
-            output head after a sync).
+        LearnerError: The model cannot be loaded, lacks weights (they would be random), ties its embeddings
+            (a sampler may then keep its old output head after a sync), or does something to its logits
+            after the head (``terms`` would miss it).
     """
     try:
-        policy = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        policy, found = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LearnerError(f"the base model {model} cannot be loaded ({reason})") from None
-    if policy.config.get_text_config().tie_word_embeddings:
+    if _ties_embeddings(policy):
         raise LearnerError(
-            f"the base model {model} ties its embeddings, and a sampler may keep the old output head after a sync: "
-            "save it with tie_word_embeddings=false"
+            f"the base model {model} ties its embeddings, and vLLM keeps the old output head after a sync of such a "
+            "model: give the head weights of its own and save the model with tie_word_embeddings=false (see the README)"
+        )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise LearnerError(
+            f"the base model {model} has no weights for {', '.join(missing[:3])}{more}: they would be random; "
+            "save the model whole"
         )
     # Dropout would make log-probabilities random; nothing is trained with it.
-    return policy.to(device).eval()
+    policy = policy.to(device).eval()
+    if _changes_logits(policy, device):
+        raise LearnerError(
+            f"the base model {model} scales or caps its logits after the output head, which the learner does not "
+            "reproduce: use a model whose head gives the logits"
+        )
+    return policy
 
 
 def terms(policy: Any, batch: MicroBatch, *, temperature: float) -> TokenTerms:
     """Log-probability and entropy of every response token; logits are made for these alone."""
-    hidden = policy.base_model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
-    ).last_hidden_state
+    hidden = _hidden(policy, batch.input_ids, batch.attention_mask)
     logits = policy.get_output_embeddings()(hidden[batch.predicts])
     return token_terms(logits, batch.tokens, temperature=temperature)
+
+
+def vocabulary(policy: Any) -> int:
+    """Number of tokens that the policy knows."""
+    return int(policy.get_input_embeddings().weight.shape[0])
+
+
+def _hidden(policy: Any, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+    return policy.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+
+
+def _ties_embeddings(policy: Any) -> bool:
+    head = policy.get_output_embeddings()
+    shared = head is not None and head.weight is policy.get_input_embeddings().weight
+    return bool(policy.config.get_text_config().tie_word_embeddings) or shared
+
+
+def _changes_logits(policy: Any, device: str) -> bool:
+    """Whether the model's own logits are others than those of its head, as with Gemma 2, Cohere or Granite."""
+    ids = torch.arange(2, device=device)[None]
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        whole = policy(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        head = policy.get_output_embeddings()(_hidden(policy, ids, mask))
+    return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)

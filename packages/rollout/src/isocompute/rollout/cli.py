@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -16,20 +20,65 @@ from .samplers import KINDS, Sampling, open_sampler
 from .sources import load_problems, source_from
 from .verifiers import verifier
 
+SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A table that a command made.
+
+    Attributes:
+        name: Which table it is.
+        table: Its rows.
+        said: What to say of it.
+        metrics: Figures to log with it.
+        sources: Tables it was made from: name to where that was.
+        params: Settings to log with it.
+    """
+
+    name: str
+    table: pl.DataFrame
+    said: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the console script; an error a user can act on is one line and exit code 2."""
     arguments = _parser().parse_args(argv)
+    commands = {
+        "problems": _problems, "generate": _generate, "score": _score, "difficulty": _difficulty, "split": _split,
+    }  # fmt: skip
     try:
-        commands = {
-            "problems": _problems, "generate": _generate, "score": _score, "difficulty": _difficulty,
-            "split": _split,
-        }  # fmt: skip
-        commands[arguments.command](arguments)
+        if arguments.log:
+            # A store that does not answer is better known before the work than after it.
+            from . import tracking
+
+            tracking.ensure_store()
+        made = commands[arguments.command](arguments)
+        tables.write(made.table, made.name, arguments.out)
+        print(f"{made.said}, in {arguments.out}")
+        if arguments.log:
+            print(f"logged as runs:/{_log(arguments, made)}")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _log(arguments: argparse.Namespace, made: Made) -> str:
+    from . import tracking
+
+    files = {name: Path(source) for name, source in made.sources.items() if Path(source).is_file()}
+    return tracking.log_artifacts(
+        arguments.log,
+        {made.name: arguments.out},
+        run_name=arguments.command,
+        params={**made.params, **{f"source_{name}": source for name, source in made.sources.items()}},
+        metrics=made.metrics,
+        inputs=files,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -40,33 +89,40 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("problems", help="make a problems table from a YAML or JSON description")
     one.add_argument("config", type=Path)
     two = commands.add_parser("generate", help="answer problems with a model")
-    two.add_argument("--model", required=True, help="folder or name of a model in the Hugging Face format")
-    two.add_argument("--problems", required=True)
-    two.add_argument("--samples", type=int, default=16)
+    two.add_argument(
+        "--model", required=True,
+        help="folder or name of a model in the Hugging Face format; with --sampler openai, of its tokenizer",
+    )  # fmt: skip
+    two.add_argument("--problems", required=True, help=SOURCE)
+    two.add_argument("--samples", type=int, default=16, help="responses per problem (default 16)")
     two.add_argument("--sampler", default="vllm", choices=KINDS)
     two.add_argument("--temperature", type=float, default=1.0)
     two.add_argument("--max-new-tokens", type=int, default=16)
     two.add_argument("--max-prompt-tokens", type=int, default=48)
     two.add_argument("--seed", type=int, default=0)
-    two.add_argument("--log", metavar="EXPERIMENT", help="also log the rollouts to MLflow")
+    server = two.add_argument_group("with --sampler openai", "The API key, if any, is read from OPENAI_API_KEY.")
+    server.add_argument("--base-url", help="address of the server, such as http://localhost:8000/v1")
+    server.add_argument("--served-model", help="the model's name there, where it is another")
+    server.add_argument("--concurrency", type=int, help="requests under way at a time (default 64)")
     three = commands.add_parser("score", help="verify rollouts again")
-    three.add_argument("rollouts", help="a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID")
-    three.add_argument("--problems", required=True)
+    three.add_argument("rollouts", help=SOURCE)
+    three.add_argument("--problems", required=True, help=SOURCE)
     three.add_argument("--model", required=True, help="whose tokenizer reads the responses")
     four = commands.add_parser("difficulty", help="add pass rates to problems")
-    four.add_argument("rollouts", help="a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID")
-    four.add_argument("--problems", required=True)
+    four.add_argument("rollouts", help=SOURCE)
+    four.add_argument("--problems", required=True, help=SOURCE)
     five = commands.add_parser("split", help="choose the problems of an interval of pass rates")
-    five.add_argument("problems")
+    five.add_argument("problems", help=SOURCE)
     five.add_argument("--interval", type=float, nargs=2, required=True, metavar=("LOWEST", "HIGHEST"))
-    five.add_argument("--train", type=int, required=True)
-    five.add_argument("--validation", type=int, default=300)
+    five.add_argument("--train", type=int, required=True, help="training problems")
+    five.add_argument("--validation", type=int, default=300, help="validation problems (default 300)")
     for command in (one, two, three, four, five):
-        command.add_argument("--out", required=True, type=Path)
+        command.add_argument("--out", required=True, type=Path, help="the .parquet or .csv file to write")
+        command.add_argument("--log", metavar="EXPERIMENT", help="also log the table to MLflow (MLFLOW_TRACKING_URI)")
     return parser
 
 
-def _problems(arguments: argparse.Namespace) -> None:
+def _problems(arguments: argparse.Namespace) -> Made:
     import yaml
 
     try:
@@ -76,32 +132,45 @@ def _problems(arguments: argparse.Namespace) -> None:
     if not isinstance(settings, dict):
         raise RolloutError(f"{arguments.config}: has to be a mapping with the key kind")
     table = load_problems(source_from(settings))
-    print(f"{len(table):,} problems in {tables.write(table, 'problems', arguments.out)}")
+    return Made(name="problems", table=table, said=f"{len(table):,} problems", params=settings)
 
 
-def _generate(arguments: argparse.Namespace) -> None:
+def _generate(arguments: argparse.Namespace) -> Made:
     problems = tables.read(arguments.problems, "problems")
     sampling = Sampling(
         temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens,
         max_prompt_tokens=arguments.max_prompt_tokens,
     )  # fmt: skip
-    sampler = open_sampler(arguments.sampler, arguments.model, sampling)
-    rollouts = sampler.sample(
-        problems, samples=arguments.samples, seed=arguments.seed, step=0, phase="eval", run_id="generate"
-    )
-    tables.write(rollouts, "rollouts", arguments.out)
-    print(f"{len(rollouts):,} rollouts, mean reward {rollouts['reward'].to_numpy().mean():.3f}, in {arguments.out}")
-    if arguments.log:
-        from . import tracking
-
-        run = tracking.log_artifacts(
-            arguments.log, {"rollouts": arguments.out}, run_name="generate",
-            params={"samples": arguments.samples, "temperature": arguments.temperature},
-        )  # fmt: skip
-        print(f"logged as runs:/{run}")
+    if arguments.samples < 1:
+        raise RolloutError(f"--samples is {arguments.samples}; it has to be at least 1")
+    sampler = open_sampler(arguments.sampler, arguments.model, sampling, **_server(arguments))
+    with contextlib.closing(sampler):
+        rollouts = sampler.sample(
+            problems, samples=arguments.samples, seed=arguments.seed, step=0, phase="eval", run_id="generate"
+        )
+    params = {
+        name: getattr(arguments, name)
+        for name in ("model", "sampler", "samples", "temperature", "max_new_tokens", "seed")
+    }
+    return _rewarded(rollouts, sources={"problems": arguments.problems}, params=params)
 
 
-def _score(arguments: argparse.Namespace) -> None:
+def _server(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        name: getattr(arguments, name)
+        for name in ("base_url", "served_model", "concurrency")
+        if getattr(arguments, name) is not None
+    }
+    if arguments.sampler != "openai":
+        if given:
+            raise RolloutError(f"--{next(iter(given)).replace('_', '-')} goes with --sampler openai")
+        return {}
+    if "base_url" not in given:
+        raise RolloutError("--sampler openai needs --base-url, such as http://localhost:8000/v1")
+    return {**given, "api_key": os.environ.get("OPENAI_API_KEY")}
+
+
+def _score(arguments: argparse.Namespace) -> Made:
     from .samplers.base import load_tokenizer
 
     rollouts = tables.read(arguments.rollouts, "rollouts")
@@ -112,32 +181,52 @@ def _score(arguments: argparse.Namespace) -> None:
         raise RolloutError(f"{arguments.problems}: lacks {len(lost)} problems answered, such as {lost[0]}")
     tokenizer = load_tokenizer(arguments.model)
     texts = tokenizer.batch_decode(joined["response_ids"].to_list(), skip_special_tokens=True)
-    answers = zip(texts, joined["answer"].to_list(), joined["verifier"].to_list(), strict=True)
-    rewards = [float(verifier(rule)(text, answer)) for text, answer, rule in answers]
+    columns = (joined[name].to_list() for name in ("answer", "verifier", "finish_reason"))
+    rewards = [
+        float(reason != "aborted" and verifier(rule)(text, answer))
+        for text, answer, rule, reason in zip(texts, *columns, strict=True)
+    ]
     scored = rollouts.with_columns(reward=pl.Series(rewards, dtype=pl.Float32))
-    tables.write(scored, "rollouts", arguments.out)
-    print(f"{len(scored):,} rollouts, mean reward {scored['reward'].to_numpy().mean():.3f}, in {arguments.out}")
+    return _rewarded(scored, sources={"rollouts": arguments.rollouts, "problems": arguments.problems})
 
 
-def _difficulty(arguments: argparse.Namespace) -> None:
+def _rewarded(rollouts: pl.DataFrame, **other: Any) -> Made:
+    mean = float(rollouts["reward"].to_numpy().mean())
+    return Made(
+        name="rollouts", table=rollouts, said=f"{len(rollouts):,} rollouts, mean reward {mean:.3f}",
+        metrics={"mean_reward": mean}, **other,
+    )  # fmt: skip
+
+
+def _difficulty(arguments: argparse.Namespace) -> Made:
     problems = tables.read(arguments.problems, "problems")
     measured = with_pass_rates(problems, tables.read(arguments.rollouts, "rollouts"))
-    tables.write(measured, "problems", arguments.out)
-    print(
-        f"{len(measured):,} problems, mean pass rate {measured['pass_rate'].to_numpy().mean():.3f}, in {arguments.out}"
-    )
+    if measured.is_empty():
+        raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
+    mean = float(measured["pass_rate"].to_numpy().mean())
+    return Made(
+        name="problems", table=measured, said=f"{len(measured):,} problems, mean pass rate {mean:.3f}",
+        metrics={"mean_pass_rate": mean},
+        sources={"rollouts": arguments.rollouts, "problems": arguments.problems},
+    )  # fmt: skip
 
 
-def _split(arguments: argparse.Namespace) -> None:
+def _split(arguments: argparse.Namespace) -> Made:
     problems = tables.read(arguments.problems, "problems")
     if "pass_rate" not in problems.columns:
         raise RolloutError(f"{arguments.problems}: has no pass rates; add them with `difficulty` first")
-    wanted = DifficultySplit(
-        name=arguments.out.stem, lowest=arguments.interval[0], highest=arguments.interval[1],
-        train=arguments.train, validation=arguments.validation,
+    lowest, highest = arguments.interval
+    chosen = split(
+        problems,
+        DifficultySplit(
+            name=arguments.out.stem, lowest=lowest, highest=highest,
+            train=arguments.train, validation=arguments.validation,
+        ),
     )  # fmt: skip
-    chosen = split(problems, wanted)
-    print(f"{len(chosen):,} problems in {tables.write(chosen, 'problems', arguments.out)}")
+    return Made(
+        name="problems", table=chosen, said=f"{len(chosen):,} problems", sources={"problems": arguments.problems},
+        params={"lowest": lowest, "highest": highest, "train": arguments.train, "validation": arguments.validation},
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

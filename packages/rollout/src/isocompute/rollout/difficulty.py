@@ -71,15 +71,17 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
             raise RolloutError(
                 f"the set {wanted.name} needs {size} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): generate about {_needed(size, len(candidates), total)} {side} problems, widen "
-                f"the interval, or make the set smaller"
+                f"is {mean:.2f}): {_advice(size, len(candidates), total, side)}"
             )
         parts.append(candidates.head(size))
     return pl.concat(parts).sort("problem_id")
 
 
-def _needed(size: int, found: int, total: int) -> str:
-    return f"{int(np.ceil(1.1 * size * total / found / 100)) * 100:,}" if found else "other (easier or harder)"
+def _advice(size: int, found: int, total: int, side: str) -> str:
+    if not found:
+        return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
+    needed = int(np.ceil(1.1 * size * total / found / 100)) * 100
+    return f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
 
 
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:

@@ -165,15 +165,35 @@ def load_tokenizer(model: str) -> Any:
     """Load a model's tokenizer.
 
     Raises:
-        RolloutError: It cannot be loaded.
+        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
+    if Path(model).is_absolute() and not Path(model).is_dir():
+        raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
     try:
         return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RolloutError(f"the base model {model} cannot be loaded ({reason})") from None
+    except Exception as error:
+        # Damaged files raise whatever the library that reads them raises.
+        raise not_loaded(model, error) from None
+
+
+def check_folder(model: str | Path) -> None:
+    """Refuse a folder that holds no model; libraries go on to look for one of its name on the hub.
+
+    Raises:
+        RolloutError: The folder has no ``config.json``.
+    """
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
+
+
+def not_loaded(model: str, error: BaseException) -> RolloutError:
+    """Return what to raise for a model that a library could not load, with the first words of its reason."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return RolloutError(f"the base model {model} cannot be loaded ({lines[0] if lines else type(error).__name__})")
 
 
 def named_tensors(weights: Any) -> list[tuple[str, torch.Tensor]]:

@@ -32,8 +32,8 @@ class OpenAISampler(LocalSampler):
     and left empty where it reports none or not one for each token; vLLM applies the temperature to them with
     ``--logprobs-mode processed_logprobs``.
 
-    A request that the server keeps failing (too many requests, 5xx, no answer in time) is a response that was
-    ``aborted``, without tokens or reward, as long as others succeed.
+    A request that the server keeps failing (too many requests, 5xx, no answer in time) or gives up is a response
+    that was ``aborted``, without tokens or reward, as long as others succeed.
 
     Args:
         model: Directory or name of the model whose tokenizer reads and writes.
@@ -137,8 +137,11 @@ class OpenAISampler(LocalSampler):
         except (KeyError, IndexError, TypeError):
             raise RolloutError(f"{self.base_url}/completions does not answer as an OpenAI-compatible server") from None
 
-    def _response(self, choice: Mapping[str, Any]) -> Response:
-        stopped = choice["finish_reason"] == "stop"
+    def _response(self, choice: Mapping[str, Any]) -> Response | str:
+        reason = choice["finish_reason"]
+        if reason not in {"stop", "length"}:
+            return f"it finished with {reason}"
+        stopped = reason == "stop"
         ids: Sequence[int] | None = choice.get("token_ids")
         if ids is None:
             ids = list(self.tokenizer(choice["text"], add_special_tokens=False)["input_ids"])
@@ -146,7 +149,7 @@ class OpenAISampler(LocalSampler):
                 ids.append(self.tokenizer.eos_token_id)
         reported = (choice.get("logprobs") or {}).get("token_logprobs") or []
         complete = len(reported) == len(ids) and None not in reported
-        return Response(ids=ids, logprobs=reported if complete else [], finish_reason="stop" if stopped else "length")
+        return Response(ids=ids, logprobs=reported if complete else [], finish_reason=reason)
 
     def _post(self, route: str, body: Mapping[str, Any] | None) -> Any:
         """Ask the server and return its JSON; None for ``body`` is a GET.

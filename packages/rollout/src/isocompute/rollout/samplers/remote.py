@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,8 +60,8 @@ class RemoteSampler:
         model: Directory or name of a model in the Hugging Face format, with untied embeddings, as the actor's
             machine sees it.
         sampling: How responses are sampled.
-        transport: How weights travel: ``object_store`` (through Ray, on any device) or ``nccl`` (between
-            GPUs); by default ``nccl`` where this process has a CUDA device.
+        transport: How weights travel: ``object_store`` (through Ray, on any device) or ``nccl`` (between two
+            GPUs, this process's and the actor's); by default ``nccl`` where this process has a CUDA device.
         num_gpus: GPUs the actor holds; by default 1 where the cluster has any.
         start_seconds: How long to wait for the engine.
         **options: Further options of ``VllmSampler``.
@@ -83,6 +84,7 @@ class RemoteSampler:
         self.model, self.sampling = str(model), sampling
         self.transport = transport or transfer.backend_here()
         self._version = 0
+        self._whole = True
         self._send: Callable[[Any], None] | None = None
         if num_gpus is None:
             num_gpus = min(1.0, self._ray.cluster_resources().get("GPU", 0.0))
@@ -109,7 +111,13 @@ class RemoteSampler:
         phase: str = "train",
         run_id: str = "",
     ) -> pl.DataFrame:
-        """Answer each problem ``samples`` times; see ``LocalSampler.sample``."""
+        """Answer each problem ``samples`` times; see ``LocalSampler.sample``.
+
+        Raises:
+            RolloutError: A prompt is too long, the latest sync failed, or the engine's process has died.
+        """
+        if not self._whole:
+            raise RolloutError("the latest sync failed, and the engine holds no whole model; sync it again")
         asked = {"samples": samples, "seed": seed, "step": step, "phase": phase, "run_id": run_id}
         answered: pl.DataFrame = self._call("sample", problems, asked)
         return answered
@@ -118,14 +126,15 @@ class RemoteSampler:
         """Send weights by their Hugging Face names, and stamp what is sampled with ``version``.
 
         Raises:
-            RolloutError: The engine did not take them over; it holds neither the old nor the new ones.
+            RolloutError: The engine did not take them over, and samples nothing until a sync succeeds.
         """
+        self._whole = False
         if self._send is None:
             address = self._ray.util.get_node_ip_address()
             self._send = transfer.sender(self.transport, self._worker, address=address)
         self._send(named_tensors(weights))
         self._call("synced", version)
-        self._version = version
+        self._version, self._whole = version, True
 
     def close(self) -> None:
         """End the actor; a cluster stays as it is."""
@@ -169,7 +178,7 @@ def _joined() -> Any:
     if not ray.is_initialized():
         own = {"include_dashboard": False, "object_store_memory": 4 * transfer.CHUNK_BYTES}
         try:
-            ray.init(log_to_driver=False, **({} if os.environ.get("RAY_ADDRESS") else own))
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **({} if os.environ.get("RAY_ADDRESS") else own))
         except Exception as error:
             raise RolloutError(f"Ray cannot be started or joined ({error})") from None
     return ray

@@ -63,11 +63,11 @@ def _register() -> None:
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     @dataclass
-    class InitInfo(WeightTransferInitInfo):
+    class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
         """Nothing to agree on."""
 
     @dataclass
-    class UpdateInfo(WeightTransferUpdateInfo):
+    class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
         """One chunk: names, types and shapes, and a reference to a list of byte arrays."""
 
         names: list[str]
@@ -75,7 +75,7 @@ def _register() -> None:
         shapes: list[list[int]]
         reference: Any
 
-    class ObjectStoreEngine(WeightTransferEngine):
+    class ObjectStoreEngine(WeightTransferEngine):  # type: ignore[misc]
         """Takes tensors out of Ray's object store and loads them as from a checkpoint."""
 
         init_info_cls = InitInfo
@@ -174,7 +174,7 @@ class _NcclSender:
         self._engine: Any = None
 
     def __call__(self, weights: Iterable[Any]) -> None:
-        self._weights = [(name, tensor.detach()) for name, tensor in weights]
+        self._weights = [(name, tensor.detach().to("cuda")) for name, tensor in weights]
         if self._engine is None:
             self._engine = self._open()
         self._engine.send_weights()
@@ -188,7 +188,7 @@ class _NcclSender:
 
         outer = self
 
-        class Source(WeightSource):
+        class Source(WeightSource):  # type: ignore[misc]
             def metadata(self) -> list[Any]:
                 return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in outer._weights]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, named_tensors
+from .base import LocalSampler, Request, Response, Sampling, check_folder, named_tensors, not_loaded
 
 
 class TransformersSampler(LocalSampler):
@@ -25,15 +25,17 @@ class TransformersSampler(LocalSampler):
     """
 
     def __init__(self, model: str | Path, sampling: Sampling, *, device: str = "cpu", batch_size: int = 256) -> None:
+        check_folder(model)
         super().__init__(model, sampling)
-        import torch
-        from transformers import AutoModelForCausalLM
-
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM
+        except ImportError:
+            raise RolloutError('torch is not installed: pip install "isocompute-rollout[transformers]"') from None
         try:
             loaded = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-        except (OSError, ValueError, KeyError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RolloutError(f"the base model {self.model} cannot be loaded ({reason})") from None
+        except Exception as error:
+            raise not_loaded(self.model, error) from None
         self._policy: Any = loaded.to(device).eval()
         self._device = device
         self._batch_size = batch_size

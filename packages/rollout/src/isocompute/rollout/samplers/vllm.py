@@ -1,4 +1,4 @@
-"""vLLM in this process. All that depends on vLLM's version is in this file."""
+"""vLLM in this process. What depends on vLLM's version is here and, for weight transfer, in ``transfer``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, named_tensors
+from .base import LocalSampler, Request, Response, Sampling, check_folder, named_tensors, not_loaded
 from .transfer import receiver
 
 # Read by vLLM at import: one process, and little CPU memory for the KV cache by default.
@@ -49,6 +49,7 @@ class VllmSampler(LocalSampler):
         gpu_memory_utilization: float = 0.4,
         weight_transport: str | None = None,
     ) -> None:
+        check_folder(model)
         super().__init__(model, sampling)
         try:
             from vllm import LLM, SamplingParams
@@ -80,10 +81,7 @@ class VllmSampler(LocalSampler):
         except RolloutError:
             raise
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            raise RolloutError(
-                f"vLLM cannot load the model {self.model} ({lines[0] if lines else type(error).__name__})"
-            ) from error
+            raise not_loaded(self.model, error) from error
         if self._llm.llm_engine.model_config.hf_config.get_text_config().tie_word_embeddings:
             raise RolloutError(
                 f"the model {self.model} ties its embeddings, and a synced engine may keep its old output "

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from isocompute.learner.cli import main
+from transformers import LlamaForCausalLM
+
+
+@pytest.fixture
+def recorded(rollouts: pl.DataFrame, tmp_path: Path) -> Path:
+    path = tmp_path / "rollouts.parquet"
+    rollouts.write_parquet(path)
+    return path
+
+
+def test_rollouts_of_the_model_agree(model: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(model), str(recorded)]) == 0
+    assert "agree to" in capsys.readouterr().out
+
+
+def test_rollouts_of_another_model_do_not(
+    model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = LlamaForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        other.lm_head.weight[0] += 0.1
+    other.save_pretrained(tmp_path / "other")
+    assert main(["check", str(tmp_path / "other"), str(recorded)]) == 2
+    assert capsys.readouterr().err.count("the log-probabilities differ by up to") == 1
+
+
+def test_what_cannot_be_compared_is_one_line(
+    model: Path, recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = pl.read_parquet(recorded)
+    aborted, unknown = tmp_path / "aborted.parquet", tmp_path / "unknown.parquet"
+    rows.with_columns(finish_reason=pl.lit("aborted")).write_parquet(aborted)
+    rows.with_columns(prompt_ids=pl.lit([99])).write_parquet(unknown)
+    for arguments in (
+        [str(tmp_path / "nothing"), str(recorded)],
+        [str(model), str(tmp_path / "nothing.parquet")],
+        [str(model), str(aborted)],
+        [str(model), str(unknown)],
+        [str(model), str(recorded), "--temperature", "0"],
+    ):
+        assert main(["check", *arguments]) == 2
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1

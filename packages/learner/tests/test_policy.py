@@ -1,0 +1,84 @@
+"""Models that cannot be trained are refused when they are loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.policy import load_policy
+from safetensors.torch import load_file, save_file
+from transformers import GraniteConfig, GraniteForCausalLM, LlamaForCausalLM
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(LearnerError) as caught:
+        load_policy(folder, device="cpu")
+    message = str(caught.value)
+    assert message.startswith(f"the base model {folder} ")
+    assert "\n" not in message
+    return message
+
+
+def test_tied_embeddings_are_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    tied = LlamaForCausalLM.from_pretrained(model)
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path)
+    message = refusal(tmp_path)
+    assert "vLLM keeps the old output head after a sync" in message
+    assert "tie_word_embeddings=false" in message
+
+
+def test_the_recipe_of_the_readme_unties_embeddings(model: Path, tmp_path: Path) -> None:
+    tied = LlamaForCausalLM.from_pretrained(model)
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    head = torch.nn.Parameter(tied.get_input_embeddings().weight.detach().clone())
+    tied.get_output_embeddings().weight = head
+    tied.config.tie_word_embeddings = False
+    tied.save_pretrained(tmp_path)
+    assert torch.equal(load_policy(tmp_path, device="cpu").get_output_embeddings().weight, head)
+
+
+def test_a_folder_that_is_not_there_or_has_no_config_is_refused(tmp_path: Path) -> None:
+    assert "cannot be loaded" in refusal(tmp_path / "nothing")
+    assert "cannot be loaded" in refusal(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "cannot be loaded" in refusal(tmp_path)
+
+
+def copied(model: Path, folder: Path) -> Path:
+    """Copy a model, and return where its weights are."""
+    for path in model.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize("kept", [0, 100, 5000])
+def test_weights_that_were_cut_off_are_refused(model: Path, tmp_path: Path, kept: int) -> None:
+    weights = copied(model, tmp_path)
+    weights.write_bytes(weights.read_bytes()[:kept])
+    assert "cannot be loaded" in refusal(tmp_path)
+
+
+def test_weights_that_are_missing_are_not_made_up(model: Path, tmp_path: Path) -> None:
+    weights = copied(model, tmp_path)
+    save_file({k: t for k, t in load_file(weights).items() if k != "lm_head.weight"}, weights, {"format": "pt"})
+    assert "no weights for lm_head.weight" in refusal(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(model: Path, tmp_path: Path) -> None:
+    copied(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 32}))
+    assert "cannot be loaded" in refusal(tmp_path)
+
+
+def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
+    config = GraniteConfig(
+        vocab_size=12, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, tie_word_embeddings=False, initializer_range=0.3, logits_scaling=4.0,
+    )  # fmt: skip
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    assert "scales or caps its logits" in refusal(tmp_path)
