@@ -23,7 +23,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 LIGHT = ("budget", "frontier")
-TEST_TOOLS = ("pytest", "pytest-cov", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis")
 
 
 def uv_variables() -> dict[str, str]:
@@ -87,9 +87,9 @@ def repro(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
-    session.run(
-        "python", "-m", "pytest", "--durations=10", *(session.posargs or ["packages", "experiments"]), env=quiet()
-    )
+    # The longest file first; two processes, since most tests wait for an engine that starts on one core.
+    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", "experiments", "packages"]
+    session.run("python", "-m", "pytest", "--durations=10", *chosen, env=quiet())
 
 
 @nox.session

@@ -1,13 +1,13 @@
-"""Run one small cell in this process, with a real vLLM engine; arguments: its folder, placement, learner ranks."""
+"""One small cell with a real vLLM engine; imported, it has loaded all that a process forked from it needs."""
 
 import json
 import os
-import sys
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import polars as pl
+import vllm.entrypoints.llm  # noqa: F401
 from isocompute.learner import LearnerConfig
 
 from experiments.cells import Cell
@@ -25,13 +25,12 @@ def cell() -> Cell:
     )  # fmt: skip
 
 
-if __name__ == "__main__":
-    home = Path(sys.argv[1])
-    model, problems = json.loads((home.parent / "inputs.json").read_text())
-    placement, ranks = sys.argv[2:] or ("colocated", "1")
+def main(home: Path, placement: str, ranks: int) -> None:
+    """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
         import ray
 
-        ray.init(num_cpus=1 + int(ranks), include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
-    worker = Worker(model, SAMPLING, "vllm", placement=placement, learner_ranks=int(ranks))
+        ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+    model, problems = json.loads((home.parent / "inputs.json").read_text())
+    worker = Worker(model, SAMPLING, "vllm", placement=placement, learner_ranks=ranks)
     worker.train(cell(), pl.read_parquet(problems), str(home))

@@ -73,7 +73,7 @@ class Replay:
         return scored(self._policy, rows.with_columns(phase=pl.lit(phase)))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """A Ray cluster of two processors."""
     import ray

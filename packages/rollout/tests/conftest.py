@@ -89,7 +89,7 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
     opened.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A Ray cluster of two cores; one a test session."""
     ray = pytest.importorskip("ray")
