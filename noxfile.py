@@ -135,7 +135,7 @@ def alone(session: nox.Session, package: str, python: str) -> None:
     wheel = str(next((folder / "dist").glob("*.whl")))
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
     pins = [r for r in environment.here(uv=True).requirements if r.startswith("torch") and package == "learner"]
-    needed = [wheel, *pins, "pytest", "hypothesis", "-c", str(ROOT / "constraints.txt")]
+    needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / "constraints.txt")]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
