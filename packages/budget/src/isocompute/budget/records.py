@@ -20,14 +20,18 @@ from .errors import LedgerError
 
 MAGIC = b"isocompute ledger 1\n"
 
-HEAD = struct.Struct("<HHI")
-FOOT = struct.Struct("<IB")
+HEAD = struct.Struct("<HHI")  # 8 bytes
+FOOT = struct.Struct("<IB")  # 5 bytes
 NEWLINE = 0x0A
 
 # The first byte of a payload says what it is.
-ATTEMPT, CHARGE, LIMIT = b"ACL"
+ATTEMPT, CHARGE, LIMIT, TIMED_CHARGE, TIMED_LIMIT = b"ACLTM"
 ATTEMPTED = struct.Struct("<Bq")
 LIMITED = struct.Struct("<Bqq")
+# Step and device-seconds, before the entries of a charge that took device time.
+TIMED = struct.Struct("<Bqd")
+# Rollouts, response tokens, device-seconds, money, price of a device-hour; 0 is none.
+TIME_LIMITED = struct.Struct("<Bqqddd")
 # Step, cohort, rollouts, prompt tokens, response tokens: as many as there are cohorts in the charge.
 ENTRY = struct.Struct("<5q")
 
@@ -50,23 +54,45 @@ def attempt_in(payload: bytes) -> tuple[str, int]:
     return payload[ATTEMPTED.size :].decode(), ATTEMPTED.unpack_from(payload)[1]
 
 
-def charge(step: int, counts: Mapping[str, Counts]) -> bytes:
+def charge(step: int, counts: Mapping[str, Counts], device_seconds: float = 0.0) -> bytes:
     """Payload that charges a step, one record whatever the number of cohorts."""
-    entries = (
+    head = TIMED.pack(TIMED_CHARGE, step, device_seconds) if device_seconds else b"C"
+    if len(counts) == 1:
+        ((cohort, c),) = counts.items()
+        return head + ENTRY.pack(step, CODES[cohort], c.rollouts, c.prompt_tokens, c.response_tokens)
+    return head + b"".join(
         ENTRY.pack(step, CODES[cohort], c.rollouts, c.prompt_tokens, c.response_tokens) for cohort, c in counts.items()
     )
-    return bytes((CHARGE,)) + b"".join(entries)
+
+
+def time_in(payload: bytes) -> tuple[int, float]:
+    """The step and the device-seconds of a payload that charges device time."""
+    _, step, device_seconds = TIMED.unpack_from(payload)
+    return step, device_seconds
 
 
 def limit(limits: Limits) -> bytes:
     """Payload that notes the limits in force from here on."""
-    return LIMITED.pack(LIMIT, limits.rollouts or 0, limits.response_tokens or 0)
+    counted = (limits.rollouts or 0, limits.response_tokens or 0)
+    timed = (limits.device_seconds or 0.0, limits.money or 0.0, limits.price_per_device_hour or 0.0)
+    if any(timed):
+        return TIME_LIMITED.pack(TIMED_LIMIT, *counted, *timed)
+    return LIMITED.pack(LIMIT, *counted)
 
 
 def limit_in(payload: bytes) -> Limits:
     """The limits that a payload notes."""
-    _, rollouts, response_tokens = LIMITED.unpack(payload)
-    return Limits(rollouts=rollouts or None, response_tokens=response_tokens or None)
+    if payload[0] == TIMED_LIMIT:
+        _, rollouts, response_tokens, device_seconds, money, price = TIME_LIMITED.unpack(payload)
+    else:
+        (_, rollouts, response_tokens), device_seconds, money, price = LIMITED.unpack(payload), 0.0, 0.0, 0.0
+    return Limits(
+        rollouts=rollouts or None,
+        response_tokens=response_tokens or None,
+        device_seconds=device_seconds or None,
+        money=money or None,
+        price_per_device_hour=price or None,
+    )
 
 
 def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
@@ -93,16 +119,18 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
     position = len(MAGIC)
     number = 0
     size = len(data)
-    while position + HEAD.size <= size:
-        length, inverted, found = HEAD.unpack_from(data, position)
+    # A million records are taken apart here, so what the loop needs is looked up once.
+    head, foot, checksum_of = HEAD.unpack_from, FOOT.unpack_from, crc32
+    while position + 8 <= size:
+        length, inverted, found = head(data, position)
         if length ^ inverted != 0xFFFF:
             raise _damaged(where, number, position)
-        checked = position + HEAD.size + length
-        end = checked + FOOT.size
+        checked = position + 8 + length
+        end = checked + 5
         if end > size:
             return
-        checksum, newline = FOOT.unpack_from(data, checked)
-        if checksum != crc32(data[position:checked]) or newline != NEWLINE:
+        checksum, newline = foot(data, checked)
+        if checksum != checksum_of(data[position:checked]) or newline != NEWLINE:
             raise _damaged(where, number, position)
         if found != number:
             problem = "is there twice" if found < number else "comes too early: records are missing before it"
@@ -110,7 +138,7 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
                 f"{where}: record {found} {problem} (at byte {position}, where record {number} belongs); "
                 "restore the file from a copy"
             )
-        yield end, data[position + HEAD.size : checked]
+        yield end, data[position + 8 : checked]
         position = end
         number += 1
 

@@ -81,14 +81,25 @@ def _heading(found: Account) -> Iterable[str]:
 def _budget(history: History) -> Iterable[str]:
     if history.limits is None:
         return
-    used = history.totals().used
+    used, spent, limits = history.totals().used, history.device_seconds, history.limits
     over = overshoot(used, history.limits)
     for name in ("rollouts", "response_tokens"):
         limit = getattr(history.limits, name)
         if limit is not None:
-            spent, beyond = getattr(used, name), getattr(over, name)
-            line = f"used {spent:,} of {limit:,} {name.replace('_', ' ')} ({spent / limit:.1%})"
+            counted, beyond = getattr(used, name), getattr(over, name)
+            line = f"used {counted:,} of {limit:,} {name.replace('_', ' ')} ({counted / limit:.1%})"
             yield line + (f", {beyond:,} over" if beyond else "")
+    if limits.device_seconds is not None:
+        line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
+        yield line + _beyond(spent - limits.device_seconds, ",.0f")
+    if limits.money is not None:
+        cost = limits.cost(spent)
+        line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
+        yield line + _beyond(cost - limits.money, ",.2f")
+
+
+def _beyond(over: float, form: str) -> str:
+    return f", {over:{form}} over" if over > 0 else ""
 
 
 def _export(arguments: argparse.Namespace) -> Iterable[str]:
