@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from .commands import allocate, cost, plan, show, translate
+from .commands import allocate, cost, plan, show, translate, waste
 from .errors import BudgetError
 from .tables import TableError
 from .tracking import TrackingError
@@ -43,6 +43,6 @@ def _parser() -> argparse.ArgumentParser:
         "flags of the trainers that people run.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, allocate, cost, translate, show):
+    for command in (plan, allocate, cost, translate, show, waste):
         command.add(commands)
     return parser
