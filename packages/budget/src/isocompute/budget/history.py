@@ -158,7 +158,7 @@ class History:
         parts: list[bytes] = []
         times: list[tuple[int, int, float]] = []
         packed = end = count = 0
-        for end, payload in records.payloads(data, where):  # noqa: B007
+        for end, many, payload in records.runs(data, where):  # noqa: B007
             kind = payload[0] if payload else None
             if kind == records.CHARGE and begins:
                 parts.append(payload[1:])
@@ -176,7 +176,7 @@ class History:
                 limits = records.limit_in(payload)
             else:
                 raise LedgerError(f"{where}: record {count} is not one that this version knows")
-            count += 1
+            count += many
         if len(set(run_ids)) > 1:
             names = " and ".join(sorted(set(run_ids)))
             raise LedgerError(f"{where}: holds charges of the runs {names}; a ledger is of one run")

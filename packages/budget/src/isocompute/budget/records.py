@@ -12,7 +12,9 @@ the disk: a torn tail, which was never acknowledged. Anything else that does not
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from zlib import crc32
 
 from .counts import COHORTS, Counts, Limits
@@ -116,8 +118,11 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
         raise LedgerError(
             f"{where}: not a ledger that this version reads (it does not begin with {MAGIC.decode().strip()!r})"
         )
-    position = len(MAGIC)
-    number = 0
+    yield from _payloads(data, where, len(MAGIC), 0)
+
+
+def _payloads(data: bytes, where: str, position: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """Take apart what follows record ``number`` at ``position``."""
     size = len(data)
     # A million records are taken apart here, so what the loop needs is looked up once.
     head, foot, checksum_of = HEAD.unpack_from, FOOT.unpack_from, crc32
@@ -141,6 +146,93 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
         yield end, data[position + 8 : checked]
         position = end
         number += 1
+
+
+def runs(data: bytes, where: str) -> Iterator[tuple[int, int, bytes]]:
+    """Take a ledger's bytes apart as ``payloads`` does, many charges of one size at once where there are.
+
+    Yields:
+        The offset after the last of some records, how many they are, and their payload; of several charges, what
+        one charge with the entries of all of them would have.
+
+    Raises:
+        LedgerError: As in ``payloads``.
+    """
+    position, count, alike, before = len(MAGIC), 0, 0, -1
+    size = len(data.rstrip(b"\0"))
+    data = data[:size]
+    rest = payloads(data, where)
+    while True:
+        if alike >= ALIKE and (found := _charges(data, position, count, size)):
+            many, entries = found
+            # The next ones may be of another size than those before.
+            position += many * (HEAD.unpack_from(data, position)[0] + FRAME)
+            count += many
+            yield position, many, b"C" + entries
+            rest = _payloads(data, where, position, count)
+            alike = 0
+            continue
+        try:
+            position, payload = next(rest)
+        except StopIteration:
+            return
+        count += 1
+        alike = alike + 1 if len(payload) == before and payload[0] == CHARGE else 0
+        before = len(payload)
+        yield position, 1, payload
+
+
+# Bytes of a record beside its payload; charges of one size in a row that make it worth a look for more, and how
+# many are looked at together.
+FRAME = HEAD.size + FOOT.size
+ALIKE = 16
+TOGETHER = 65_536
+
+
+def _charges(data: bytes, position: int, number: int, size: int) -> tuple[int, bytes] | None:
+    """How many whole charges of one size follow, and their entries; None when it takes a closer look.
+
+    Byte k of every record is a slice with the record's size as its step, so that everything but the checksums is
+    compared and copied without a loop over records.
+    """
+    if position + HEAD.size > size:
+        return None
+    length = HEAD.unpack_from(data, position)[0]
+    record = length + FRAME
+    many = min(TOGETHER, (size - position) // record)
+    block = data[position : position + many * record]
+    if len(block) < record:
+        return None
+    for offset in (0, 1, 2, 3, HEAD.size, record - 1):
+        column = block[offset::record]
+        many = min(many, len(column) - len(column.lstrip(column[:1])))
+    if many < ALIKE or block[HEAD.size] != CHARGE or block[record - 1] != NEWLINE or length % ENTRY.size != 1:
+        return None
+    if length ^ HEAD.unpack_from(block)[1] != 0xFFFF:
+        return None
+    block = block[: many * record]
+    if _columns(block, HEAD.size - 4, 4, record) != _little("I", range(number, number + many)):
+        return None
+    checked = record - FOOT.size
+    sums = [crc32(block[begin : begin + checked]) for begin in range(0, len(block), record)]
+    if _columns(block, checked, 4, record) != _little("I", sums):
+        return None
+    return many, _columns(block, HEAD.size + 1, length - 1, record)
+
+
+def _columns(block: bytes, begin: int, width: int, record: int) -> bytes:
+    """Bytes ``begin`` to ``begin + width`` of every record, one record after another."""
+    out = bytearray(len(block) // record * width)
+    for k in range(width):
+        out[k::width] = block[begin + k :: record]
+    return bytes(out)
+
+
+def _little(code: str, values: Iterable[int]) -> bytes:
+    numbers = array(code, values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _damaged(where: str, number: int, position: int) -> LedgerError:
