@@ -61,11 +61,13 @@ class Counts:
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        return Counts(
-            rollouts=self.rollouts + other.rollouts,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            response_tokens=self.response_tokens + other.response_tokens,
-        )
+        # Both were validated when they were made, and charging adds up at every step.
+        total = object.__new__(Counts)
+        put = object.__setattr__
+        put(total, "rollouts", self.rollouts + other.rollouts)
+        put(total, "prompt_tokens", self.prompt_tokens + other.prompt_tokens)
+        put(total, "response_tokens", self.response_tokens + other.response_tokens)
+        return total
 
     def __bool__(self) -> bool:
         return bool(self.rollouts or self.prompt_tokens or self.response_tokens)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from . import records
-from .counts import COHORTS, Counts, Limits, finite, whole
+from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, finite, whole
 from .errors import BudgetError, LedgerError
 from .history import History, Totals
 
@@ -180,11 +180,13 @@ class Ledger:
             self._device_seconds += device_seconds
             if self._attempt > 1 and step <= self._resumed_from:
                 self._totals = History.read(self._path).totals()
+                self._used = self._totals.used
             else:
                 canonical = self._totals.canonical
                 for cohort, c in counts.items():
                     canonical[cohort] += c
-            self._used = self._totals.used
+                    if cohort in TRAINING_COHORTS:
+                        self._used += c
             if step != self._synced_step:
                 self._sync()
                 self._synced_step = step
