@@ -273,25 +273,23 @@ class History:
         from . import tables
 
         c = self.charges
-        keys = ["run_id", "step", "cohort"] + ([] if survived else ["attempt"])
+        extra = [] if survived else ["attempt"]
+        keys = ["run_id", "step", "cohort", *extra]
         types = pl.Schema({column.name: column.dtype() for column in tables.schema("ledger").columns})
-        frame = pl.DataFrame(
-            {
-                "attempt": pl.Series(c.attempt, dtype=pl.Int64),
-                "step": pl.Series(c.step, dtype=pl.Int64),
-                "code": pl.Series(c.cohort, dtype=pl.Int64),
-                **{name: pl.Series(getattr(c, name), dtype=pl.Int64) for name in COUNTED},
-                "survived": pl.Series(self.survived(), dtype=pl.Boolean),
-            }
-        )
+        columns = {"attempt": c.attempt, "step": c.step, "code": c.cohort, **{n: getattr(c, n) for n in COUNTED}}
+        frame = pl.DataFrame({name: pl.Series(values, dtype=pl.Int64) for name, values in columns.items()})
+        if len(self.resumed_from) > 1:
+            frame = frame.filter(pl.Series(self.survived(), dtype=pl.Boolean) == survived)
+        elif not survived:
+            frame = frame.clear()
+        # Names go on last: there are far fewer sums than charges.
         names = pl.col("code").replace_strict(range(len(COHORTS)), COHORTS, return_dtype=pl.String)
         return (
-            frame.filter(pl.col("survived") == survived)
-            .with_columns(names.alias("cohort"), pl.lit(self.run_id).alias("run_id"))
-            .group_by(keys)
+            frame.group_by("step", "code", *extra)
             .agg(pl.col(COUNTED).sum())
+            .with_columns(names.alias("cohort"), pl.lit(self.run_id).alias("run_id"))
             .sort(keys)
-            .select([*types, *([] if survived else ["attempt"])])
+            .select([*types, *extra])
             .cast(types)
         )
 
