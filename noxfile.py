@@ -166,11 +166,11 @@ def trainers(session: nox.Session) -> None:
     """Put the budget's converted settings to TRL and veRL, really installed, and run TRL for a few steps."""
     torch = [r for r in environment.here(uv=True).requirements if r.startswith("torch")] or ["torch"]
     # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
-    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "pandas")
+    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas")
     session.install("packages/budget[test]", "trl==1.16.*", "datasets", *of_verl, *torch, env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
     tests = ["packages/budget/tests/test_trainers.py", "-rs", *session.posargs]
-    session.run("python", "-m", "pytest", "-q", *tests, env=quiet())
+    session.run("python", "-m", "pytest", "-q", *tests, env={**quiet(), "ISOCOMPUTE_TRAINERS": "installed"})
 
 
 @nox.session

@@ -189,10 +189,11 @@ def _printed(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namesp
             ["B_p \\ n", *map(str, across)],
             [[f"{b:,}", *(f"{steps[b, n]:,}" if (b, n) in steps else "-" for n in across)] for b in down],
         )
-    yield ""
+    setting = models.setting(arguments)
+    if found.limits or setting is not None:
+        yield ""
     for limit, count in found.limits:
         yield f"left out: {plural(count, 'split')} with {limit}"
-    setting = models.setting(arguments)
     if setting is not None:
         held = memory(
             setting.model, setting.lengths, world_size=arguments.world_size, micro_batch=arguments.micro_batch
