@@ -135,7 +135,7 @@ def alone(session: nox.Session, package: str, python: str) -> None:
     wheel = str(next((folder / "dist").glob("*.whl")))
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
     pins = [r for r in environment.here(uv=True).requirements if r.startswith("torch") and package == "learner"]
-    needed = [wheel, *pins, "pytest", "hypothesis", "-c", str(ROOT / "constraints.txt")]
+    needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / "constraints.txt")]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
@@ -159,6 +159,18 @@ def interpreter(version: str) -> str | None:
         if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
             return path
     return None
+
+
+@nox.session
+def trainers(session: nox.Session) -> None:
+    """Put the budget's converted settings to TRL and veRL, really installed, and run TRL for a few steps."""
+    torch = [r for r in environment.here(uv=True).requirements if r.startswith("torch")] or ["torch"]
+    # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
+    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas")
+    session.install("packages/budget[test]", "trl==1.16.*", "datasets", *of_verl, *torch, env=uv_variables())
+    session.install("--no-deps", "verl==0.9.*", env=uv_variables())
+    tests = ["packages/budget/tests/test_trainers.py", "-rs", *session.posargs]
+    session.run("python", "-m", "pytest", "-q", *tests, env={**quiet(), "ISOCOMPUTE_TRAINERS": "installed"})
 
 
 @nox.session

@@ -24,7 +24,7 @@ def sweep(tmp_path):
 
 def test_canonical_and_lost_make_paid_by_every_group(sweep):
     found = account([sweep])
-    for group in ("cohort", "step", "run"):
+    for group in ("cohort", "phase", "step", "run"):
         sums = found.by(group)
         assert (sums["rollouts"] + sums["lost_rollouts"] == sums["paid_rollouts"]).all()
         assert sums["rollouts"].sum() == 5 * 32 + 200
@@ -70,5 +70,5 @@ def test_nothing_charged_is_said(tmp_path):
 
 
 def test_an_unknown_group_is_refused_with_the_known_ones(sweep):
-    with pytest.raises(BudgetError, match="'week'; there are by cohort, step, run"):
+    with pytest.raises(BudgetError, match="'week'; there are by cohort, phase, step, run"):
         account([sweep]).by("week")

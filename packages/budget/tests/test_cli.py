@@ -141,3 +141,24 @@ def test_logging_without_mlflow_says_what_to_install(ledger, tmp_path, capsys, m
     monkeypatch.setitem(sys.modules, "mlflow", None)
     err = fails(["export", ledger, "--out", tmp_path / "ledger.parquet", "--log", "sweep"], capsys)
     assert 'pip install "isocompute-budget[mlflow]"' in err
+
+
+def test_show_sums_by_phase(ledger, capsys):
+    with Ledger.open(ledger, run_id="a", resumed_from=3) as opened:
+        opened.charge(3, {"eval": Counts(rollouts=7), "pilot": Counts(rollouts=5)})
+    assert main(["show", str(ledger), "--by", "phase"]) == 0
+    rows = table_of(capsys.readouterr().out.split("\n\n")[1])
+    assert {name: row[0] for name, row in rows.items()} == {
+        "phase": "rollouts", "eval": "7", "pilot": "5", "training": "96", "everything": "108",
+    }  # fmt: skip
+
+
+def test_show_tells_of_device_time_and_money(tmp_path, capsys):
+    with Ledger.open(tmp_path / "a.ledger", run_id="a") as opened:
+        meter = Meter(opened, Limits(rollouts=64, device_seconds=100, money=10, price_per_device_hour=360))
+        meter.charge(1, {"trained": Counts(rollouts=32)}, device_seconds=125)
+    assert main(["show", str(tmp_path / "a.ledger")]) == 0
+    out = capsys.readouterr().out
+    assert "used 32 of 64 rollouts (50.0%)\n" in out
+    assert "paid 125 of 100 device-seconds (125.0%), 25 over\n" in out
+    assert "paid 12.50 of 10.00 in money (125.0%), 2.50 over\n" in out

@@ -117,3 +117,40 @@ def test_charges_come_back_as_they_were_made(contents):
         elif payload[0] == records.CHARGE:
             expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[1:])]
     assert charges(history) == expected
+
+
+def told(read, data):
+    """What a reader yields, or the error that it raises."""
+    try:
+        return list(read(data, "x"))
+    except LedgerError as error:
+        return str(error)
+
+
+lengthy = st.lists(
+    st.tuples(st.integers(1, 60), st.sampled_from([("trained",), ("trained", "failed"), ("eval",)])), max_size=6
+)
+
+
+@given(lengthy, st.integers(0, 2**20), st.integers(0, 3), st.integers(0, 2**20))
+def test_many_charges_at_once_are_read_as_one_by_one(parts, flip, how, cut):
+    contents = [records.attempt("run", 0)]
+    for many, cohorts in parts:
+        by_cohort = {c: Counts(rollouts=many, prompt_tokens=7) for c in cohorts}
+        contents += [records.charge(step, by_cohort) for step in range(1, many + 1)]
+    data = bytearray(joined(contents))
+    if how == 1:
+        data[flip % len(data)] ^= 1 << cut % 8
+    elif how == 2:
+        del data[cut % len(data) :]
+    elif how == 3:
+        data += b"\0" * (cut % 100)
+    data = bytes(data)
+    one_by_one, together = told(records.payloads, data), told(records.runs, data)
+    if isinstance(one_by_one, str):
+        assert together == one_by_one
+        return
+    assert sum(many for _, many, _ in together) == len(one_by_one)
+    assert [end for end, _, _ in together][-1:] == [end for end, _ in one_by_one][-1:]
+    entries = b"".join(p[1:] for _, _, p in together if p[0] == records.CHARGE)
+    assert entries == b"".join(p[1:] for _, p in one_by_one if p[0] == records.CHARGE)

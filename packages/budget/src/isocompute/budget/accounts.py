@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import records
+from .counts import TRAINING_COHORTS
 from .errors import BudgetError, LedgerError
 from .history import COUNTED, History, distinct
 
 if TYPE_CHECKING:
     import polars as pl
 
-GROUPS = ("cohort", "step", "run")
+GROUPS = ("cohort", "phase", "step", "run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Account:
     tables: tuple[str, ...]
 
     def by(self, group: str) -> pl.DataFrame:
-        """Sum by ``cohort``, ``step`` or ``run``.
+        """Sum by ``cohort``, ``phase`` (training, eval, pilot), ``step`` or ``run``.
 
         Returns:
             The group, then for ``rollouts``, ``prompt_tokens`` and ``response_tokens`` each the canonical
@@ -48,9 +49,13 @@ class Account:
 
         if group not in GROUPS:
             raise BudgetError(f"there are no sums by {group!r}; there are by {', '.join(GROUPS)}")
-        key = "run_id" if group == "run" else group
+        key: str | pl.Expr = "run_id" if group == "run" else group
+        if group == "phase":
+            training = pl.col("cohort").is_in(TRAINING_COHORTS)
+            key = pl.when(training).then(pl.lit("training")).otherwise("cohort").alias("phase")
         kept = self.ledger.group_by(key).agg(pl.col(COUNTED).sum())
         lost = self.lost_work.group_by(key).agg(pl.col(COUNTED).sum().name.prefix("lost_"))
+        key = kept.columns[0]
         joined = kept.join(lost, on=key, how="full", coalesce=True).fill_null(0).sort(key)
         paid = [(pl.col(name) + pl.col(f"lost_{name}")).alias(f"paid_{name}") for name in COUNTED]
         ordered = [f"{prefix}{name}" for name in COUNTED for prefix in ("", "lost_", "paid_")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 from operator import index
 from typing import Any
 
@@ -60,34 +61,68 @@ class Counts:
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        return Counts(
-            rollouts=self.rollouts + other.rollouts,
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            response_tokens=self.response_tokens + other.response_tokens,
-        )
+        # Both were validated when they were made, and charging adds up at every step.
+        total = object.__new__(Counts)
+        put = object.__setattr__
+        put(total, "rollouts", self.rollouts + other.rollouts)
+        put(total, "prompt_tokens", self.prompt_tokens + other.prompt_tokens)
+        put(total, "response_tokens", self.response_tokens + other.response_tokens)
+        return total
 
     def __bool__(self) -> bool:
         return bool(self.rollouts or self.prompt_tokens or self.response_tokens)
 
 
+def finite(value: Any, name: str, *, zero: bool = False) -> float:
+    """Return ``value`` as a finite float above 0 (or at least 0), or say what is wrong with it.
+
+    Raises:
+        BudgetError: It is not such a number.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    if not number or value < 0 or (value == 0 and not zero):
+        raise BudgetError(f"{name} is {value!r}; it has to be a finite number {'of at least' if zero else 'above'} 0")
+    return float(value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much may be generated for training; None is no limit.
+    """How much a run may use; None is no limit, and several hold at once.
+
+    Rollouts and tokens are held against what was generated for training in the canonical ledger. Device time and
+    money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
 
     Attributes:
         rollouts: A run stops before the step that would exceed it.
         response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
             before they are generated.
+        device_seconds: A run stops after the step that reaches it: seconds times devices held.
+        money: A run stops after the step that reaches it; needs the price.
+        price_per_device_hour: What an hour of a device costs, in the same currency.
 
     Raises:
-        BudgetError: A limit is not a whole number of at least 1.
+        BudgetError: A limit is not above 0 or not whole where it has to be, or money has no price.
     """
 
     rollouts: int | None = None
     response_tokens: int | None = None
+    device_seconds: float | None = None
+    money: float | None = None
+    price_per_device_hour: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("rollouts", "response_tokens"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole(value, f"the limit on {name}", least=1))
+        for name in ("device_seconds", "money", "price_per_device_hour"):
+            value = getattr(self, name)
+            if value is not None:
+                said = name if name == "price_per_device_hour" else f"the limit on {name}"
+                object.__setattr__(self, name, finite(value, said))
+        if self.money is not None and self.price_per_device_hour is None:
+            raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
+
+    def cost(self, device_seconds: float) -> float:
+        """What device time costs at the price; 0 without one."""
+        return device_seconds / 3600 * (self.price_per_device_hour or 0.0)

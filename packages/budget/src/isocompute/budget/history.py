@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise
+from math import fsum
+from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +114,7 @@ class History:
         run_id: The run it belongs to; empty when nothing was recorded yet.
         resumed_from: For each attempt, the last step that it took over from those before it.
         charges: Every charge acknowledged.
+        times: Attempt, step and device-seconds of the charges that took device time.
         limits: The limits last in force, or None when no meter was set on the ledger.
         whole_bytes: Length of the part that is whole.
         torn_bytes: Length of a torn tail, which nobody was told had been written.
@@ -122,6 +125,7 @@ class History:
     run_id: str
     resumed_from: tuple[int, ...]
     charges: Charges
+    times: tuple[tuple[int, int, float], ...]
     limits: Limits | None
     whole_bytes: int
     torn_bytes: int
@@ -151,22 +155,28 @@ class History:
         resumed_from: list[int] = []
         begins: list[int] = []
         limits: Limits | None = None
-        entries = bytearray()
-        end = count = 0
-        for end, payload in records.payloads(data, where):  # noqa: B007
+        parts: list[bytes] = []
+        times: list[tuple[int, int, float]] = []
+        packed = end = count = 0
+        for end, many, payload in records.runs(data, where):  # noqa: B007
             kind = payload[0] if payload else None
             if kind == records.CHARGE and begins:
-                entries += payload[1:]
+                parts.append(payload[1:])
+                packed += len(payload) - 1
+            elif kind == records.TIMED_CHARGE and begins:
+                times.append((len(begins), *records.time_in(payload)))
+                parts.append(payload[records.TIMED.size :])
+                packed += len(payload) - records.TIMED.size
             elif kind == records.ATTEMPT:
                 run_id, resumed = records.attempt_in(payload)
                 run_ids.append(run_id)
                 resumed_from.append(resumed)
-                begins.append(len(entries))
-            elif kind == records.LIMIT:
+                begins.append(packed)
+            elif kind in (records.LIMIT, records.TIMED_LIMIT):
                 limits = records.limit_in(payload)
             else:
                 raise LedgerError(f"{where}: record {count} is not one that this version knows")
-            count += 1
+            count += many
         if len(set(run_ids)) > 1:
             names = " and ".join(sorted(set(run_ids)))
             raise LedgerError(f"{where}: holds charges of the runs {names}; a ledger is of one run")
@@ -174,7 +184,8 @@ class History:
             where=where,
             run_id=run_ids[0] if run_ids else "",
             resumed_from=tuple(resumed_from),
-            charges=Charges.unpack(bytes(entries), begins),
+            charges=Charges.unpack(b"".join(parts), begins),
+            times=tuple(times),
             limits=limits,
             whole_bytes=end,
             torn_bytes=len(data) - end,
@@ -207,26 +218,43 @@ class History:
     @property
     def last_step(self) -> int:
         """The last step that survives, or 0."""
-        return max(compress(self.charges.step, self.survived()), default=0)
+        steps = self.charges.step
+        return max(steps if len(self.resumed_from) < 2 else compress(steps, self.survived()), default=0)
+
+    @property
+    def device_seconds(self) -> float:
+        """Device time that was paid for, by all attempts."""
+        return fsum(seconds for _, _, seconds in self.times)
 
     def totals(self) -> Totals:
         """Sums by cohort, of what survived and of what was lost."""
-        sums = {ok: [[0, 0, 0] for _ in COHORTS] for ok in (True, False)}
+        survived = self.survived()
+        canonical = self._sums(survived)
+        if len(self.resumed_from) < 2:
+            return Totals(canonical=canonical, lost={cohort: Counts() for cohort in COHORTS})
+        return Totals(canonical=canonical, lost=self._sums([not ok for ok in survived]))
+
+    def _sums(self, counted: Sequence[bool]) -> dict[str, Counts]:
+        """Sums by cohort over some of the charges."""
         c = self.charges
-        rows = zip(self.survived(), c.cohort, c.rollouts, c.prompt_tokens, c.response_tokens, strict=True)
-        for ok, cohort, rollouts, prompt, response in rows:
-            into = sums[ok][cohort]
-            into[0] += rollouts
-            into[1] += prompt
-            into[2] += response
-        named = {
-            ok: {
-                cohort: Counts(rollouts=r, prompt_tokens=p, response_tokens=t)
-                for cohort, (r, p, t) in zip(COHORTS, by_cohort, strict=True)
-            }
-            for ok, by_cohort in sums.items()
-        }
-        return Totals(canonical=named[True], lost=named[False])
+        # The lowest byte of each code, which is all of it.
+        codes = c.cohort.tobytes()[0 if sys.byteorder == "little" else 7 :: 8]
+        everything = all(counted)
+        sums = {}
+        for code, cohort in enumerate(COHORTS):
+            number = codes.count(code)
+            if not number:
+                sums[cohort] = Counts()
+                continue
+            # compress and sum run in C, which a loop over the rows does not.
+            here = codes.translate(bytes(value == code for value in range(256)))
+            mask: Sequence[int] | None = here if everything else list(map(and_, here, counted))
+            if everything and number == len(codes):
+                mask = None
+            columns = (c.rollouts, c.prompt_tokens, c.response_tokens)
+            rollouts, prompt, response = (sum(column if mask is None else compress(column, mask)) for column in columns)
+            sums[cohort] = Counts(rollouts=rollouts, prompt_tokens=prompt, response_tokens=response)
+        return sums
 
     def table(self) -> pl.DataFrame:
         """The ``ledger`` table: the canonical attempt of each step, sorted by its key.
@@ -245,25 +273,23 @@ class History:
         from . import tables
 
         c = self.charges
-        keys = ["run_id", "step", "cohort"] + ([] if survived else ["attempt"])
+        extra = [] if survived else ["attempt"]
+        keys = ["run_id", "step", "cohort", *extra]
         types = pl.Schema({column.name: column.dtype() for column in tables.schema("ledger").columns})
-        frame = pl.DataFrame(
-            {
-                "attempt": pl.Series(c.attempt, dtype=pl.Int64),
-                "step": pl.Series(c.step, dtype=pl.Int64),
-                "code": pl.Series(c.cohort, dtype=pl.Int64),
-                **{name: pl.Series(getattr(c, name), dtype=pl.Int64) for name in COUNTED},
-                "survived": pl.Series(self.survived(), dtype=pl.Boolean),
-            }
-        )
+        columns = {"attempt": c.attempt, "step": c.step, "code": c.cohort, **{n: getattr(c, n) for n in COUNTED}}
+        frame = pl.DataFrame({name: pl.Series(values, dtype=pl.Int64) for name, values in columns.items()})
+        if len(self.resumed_from) > 1:
+            frame = frame.filter(pl.Series(self.survived(), dtype=pl.Boolean) == survived)
+        elif not survived:
+            frame = frame.clear()
+        # Names go on last: there are far fewer sums than charges.
         names = pl.col("code").replace_strict(range(len(COHORTS)), COHORTS, return_dtype=pl.String)
         return (
-            frame.filter(pl.col("survived") == survived)
-            .with_columns(names.alias("cohort"), pl.lit(self.run_id).alias("run_id"))
-            .group_by(keys)
+            frame.group_by("step", "code", *extra)
             .agg(pl.col(COUNTED).sum())
+            .with_columns(names.alias("cohort"), pl.lit(self.run_id).alias("run_id"))
             .sort(keys)
-            .select([*types, *([] if survived else ["attempt"])])
+            .select([*types, *extra])
             .cast(types)
         )
 

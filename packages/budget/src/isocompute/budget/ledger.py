@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from . import records
-from .counts import COHORTS, Counts, Limits, whole
+from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, finite, whole
 from .errors import BudgetError, LedgerError
 from .history import History, Totals
 
@@ -43,6 +43,7 @@ class Ledger:
         self._limits = history.limits
         self._totals = history.totals()
         self._used = self._totals.used
+        self._device_seconds = history.device_seconds
         self._synced_step: int | None = None
         self._lock = threading.Lock()
 
@@ -146,15 +147,22 @@ class Ledger:
         with self._lock:
             return Totals(canonical=dict(self._totals.canonical), lost=dict(self._totals.lost))
 
-    def charge(self, step: int, counts: Mapping[str, Counts]) -> None:
+    @property
+    def device_seconds(self) -> float:
+        """Device time charged so far, by all attempts: what was paid for, lost or not."""
+        return self._device_seconds
+
+    def charge(self, step: int, counts: Mapping[str, Counts], *, device_seconds: float = 0.0) -> None:
         """Record what was generated in a step; several charges to one step add up.
 
         Args:
             step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
             counts: Counts by cohort: ``trained``, ``filtered``, ``stale``, ``failed``, ``eval``, ``pilot``.
+            device_seconds: Seconds times devices held. Kept beside the counts, and never in the ``ledger`` table,
+                which is the same on every machine.
 
         Raises:
-            BudgetError: There is no such cohort, or the step is negative. Nothing was charged.
+            BudgetError: There is no such cohort, or the step or the time is negative. Nothing was charged.
             LedgerError: The ledger is closed or the disk full, and nothing was charged; or the disk refused
                 to sync what was.
         """
@@ -163,17 +171,22 @@ class Ledger:
         if unknown:
             raise BudgetError(f"{unknown[0]!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
         counts = {cohort: c for cohort, c in counts.items() if c}
-        if not counts:
+        if device_seconds:
+            device_seconds = finite(device_seconds, "device_seconds", zero=True)
+        elif not counts:
             return
         with self._lock:
-            self._append(records.charge(step, counts), f"the charge for step {step}")
+            self._append(records.charge(step, counts, device_seconds), f"the charge for step {step}")
+            self._device_seconds += device_seconds
             if self._attempt > 1 and step <= self._resumed_from:
                 self._totals = History.read(self._path).totals()
+                self._used = self._totals.used
             else:
                 canonical = self._totals.canonical
                 for cohort, c in counts.items():
                     canonical[cohort] += c
-            self._used = self._totals.used
+                    if cohort in TRAINING_COHORTS:
+                        self._used += c
             if step != self._synced_step:
                 self._sync()
                 self._synced_step = step

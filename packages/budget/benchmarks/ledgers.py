@@ -1,0 +1,102 @@
+"""How fast ledgers are: charging, opening and summing, merging, importing. Figures are of the machine it runs on.
+
+    python packages/budget/benchmarks/ledgers.py [--charges 1000000] [--ledgers 1000]
+
+Charges go to real files; the times of opening and merging are those of a process of its own, polars included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from isocompute.budget import Counts, Ledger, Limits, Meter
+
+BY_COHORT = """
+import sys, time
+began = time.perf_counter()
+from isocompute.budget import Ledger
+with Ledger.open(sys.argv[1], run_id="run", resumed_from=int(sys.argv[2])) as ledger:
+    used = ledger.totals.used
+opened = time.perf_counter()
+from isocompute.budget import account
+sums = account(sys.argv[1:2]).by("cohort")
+cpu = time.process_time()
+print(opened - began, time.perf_counter() - opened, cpu, used.rollouts, int(sums["rollouts"].sum()))
+"""
+
+MERGE = """
+import sys, time
+began = time.perf_counter()
+from isocompute.budget import account
+found = account(sys.argv[1:])
+print(time.perf_counter() - began, found.ledger["run_id"].n_unique(), int(found.by("cohort")["rollouts"].sum()))
+"""
+
+IMPORT = """
+import time
+began = time.perf_counter()
+import isocompute.budget
+print(time.perf_counter() - began)
+"""
+
+
+def ran(code: str, *arguments: str) -> list[float]:
+    """What a process of its own printed."""
+    out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True).stdout
+    return [float(word) for word in out.split()]
+
+
+def charge(path: Path, charges: int) -> None:
+    """Charge many times, and say how long it took and whether memory grew."""
+    counts = {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)}
+    with Ledger.open(path, run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=10**12))
+        tenth = charges // 10
+        for number in range(charges):
+            if number == tenth:
+                early = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                began, cpu = time.perf_counter(), time.process_time()
+            # 1,000 charges a step, the first of which is synced.
+            meter.charge(1 + number // 1000, counts)
+        wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early
+        timed = charges - tenth
+        assert meter.used.rollouts == 32 * charges
+    print(f"charging            {wall / timed * 1e6:6.1f} µs a charge ({cpu / timed * 1e6:.1f} of the processor), "
+          f"{charges:,} charges; memory grew by {grown / 1024:.1f} MiB")  # fmt: skip
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--charges", type=int, default=1_000_000)
+    parser.add_argument("--ledgers", type=int, default=1_000)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "large.ledger"
+        charge(path, arguments.charges)
+        for _ in range(3):
+            opened, summed, cpu, used, rollouts = ran(BY_COHORT, str(path), str(1 + (arguments.charges - 1) // 1000))
+            assert used == rollouts == 32 * arguments.charges
+            print(f"opening             {opened:6.2f} s with sums by cohort; {summed:.2f} s more as a polars table; "
+                  f"{cpu:.2f} s of the processor for both, interpreter and polars included")  # fmt: skip
+        small = Path(folder) / "small"
+        for number in range(arguments.ledgers):
+            with Ledger.open(small / f"{number}.ledger", run_id=f"run{number}") as ledger:
+                for step in range(1, 101):
+                    ledger.charge(step, {"trained": Counts(rollouts=32), "failed": Counts(rollouts=1)})
+        for _ in range(2):
+            seconds, runs, rollouts = ran(MERGE, str(small))
+            assert (runs, rollouts) == (arguments.ledgers, 3300 * arguments.ledgers)
+            print(f"merging             {seconds:6.2f} s for {arguments.ledgers:,} ledgers of 100 steps")
+        print(f"importing           {min(ran(IMPORT)[0] for _ in range(5)):6.3f} s, the best of five")
+
+
+if __name__ == "__main__":
+    main()

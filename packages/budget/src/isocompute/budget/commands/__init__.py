@@ -1,0 +1,1 @@
+"""The commands of ``isocompute-budget``, one idea a module."""

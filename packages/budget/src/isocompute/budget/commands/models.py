@@ -1,0 +1,120 @@
+"""The options that ``cost`` and ``plan`` share: the model, the lengths, the device."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+from ..compute import SPREAD, Lengths, Model
+from ..devices import DEVICES, Device, Utilisation, device
+from ..errors import BudgetError
+from ..units import Money
+from .text import whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What runs, on what.
+
+    Attributes:
+        model: The policy.
+        lengths: Mean lengths.
+        device: The device.
+        utilisation: Shares of its peak that are reached.
+        tokens_per_second: Measured speed of sampling, or None.
+        extra_forwards: Further forward passes of the trainer.
+        shared_prompt: Whether a group's prompt is prefilled once.
+        price: Price of a device-hour, or None.
+    """
+
+    model: Model
+    lengths: Lengths
+    device: Device
+    utilisation: Utilisation
+    tokens_per_second: float | None
+    extra_forwards: int
+    shared_prompt: bool
+    price: Money | None
+
+
+def add(command: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the options."""
+    group = command.add_argument_group(
+        "the model and the device" + ("" if required else ", to estimate time and memory")
+    )
+    group.add_argument("--model-parameters", type=whole, required=required, metavar="N", help="those a token passes")
+    group.add_argument("--response-tokens", type=float, required=required, metavar="T", help="mean response at first")
+    group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
+    group.add_argument("--prompt-tokens", type=float, default=0.0, metavar="P", help="mean prompt (default: 0)")
+    group.add_argument(
+        "--response-growth", type=float, default=1.0, metavar="G", help="mean response at the end over that at first"
+    )
+    group.add_argument(
+        "--spread", type=float, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
+    )
+    group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
+    group.add_argument("--width", type=whole, metavar="d", help="hidden size, likewise")
+    group.add_argument("--vocabulary", type=whole, metavar="V", help="for the memory of the logits")
+    group.add_argument(
+        "--generation-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while sampling"
+    )
+    group.add_argument(
+        "--training-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while training"
+    )
+    group.add_argument("--tokens-per-second", type=float, metavar="R", help="sampling of one device, as measured")
+    group.add_argument(
+        "--extra-forwards", type=whole, default=0, metavar="F", help="forward passes beside training's (reference, …)"
+    )
+    group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
+    group.add_argument("--price", type=float, metavar="X", help="of a device-hour")
+    group.add_argument("--currency", default="USD", help="of the price (default: %(default)s)")
+
+
+def setting(arguments: argparse.Namespace) -> Setting | None:
+    """What the options say, or None when they say nothing.
+
+    Raises:
+        BudgetError: Some of the options that go together are missing, or a value is not possible.
+    """
+    need = {name: getattr(arguments, name) for name in ("model_parameters", "response_tokens", "device")}
+    given = [name for name, value in need.items() if value is not None]
+    if not given:
+        return None
+    if len(given) < len(need):
+        missing = " and ".join(f"--{name.replace('_', '-')}" for name in need if name not in given)
+        raise BudgetError(f"an estimate of time and memory needs {missing} as well")
+    usual = Utilisation()
+    return Setting(
+        model=Model(
+            parameters=arguments.model_parameters,
+            layers=arguments.layers,
+            width=arguments.width,
+            vocabulary=arguments.vocabulary,
+        ),
+        lengths=Lengths(
+            prompt_tokens=arguments.prompt_tokens,
+            response_tokens=arguments.response_tokens,
+            growth=arguments.response_growth,
+            spread=arguments.spread,
+        ),
+        device=device(arguments.device),
+        utilisation=Utilisation(
+            generation=arguments.generation_utilisation or usual.generation,
+            training=arguments.training_utilisation or usual.training,
+        ),
+        tokens_per_second=arguments.tokens_per_second,
+        extra_forwards=arguments.extra_forwards,
+        shared_prompt=not arguments.no_shared_prompt,
+        price=None if arguments.price is None else Money(arguments.price, arguments.currency),
+    )
+
+
+def _shares(text: str) -> tuple[float, float, float]:
+    parts = [float(part) for part in text.split(",")]
+    if len(parts) == 1:
+        parts *= 3
+    low, likely, high = parts
+    return low, likely, high
+
+
+_shares.__name__ = "share of the peak, or three of them"

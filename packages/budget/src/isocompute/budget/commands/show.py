@@ -1,0 +1,128 @@
+"""``show`` and ``export``: what ledgers hold."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..accounts import GROUPS, Account, account
+from ..counts import COHORTS, TRAINING_COHORTS
+from ..history import COUNTED, History
+from ..meter import overshoot
+from .text import aligned, plural
+
+if TYPE_CHECKING:
+    import polars as pl
+
+SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the two commands."""
+    show = commands.add_parser(
+        "show",
+        help="sum ledgers up: canonical + lost = paid",
+        description="Sum ledgers up. Canonical is what the surviving attempt of each step generated; lost is "
+        "what was generated and lost when a run was killed; their sum is what was paid for.",
+    )
+    show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
+    show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")
+    show.set_defaults(run=_show)
+
+    export = commands.add_parser(
+        "export",
+        help="write the ledger table",
+        description="Write the canonical charges as the ledger table, and log it to MLflow on request.",
+    )
+    export.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
+    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .parquet or .csv file")
+    export.add_argument(
+        "--log", metavar="EXPERIMENT", help="also log it to this MLflow experiment (at MLFLOW_TRACKING_URI)"
+    )
+    export.set_defaults(run=_export)
+
+
+def _show(arguments: argparse.Namespace) -> Iterable[str]:
+    found = account(arguments.sources)
+    yield from _heading(found)
+    yield ""
+    sums = found.by(arguments.by)
+    if arguments.by == "cohort":
+        order = {cohort: place for place, cohort in enumerate(COHORTS)}
+        rows = sorted(sums.rows(), key=lambda row: order[row[0]])
+        training = [row for row in rows if row[0] in TRAINING_COHORTS]
+        rows += [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
+    else:
+        rows = [*sums.rows(), ("everything", *_column_sums(sums.rows(), sums))]
+    header = [arguments.by]
+    for name in COUNTED:
+        header += [name.replace("_", " "), "+ lost", "= paid"]
+    yield from aligned(header, rows)
+
+
+def _heading(found: Account) -> Iterable[str]:
+    runs = found.ledger["run_id"].n_unique()
+    if len(found.histories) == 1 and not found.tables:
+        history = found.histories[0]
+        yield f"run {history.run_id}, {plural(len(history.resumed_from), 'attempt')}"
+        yield from _budget(history)
+    else:
+        attempts = sum(len(history.resumed_from) for history in found.histories)
+        yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if found.histories else "")
+    for history in found.histories:
+        if history.torn_bytes:
+            yield f"{history.where}: a torn record of {history.torn_bytes} bytes at its end is not counted"
+    for source in found.tables:
+        yield f"{source}: an exported table, which does not hold lost work"
+
+
+def _budget(history: History) -> Iterable[str]:
+    if history.limits is None:
+        return
+    used, spent, limits = history.totals().used, history.device_seconds, history.limits
+    over = overshoot(used, history.limits)
+    for name in ("rollouts", "response_tokens"):
+        limit = getattr(history.limits, name)
+        if limit is not None:
+            counted, beyond = getattr(used, name), getattr(over, name)
+            line = f"used {counted:,} of {limit:,} {name.replace('_', ' ')} ({counted / limit:.1%})"
+            yield line + (f", {beyond:,} over" if beyond else "")
+    if limits.device_seconds is not None:
+        line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
+        yield line + _beyond(spent - limits.device_seconds, ",.0f")
+    if limits.money is not None:
+        cost = limits.cost(spent)
+        line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
+        yield line + _beyond(cost - limits.money, ",.2f")
+
+
+def _beyond(over: float, form: str) -> str:
+    return f", {over:{form}} over" if over > 0 else ""
+
+
+def _export(arguments: argparse.Namespace) -> Iterable[str]:
+    from .. import tables, tracking
+
+    found = account(arguments.sources)
+    path = tables.write(found.ledger, "ledger", arguments.out)
+    runs = found.ledger["run_id"].n_unique()
+    yield f"{path}: {plural(found.ledger.height, 'row')}, {plural(runs, 'run')}"
+    if arguments.log:
+        sums = found.by("run")
+        names = [name for name in sums.columns if name != "run_id"]
+        run_id = tracking.log_artifacts(
+            arguments.log,
+            {"ledger": path},
+            run_name="ledger",
+            metrics={name: float(sums[name].sum()) for name in names},
+        )
+        yield f"runs:/{run_id}/ledger"
+
+
+def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]:
+    sums = [0] * (like.width - 1)
+    for row in rows:
+        sums = [total + value for total, value in zip(sums, row[1:], strict=True)]
+    return sums

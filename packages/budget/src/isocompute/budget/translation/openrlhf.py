@@ -1,0 +1,107 @@
+"""OpenRLHF: ``rollout.batch_size`` counts prompts and ``train.batch_size`` counts samples.
+
+Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of August 2026: a rollout batch gets
+``rollout.batch_size × rollout.n_samples_per_prompt // train.batch_size`` optimizer steps, times ``train.max_epochs``.
+There is no setting for a number of steps: a run ends with its last episode, so M follows from ``data.max_samples``
+(prompts) and ``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. Releases before
+0.10 spell the flags with underscores only.
+"""
+
+from __future__ import annotations
+
+from ..errors import BudgetError
+from .settings import Configuration, Framework, Reading, Run, Settings, split
+
+
+def write(run: Run) -> Configuration:
+    """Settings for a run.
+
+    Raises:
+        BudgetError: M is not a whole number of episodes over D problems.
+    """
+    a = run.allocation
+    needed = a.problems_per_batch * a.update_steps
+    episodes, samples = 1, needed
+    if run.problems is not None and run.problems < needed:
+        batches = run.problems // a.problems_per_batch
+        if a.update_steps % batches:
+            below = a.update_steps // batches * batches
+            raise BudgetError(
+                f"OpenRLHF ends a run with an episode, and {run.problems:,} problems make episodes of {batches:,} "
+                f"batches, so it cannot take {a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
+            )
+        episodes, samples = a.update_steps // batches, batches * a.problems_per_batch
+    nodes, per_node = run.nodes
+    notes = ["rollout.batch_size counts prompts, train.batch_size counts samples"]
+    if run.problems is None:
+        notes.append(f"the prompt set has to hold {samples:,} prompts or the run ends early; say --problems D if fewer")
+    elif episodes > 1 and samples < run.problems:
+        notes.append(f"{run.problems - samples:,} of {run.problems:,} problems are left out, so that batches are whole")
+    return Configuration(
+        framework="openrlhf",
+        settings={
+            "rollout.batch_size": a.problems_per_batch,
+            "rollout.n_samples_per_prompt": a.rollouts_per_problem,
+            "train.batch_size": a.batch_rollouts,
+            "train.max_epochs": 1,
+            "train.micro_batch_size": run.micro,
+            "rollout.micro_batch_size": run.micro,
+            "data.max_samples": samples,
+            "train.num_episodes": episodes,
+            "actor.num_nodes": nodes,
+            "actor.num_gpus_per_node": per_node,
+        },
+        notes=tuple(notes),
+    )
+
+
+def parse(settings: Settings) -> Reading:
+    """What OpenRLHF's settings say."""
+    problems = settings.whole("rollout.batch_size", "rollout_batch_size", default=1024)
+    n = settings.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
+    batch = settings.whole("train.batch_size", "train_batch_size", default=128)
+    passes = settings.whole("train.max_epochs", "max_epochs") or 1
+    episodes = settings.whole("train.num_episodes", "num_episodes", default=1)
+    nodes = settings.whole("actor.num_nodes", "actor_num_nodes", default=1)
+    per_node = settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
+    world = nodes * per_node if nodes and per_node else None
+    generated = problems * n if problems and n else None
+    parts = split(generated, batch)
+    if generated and batch and parts is None:
+        settings.inconsistent.append(
+            f"train.batch_size counts samples: the {generated:,} of a rollout batch ({problems:,} prompts × {n:,}) "
+            f"are not a multiple of {batch:,}, and what is left over is not trained on"
+        )
+    settings.share(batch, world, "train.batch_size")
+    samples = settings.whole("data.max_samples", "max_samples")
+    if samples and settings.problems:
+        samples = min(samples, settings.problems)
+    held = samples or settings.problems
+    steps = None
+    if held is None:
+        settings.unknown.append(
+            "update steps: they follow from train.num_episodes and the number of prompts; say --problems D"
+        )
+    elif problems and episodes:
+        if settings.problems is None:
+            settings.notes.append(f"the prompt set is taken to hold data.max_samples = {held:,} prompts")
+        if held % problems:
+            settings.inconsistent.append(
+                f"{held:,} prompts end each episode with an incomplete batch of {held % problems:,} of {problems:,}; "
+                f"data.max_samples {held // problems * problems:,} would leave it out, and it is not counted here"
+            )
+        steps = held // problems * episodes
+    if settings.on("algo.dynamic_filtering_enable", "dynamic_filtering"):
+        settings.notes.append("dynamic filtering generates more than B_p · n · M rollouts; how many shows afterwards")
+    if settings.on("train.async_enable", "async_train"):
+        settings.notes.append("asynchronous training generates ahead of the steps it takes")
+    return settings.reading(
+        problems_per_batch=problems,
+        rollouts_per_problem=n,
+        update_steps=steps,
+        per_batch=parts * passes if parts else None,
+        world_size=world,
+    )
+
+
+OPENRLHF = Framework(name="openrlhf", title="OpenRLHF", style="dashes", write=write, parse=parse)

@@ -1,0 +1,67 @@
+"""The trainers that are known, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..errors import BudgetError
+from .nemo_rl import NEMO_RL
+from .open_instruct import OPEN_INSTRUCT
+from .openrlhf import OPENRLHF
+from .prime_rl import PRIME_RL
+from .settings import Configuration, Framework, Reading, Run, Settings, Value
+from .skyrl import SKYRL
+from .trl import TRL
+from .verl import VERL
+
+FRAMEWORKS: Mapping[str, Framework] = {
+    known.name: known for known in (TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, OPEN_INSTRUCT, NEMO_RL)
+}
+"""Every trainer that an allocation can be written for."""
+
+
+def framework(name: str) -> Framework:
+    """The trainer of some name.
+
+    Raises:
+        BudgetError: None has it.
+    """
+    if name not in FRAMEWORKS:
+        raise BudgetError(f"{name!r} is not a trainer known here; there are {', '.join(FRAMEWORKS)}")
+    return FRAMEWORKS[name]
+
+
+def convert(name: str, run: Run) -> Configuration:
+    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
+
+    Args:
+        name: The trainer.
+        run: Allocation, devices, and what else is known.
+
+    Raises:
+        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would do.
+    """
+    return framework(name).write(run)
+
+
+def read(
+    name: str,
+    settings: Mapping[str, Value],
+    *,
+    world_size: int | None = None,
+    problems: int | None = None,
+    where: str = "the settings",
+) -> Reading:
+    """What a trainer's settings say.
+
+    Args:
+        name: The trainer.
+        settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
+        world_size: Devices that train, where the settings do not say (TRL).
+        problems: D, problems in the training set, where steps follow from epochs.
+        where: The file, for error messages.
+
+    Raises:
+        BudgetError: There is no such trainer, or a value is not a number that it has to be.
+    """
+    return framework(name).parse(Settings(values=settings, where=where, world_size=world_size, problems=problems))

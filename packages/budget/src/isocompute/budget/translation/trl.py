@@ -1,0 +1,109 @@
+"""TRL's ``GRPOConfig``: every batch size counts completions, none counts prompts.
+
+Read in ``trl/trainer/grpo_config.py`` of 1.16: ``generation_batch_size`` is ``per_device_train_batch_size`` ×
+processes × ``steps_per_generation``, which is ``gradient_accumulation_steps`` unless it is set, and is filled with
+groups of ``num_generations``. ``max_steps`` counts optimizer steps and overrides ``num_train_epochs``. The number of
+processes is the launcher's and is not among the settings.
+"""
+
+from __future__ import annotations
+
+from ..errors import BudgetError
+from .settings import Configuration, Framework, Reading, Run, Settings, split
+
+
+def write(run: Run) -> Configuration:
+    """Settings for a run.
+
+    Raises:
+        BudgetError: A group of one, which TRL refuses.
+    """
+    a = run.allocation
+    if a.rollouts_per_problem < 2:
+        raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")
+    accumulated = run.device_rollouts // run.micro
+    return Configuration(
+        framework="trl",
+        settings={
+            "num_generations": a.rollouts_per_problem,
+            "per_device_train_batch_size": run.micro,
+            "gradient_accumulation_steps": accumulated,
+            "steps_per_generation": accumulated,
+            "num_iterations": 1,
+            "max_steps": a.update_steps,
+        },
+        notes=(
+            f"start {run.world_size} process{'es' if run.world_size > 1 else ''}: "
+            f"accelerate launch --num_processes {run.world_size}",
+            "per_device_train_batch_size counts completions, not prompts",
+            f"needs at least {a.problems_per_batch:,} problems, or no generation batch is complete",
+        ),
+    )
+
+
+def parse(settings: Settings) -> Reading:
+    """What TRL's settings say."""
+    n = settings.whole("num_generations", default=8)
+    device = settings.whole("per_device_train_batch_size", default=8)
+    accumulated = settings.whole("gradient_accumulation_steps", default=1)
+    kept = settings.whole("steps_per_generation")
+    generated = settings.whole("generation_batch_size")
+    iterations = settings.whole("num_iterations") or 1
+    world = settings.world_size
+    if generated is not None and kept is not None:
+        settings.inconsistent.append("generation_batch_size and steps_per_generation are both set, which TRL refuses")
+    if n == 1:
+        settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
+    if world is None:
+        settings.unknown.append(
+            "world size: the number of processes is the launcher's (accelerate launch --num_processes); "
+            "say --world-size"
+        )
+    if generated is None and device and accumulated and world:
+        generated = device * world * (kept or accumulated)
+    if kept is None and generated and device and world:
+        kept = split(generated, device * world)
+        if kept is None:
+            settings.inconsistent.append(
+                f"generation_batch_size of {generated:,} is not a multiple of the {device * world:,} completions "
+                f"of one pass ({device:,} × {world})"
+            )
+    problems = split(generated, n)
+    if generated and n and problems is None:
+        settings.inconsistent.append(
+            f"per_device_train_batch_size counts completions: a generation batch of {generated:,} completions does "
+            f"not hold whole groups of {n:,}"
+        )
+    elif device and n and device < n:
+        settings.notes.append(
+            f"per_device_train_batch_size counts completions: {device:,} are part of one group of {n:,}, which is "
+            "spread over devices and passes"
+        )
+    # Optimizer steps on each generation batch: its passes, as often as it is used, over the passes of a step.
+    passes = (kept or accumulated or 0) * iterations
+    per_batch = split(passes, accumulated)
+    if accumulated and passes and per_batch is None:
+        settings.inconsistent.append(
+            f"{passes} passes over a generation batch are not a whole number of optimizer steps of {accumulated} passes"
+        )
+    steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
+    batches = None
+    if steps is not None:
+        if per_batch and steps % per_batch:
+            settings.inconsistent.append(f"max_steps of {steps:,} ends within a generation batch of {per_batch} steps")
+        batches = -(-steps // per_batch) if per_batch else None
+    else:
+        epochs = settings.whole("num_train_epochs", default=3)
+        batches = settings.steps(None, epochs, problems, "num_train_epochs")
+    if settings.values.get("eval_strategy") not in (None, "no"):
+        settings.notes.append("evaluations generate on top: num_generations_eval for each prompt of the evaluation set")
+    return settings.reading(
+        problems_per_batch=problems,
+        rollouts_per_problem=n,
+        update_steps=batches,
+        per_batch=per_batch,
+        world_size=world,
+    )
+
+
+TRL = Framework(name="trl", title="TRL", style="dashes", write=write, parse=parse)

@@ -1,0 +1,185 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import Allocation, BudgetError
+from isocompute.budget.translation import FRAMEWORKS, Run, convert, framework, read, render
+from isocompute.budget.translation.forms import flags
+
+names = st.sampled_from(sorted(FRAMEWORKS))
+worlds = st.integers(1, 64)
+parts = {
+    "problems_per_batch": st.integers(1, 512),
+    "rollouts_per_problem": st.integers(1, 128),
+    "update_steps": st.integers(1, 3000),
+}
+
+
+def run_of(batch, rollouts, steps, **other):
+    allocation = Allocation(problems_per_batch=batch, rollouts_per_problem=rollouts, update_steps=steps)
+    return Run(allocation=allocation, **other)
+
+
+@given(
+    names,
+    worlds,
+    st.booleans(),
+    st.sampled_from([1, 4, 8]),
+    st.integers(0, 3),
+    st.builds(dict, **parts),
+)
+def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, world, as_flags, gpus, spare, split):
+    allocation = Allocation(**split)
+    batch, n, steps = allocation.batch_rollouts, allocation.rollouts_per_problem, allocation.update_steps
+    problems = None if spare == 3 else allocation.problems_per_batch * steps + spare
+    if batch % world:
+        with pytest.raises(BudgetError, match=r"does not divide over .* devices; problems_per_batch .* would"):
+            Run(allocation=allocation, world_size=world, problems=problems)
+        return
+    run = Run(allocation=allocation, world_size=world, gpus_per_node=gpus, problems=problems)
+    if name == "trl" and n == 1:
+        with pytest.raises(BudgetError, match="take 2 or more"):
+            convert(name, run)
+        return
+    configuration = convert(name, run)
+    settings = configuration.settings
+    if as_flags:
+        settings = flags(word for line in render(configuration, framework(name).style) for word in line.split())
+    found = read(name, settings, world_size=world, problems=problems)
+    assert found.allocation == allocation
+    assert found.optimizer_steps == steps
+    assert found.world_size == world
+    assert found.unknown == ()
+    assert found.inconsistent == ()
+
+
+@given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
+def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
+    try:
+        Run(allocation=Allocation(**split), world_size=world)
+    except BudgetError as error:
+        named = str(error).split("problems_per_batch ")[1].removesuffix(" would").replace(",", "")
+        for problems in named.split(" or "):
+            Run(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
+
+
+@given(st.builds(dict, **parts), st.integers(1, 20_000))
+def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, problems):
+    allocation = Allocation(**split)
+    if problems < allocation.problems_per_batch:
+        with pytest.raises(BudgetError, match="cannot be drawn from"):
+            Run(allocation=allocation, problems=problems)
+        return
+    run = Run(allocation=allocation, problems=problems)
+    batches = problems // allocation.problems_per_batch
+    if allocation.update_steps <= problems // allocation.problems_per_batch or allocation.update_steps % batches == 0:
+        configuration = convert("openrlhf", run)
+    else:
+        with pytest.raises(BudgetError, match="ends a run with an episode") as error:
+            convert("openrlhf", run)
+        steps = int(str(error.value).split(" or ")[-1].split()[0].replace(",", ""))
+        configuration = convert("openrlhf", run_of(*list(split.values())[:2], steps, problems=problems))
+        allocation = Allocation(**{**split, "update_steps": steps})
+    found = read("openrlhf", configuration.settings, problems=problems)
+    assert found.allocation == allocation
+    assert found.inconsistent == ()
+
+
+@pytest.mark.parametrize("name", ["verl", "skyrl", "nemo-rl"])
+def test_epochs_are_enough_for_the_steps_whatever_the_number_of_problems(name):
+    settings = convert(name, run_of(32, 4, 100)).settings
+    for problems in (32, 50, 640, 10**6):
+        found = read(name, settings, problems=problems)
+        assert (found.update_steps, found.inconsistent) == (100, ())
+    exact = convert(name, run_of(32, 4, 100, problems=640))
+    assert 5 in exact.settings.values()
+    short = {**exact.settings, "trainer.total_epochs": 2, "trainer.epochs": 2, "grpo.max_num_epochs": 2}
+    found = read(name, short, problems=640)
+    assert found.update_steps == 40
+    assert "of 2 ends the run after 40 steps, before the 100 asked for; 5 would do" in found.inconsistent[0]
+
+
+WRONG = [
+    ("trl", {"num_generations": 8, "per_device_train_batch_size": 3, "max_steps": 10}, "counts completions"),
+    ("trl", {"generation_batch_size": 32, "steps_per_generation": 4}, "both set, which TRL refuses"),
+    ("trl", {"num_generations": 1, "per_device_train_batch_size": 4}, "num_generations is 1"),
+    ("trl", {"generation_batch_size": 12, "per_device_train_batch_size": 8}, "not a multiple of the 8 completions"),
+    ("trl", {"num_iterations": 4, "max_steps": 8}, "4 optimizer steps, of which only the first is on-policy"),
+    ("trl", {"num_iterations": 4, "max_steps": 6}, "ends within a generation batch of 4 steps"),
+    ("verl", {"data.train_batch_size": 1024, "actor_rollout_ref.actor.ppo_mini_batch_size": 256}, "4 optimizer steps"),
+    ("verl", {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 1024}, "both count prompts"),
+    ("verl", {"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3}, "4 rollouts do not divide over 3 devices"),
+    ("openrlhf", {"rollout.batch_size": 8, "rollout.n_samples_per_prompt": 3, "train.batch_size": 16}, "count"),
+    ("openrlhf", {"rollout.batch_size": 128, "data.max_samples": 200}, "incomplete batch of 72 of 128"),
+    ("prime-rl", {"orchestrator.batch_size": 100, "orchestrator.group_size": 16}, "whole groups of 16"),
+    ("prime-rl", {"max_steps": 5, "trainer.max_steps": 6}, "max_steps differs"),
+    ("prime-rl", {"orchestrator.batch_size": 8, "orchestrator.token_batch_size": 9}, "both set"),
+    ("skyrl", {"trainer.train_batch_size": 100, "trainer.policy_mini_batch_size": 64}, "both count prompts"),
+    ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
+    ("open-instruct", {"total_episodes": 1000, "num_unique_prompts_rollout": 48}, "the last 40 are never generated"),
+    ("nemo-rl", {"grpo.num_prompts_per_step": 10, "policy.train_global_batch_size": 48}, "counts samples"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "remark"), WRONG)
+def test_what_contradicts_itself_is_named(name, settings, remark):
+    found = read(name, settings, world_size=1 if name == "trl" else None)
+    assert any(remark in told for told in found.inconsistent), found
+
+
+OPEN = [
+    ("trl", {"max_steps": 5}, "say --world-size"),
+    ("trl", {}, "say --problems D"),
+    ("verl", {}, "say --problems D"),
+    ("openrlhf", {}, "say --problems D"),
+    ("skyrl", {}, "say --problems D"),
+    ("prime-rl", {}, "max_steps is not set"),
+    ("prime-rl", {"orchestrator.token_batch_size": 4096}, "makes batches of tokens"),
+    ("verl", {"data.train_batch_size": "$BATCH"}, "data.train_batch_size is $BATCH, which is only known when"),
+    ("open-instruct", {"num_learners_per_node": "eight"}, "num_learners_per_node is 'eight'"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "remark"), OPEN)
+def test_what_cannot_be_known_is_named(name, settings, remark):
+    found = read(name, settings)
+    assert any(remark in told for told in found.unknown), found
+
+
+def test_steps_follow_from_epochs_where_the_number_of_problems_is_known():
+    settings = {"num_generations": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    found = read("trl", {**settings, "num_train_epochs": 2}, world_size=3, problems=8000)
+    assert found.problems_per_batch == 4  # 4 × 2 × 3 = 24 completions, 6 to a problem
+    assert found.update_steps == found.optimizer_steps == 4000
+    assert read("verl", {"trainer.total_epochs": 2}, problems=4096).update_steps == 8
+    assert read("openrlhf", {"train.num_episodes": 3}, problems=4096).update_steps == 12
+
+
+def test_batches_that_are_split_generate_once_and_step_often():
+    found = read("verl", {"trainer.total_training_steps": 100, "actor_rollout_ref.rollout.n": 5}, problems=10**6)
+    assert found.allocation.rollouts == 1024 * 5 * 100
+    assert found.optimizer_steps == 400
+
+
+def test_older_names_of_settings_are_understood():
+    found = read("prime-rl", {"batch_size": 64, "rollouts_per_example": 16, "max_steps": 3})
+    assert (found.problems_per_batch, found.rollouts_per_problem, found.update_steps) == (4, 16, 3)
+    old = {"rollout_batch_size": 32, "n_samples_per_prompt": 4, "train_batch_size": 128, "max_samples": 320}
+    assert read("openrlhf", old).allocation.rollouts == 1280
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "many", True, [8]])
+def test_a_number_that_is_none_is_an_error_that_names_file_and_key(value):
+    with pytest.raises(BudgetError, match=r"run.yaml: data.train_batch_size is .*whole number of at least 1"):
+        read("verl", {"data.train_batch_size": value}, where="run.yaml")
+
+
+def test_an_unknown_trainer_is_refused_with_the_known_ones():
+    with pytest.raises(BudgetError, match="'rl4lms' is not a trainer known here; there are trl, verl"):
+        convert("rl4lms", run_of(8, 4, 1))
+
+
+def test_a_micro_batch_has_to_divide_a_devices_share():
+    assert convert("trl", run_of(8, 4, 1, micro_batch=16)).settings["per_device_train_batch_size"] == 16
+    assert convert("trl", run_of(9, 4, 1)).settings["per_device_train_batch_size"] == 6
+    with pytest.raises(BudgetError, match=r"micro_batch is 3, .* 32 rollouts of a batch; 1, 2, 4, 8, 16, 32 would"):
+        run_of(8, 4, 1, micro_batch=3)
