@@ -201,3 +201,10 @@ def test_a_micro_batch_has_to_divide_a_devices_share():
     assert convert("trl", run_of(9, 4, 1)).settings["per_device_train_batch_size"] == 6
     with pytest.raises(BudgetError, match=r"micro_batch is 3, .* 32 rollouts of a batch; 1, 2, 4, 8, 16, 32 would"):
         run_of(8, 4, 1, micro_batch=3)
+
+
+def test_a_world_or_a_training_set_of_nothing_is_refused():
+    with pytest.raises(BudgetError, match="world_size is 0"):
+        read("trl", {}, world_size=0)
+    with pytest.raises(BudgetError, match="problems is 0"):
+        read("trl", {}, problems=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,7 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         )
     sweep = None
     if share is not None:
-        tried = arguments.sweep_problems_per_batch or (
-            max((b for b in found.constraints.problems_per_batch if b <= SWEEP_PROBLEMS), default=problems[0]),
-        )
+        tried = arguments.sweep_problems_per_batch or (_compared(found),)
         sweep = design(
             Constraints(rollouts=budget, problems_per_batch=tried, min_steps=arguments.sweep_min_steps, **common),
             total=share,
@@ -120,6 +119,13 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         yield from _sweep_lines(sweep)
     if arguments.json is not None:
         write_json(_document(found, rows, sweep), arguments.json)
+
+
+def _compared(found: Grid) -> int:
+    """The problems per batch that a sweep holds fixed: 32, or the most below it that leave values of n to compare."""
+    splits = Counter(cell.allocation.problems_per_batch for cell in found.cells)
+    several = [problems for problems, count in splits.items() if count > 1 and problems <= SWEEP_PROBLEMS]
+    return max(several, default=min(splits))
 
 
 def _powers(first: int, most: int) -> Iterable[int]:
