@@ -215,4 +215,4 @@ def test_without_a_wish_the_sweep_holds_fixed_what_leaves_something_to_compare(t
 
 def test_a_budget_that_no_table_can_hold_is_refused(capsys):
     assert main(["plan", "--rollouts", "1e30", "--max-batch", "8"]) == 2
-    assert "at most 9223372036854775807" in capsys.readouterr().err
+    assert "at least 1 and at most 9223372036854775807" in capsys.readouterr().err

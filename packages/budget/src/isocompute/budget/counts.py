@@ -29,7 +29,7 @@ def whole(value: Any, name: str, *, least: int) -> int:
     except TypeError:
         number = least - 1
     if number > LARGEST:
-        raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at most {LARGEST}, which a table holds")
+        raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least} and at most {LARGEST}")
     if number < least:
         raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least}")
     return number
