@@ -166,7 +166,9 @@ def test_time_and_memory_are_estimated_where_the_model_is_known(tmp_path, capsys
     )
     path = tmp_path / "plan.json"
     assert main([*PLAN, *model.split(), "--json", str(path), "--cells"]) == 0
-    assert "memory: 26.1 of 74.5 GiB of h100" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "memory: 26.1 of 74.5 GiB of h100" in out
+    assert "assumed: training reaches 25% to 50%" in out
     for cell in json.loads(path.read_text())["cells"]:
         low, likely, high = cell["seconds_per_step"]
         assert 0 < low < likely < high

@@ -169,6 +169,7 @@ def _row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
         )
         step = sampling + training
         row["seconds_per_step"] = [part.amount / arguments.world_size for part in (step.low, step.likely, step.high)]
+        row["assumptions"] = step.assumptions
         row["device_hours"] = [part.hours * a.update_steps for part in (step.low, step.likely, step.high)]
     return row
 
@@ -205,6 +206,9 @@ def _printed(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namesp
             setting.model, setting.lengths, world_size=arguments.world_size, micro_batch=arguments.micro_batch
         )
         yield memory_line(held.total, held.activations, setting.device.memory, setting.device.name)
+        if arguments.cells:
+            for sentence in rows[0]["assumptions"]:
+                yield f"assumed: {sentence}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -270,7 +274,8 @@ def _document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> d
     document: dict[str, Any] = {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,
-        "cells": rows,
+        "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
+        "assumptions": list(rows[0].get("assumptions", ())),
         "left_out": told(found.left_out),
     }
     if sweep is not None:
