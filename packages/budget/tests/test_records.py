@@ -117,14 +117,19 @@ def test_limits_come_back_as_they_were_noted():
 @given(payloads)
 def test_charges_come_back_as_they_were_made(contents):
     history = History.decode(joined(contents), "x")
-    expected = []
+    expected, times = [], []
     number = 0
     for payload in contents:
         if payload[0] == records.ATTEMPT:
             number += 1
-        elif payload[0] == records.CHARGE:
-            expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[1:])]
+        elif payload[0] in (records.CHARGE, records.TIMED_CHARGE):
+            head = 1
+            if payload[0] == records.TIMED_CHARGE:
+                head = records.TIMED.size
+                times.append((number, *records.time_in(payload)))
+            expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[head:])]
     assert charges(history) == expected
+    assert list(history.times) == times
 
 
 def told(read, data):
