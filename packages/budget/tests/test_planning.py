@@ -166,7 +166,9 @@ def test_time_and_memory_are_estimated_where_the_model_is_known(tmp_path, capsys
     )
     path = tmp_path / "plan.json"
     assert main([*PLAN, *model.split(), "--json", str(path), "--cells"]) == 0
-    assert "memory: 26.1 of 74.5 GiB of h100" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "memory: 26.1 of 74.5 GiB of h100" in out
+    assert "assumed: training reaches 25% to 50%" in out
     for cell in json.loads(path.read_text())["cells"]:
         low, likely, high = cell["seconds_per_step"]
         assert 0 < low < likely < high
@@ -202,3 +204,17 @@ def test_without_values_the_powers_of_two_are_taken(rollouts, most):
     constraints = Constraints(rollouts=rollouts, max_batch=most)
     assert constraints.rollouts_per_problem == tuple(2**k for k in range(1, 10) if 2**k <= most)
     assert constraints.problems_per_batch == tuple(2**k for k in range(10) if 2**k <= most)
+
+
+def test_without_a_wish_the_sweep_holds_fixed_what_leaves_something_to_compare(tmp_path):
+    path = tmp_path / "plan.json"
+    small = "plan --rollouts 1e4 --max-batch 8 --problems-per-batch 1,2,4 --sweep-share 0.5 --sweep-min-steps 2"
+    assert main([*small.split(), "--json", str(path)]) == 0
+    cells = json.loads(path.read_text())["sweep"]["cells"]
+    assert {cell["problems_per_batch"] for cell in cells} == {2}
+    assert {cell["rollouts_per_problem"] for cell in cells} == {2, 4}
+
+
+def test_a_budget_that_no_table_can_hold_is_refused(capsys):
+    assert main(["plan", "--rollouts", "1e30", "--max-batch", "8"]) == 2
+    assert "at least 1 and at most 9223372036854775807" in capsys.readouterr().err

@@ -7,9 +7,17 @@ from hypothesis import strategies as st
 from isocompute.budget import COHORTS, Counts, History, LedgerError, Limits, records
 
 counts = st.builds(Counts, rollouts=st.integers(1, 10**6), response_tokens=st.integers(0, 2**40))
-charge = st.builds(records.charge, st.integers(0, 50), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1))
+charge = st.builds(
+    records.charge,
+    st.integers(0, 50),
+    st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1),
+    st.sampled_from([0.0, 0.0, 12.5]),
+)
 attempt = st.builds(records.attempt, st.just("run"), st.integers(0, 50))
-limit = st.builds(records.limit, st.builds(Limits, rollouts=st.none() | st.integers(1, 10**9)))
+limit = st.builds(
+    records.limit,
+    st.builds(Limits, rollouts=st.none() | st.integers(1, 10**9), device_seconds=st.none() | st.floats(0.1, 1e9)),
+)
 payloads = st.lists(st.one_of(charge, charge, attempt, limit), max_size=6).map(
     lambda rest: [records.attempt("run", 0), *rest]
 )
@@ -109,14 +117,19 @@ def test_limits_come_back_as_they_were_noted():
 @given(payloads)
 def test_charges_come_back_as_they_were_made(contents):
     history = History.decode(joined(contents), "x")
-    expected = []
+    expected, times = [], []
     number = 0
     for payload in contents:
         if payload[0] == records.ATTEMPT:
             number += 1
-        elif payload[0] == records.CHARGE:
-            expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[1:])]
+        elif payload[0] in (records.CHARGE, records.TIMED_CHARGE):
+            head = 1
+            if payload[0] == records.TIMED_CHARGE:
+                head = records.TIMED.size
+                times.append((number, *records.time_in(payload)))
+            expected += [(number, *entry) for entry in records.ENTRY.iter_unpack(payload[head:])]
     assert charges(history) == expected
+    assert list(history.times) == times
 
 
 def told(read, data):

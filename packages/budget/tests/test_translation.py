@@ -52,6 +52,23 @@ def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, world, 
     assert found.inconsistent == ()
 
 
+@pytest.mark.parametrize("name", sorted(FRAMEWORKS))
+def test_every_world_size_up_to_64_gives_back_every_allocation_that_divides(name):
+    divided = 0
+    for world in range(1, 65):
+        for problems, n, steps in [(world, 2, 3), (2 * world, 7, 500), (32, 64, 100), (60, 48, 9), (3, world + 1, 1)]:
+            if problems * n % world:
+                continue
+            configuration = convert(name, run_of(problems, n, steps, world_size=world))
+            found = read(name, configuration.settings, world_size=world)
+            assert found.allocation == Allocation(
+                problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps
+            )
+            assert (found.world_size, found.inconsistent, found.unknown) == (world, (), ())
+            divided += 1
+    assert divided > 150
+
+
 @given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
 def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
     try:
@@ -150,6 +167,7 @@ def test_steps_follow_from_epochs_where_the_number_of_problems_is_known():
     found = read("trl", {**settings, "num_train_epochs": 2}, world_size=3, problems=8000)
     assert found.problems_per_batch == 4  # 4 × 2 × 3 = 24 completions, 6 to a problem
     assert found.update_steps == found.optimizer_steps == 4000
+    assert read("trl", {**settings, "num_train_epochs": 0.5}, world_size=3, problems=8000).update_steps == 1000
     assert read("verl", {"trainer.total_epochs": 2}, problems=4096).update_steps == 8
     assert read("openrlhf", {"train.num_episodes": 3}, problems=4096).update_steps == 12
 
@@ -183,3 +201,10 @@ def test_a_micro_batch_has_to_divide_a_devices_share():
     assert convert("trl", run_of(9, 4, 1)).settings["per_device_train_batch_size"] == 6
     with pytest.raises(BudgetError, match=r"micro_batch is 3, .* 32 rollouts of a batch; 1, 2, 4, 8, 16, 32 would"):
         run_of(8, 4, 1, micro_batch=3)
+
+
+def test_a_world_or_a_training_set_of_nothing_is_refused():
+    with pytest.raises(BudgetError, match="world_size is 0"):
+        read("trl", {}, world_size=0)
+    with pytest.raises(BudgetError, match="problems is 0"):
+        read("trl", {}, problems=0)

@@ -193,7 +193,7 @@ def work(
     )
     if prompt:
         said.append(
-            f"the engine prefills a prompt once for its {n} responses; the trainer shares nothing"
+            "the engine prefills a prompt once for all of its responses; the trainer shares nothing"
             if shared_prompt and n > 1
             else "every response prefills its own prompt"
         )

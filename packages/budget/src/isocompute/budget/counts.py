@@ -28,7 +28,9 @@ def whole(value: Any, name: str, *, least: int) -> int:
         number = index(value)
     except TypeError:
         number = least - 1
-    if not least <= number <= LARGEST:
+    if number > LARGEST:
+        raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least} and at most {LARGEST}")
+    if number < least:
         raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least}")
     return number
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,7 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         )
     sweep = None
     if share is not None:
-        tried = arguments.sweep_problems_per_batch or (
-            max((b for b in found.constraints.problems_per_batch if b <= SWEEP_PROBLEMS), default=problems[0]),
-        )
+        tried = arguments.sweep_problems_per_batch or (_compared(found),)
         sweep = design(
             Constraints(rollouts=budget, problems_per_batch=tried, min_steps=arguments.sweep_min_steps, **common),
             total=share,
@@ -120,6 +119,13 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         yield from _sweep_lines(sweep)
     if arguments.json is not None:
         write_json(_document(found, rows, sweep), arguments.json)
+
+
+def _compared(found: Grid) -> int:
+    """The problems per batch that a sweep holds fixed: 32, or the most below it that leave values of n to compare."""
+    splits = Counter(cell.allocation.problems_per_batch for cell in found.cells)
+    several = [problems for problems, count in splits.items() if count > 1 and problems <= SWEEP_PROBLEMS]
+    return max(several, default=min(splits))
 
 
 def _powers(first: int, most: int) -> Iterable[int]:
@@ -163,6 +169,7 @@ def _row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
         )
         step = sampling + training
         row["seconds_per_step"] = [part.amount / arguments.world_size for part in (step.low, step.likely, step.high)]
+        row["assumptions"] = step.assumptions
         row["device_hours"] = [part.hours * a.update_steps for part in (step.low, step.likely, step.high)]
     return row
 
@@ -199,6 +206,9 @@ def _printed(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namesp
             setting.model, setting.lengths, world_size=arguments.world_size, micro_batch=arguments.micro_batch
         )
         yield memory_line(held.total, held.activations, setting.device.memory, setting.device.name)
+        if arguments.cells:
+            for sentence in rows[0]["assumptions"]:
+                yield f"assumed: {sentence}"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -264,7 +274,8 @@ def _document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> d
     document: dict[str, Any] = {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,
-        "cells": rows,
+        "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
+        "assumptions": list(rows[0].get("assumptions", ())),
         "left_out": told(found.left_out),
     }
     if sweep is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..counts import whole
 from ..errors import BudgetError
 from .nemo_rl import NEMO_RL
 from .open_instruct import OPEN_INSTRUCT
@@ -64,4 +65,8 @@ def read(
     Raises:
         BudgetError: There is no such trainer, or a value is not a number that it has to be.
     """
+    if world_size is not None:
+        whole(world_size, "world_size", least=1)
+    if problems is not None:
+        whole(problems, "problems", least=1)
     return framework(name).parse(Settings(values=settings, where=where, world_size=world_size, problems=problems))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import gcd
+from math import ceil, gcd
 from typing import Literal
 
 from ..allocation import Allocation
-from ..counts import whole
+from ..counts import finite, whole
 from ..errors import BudgetError
 
 Value = bool | int | float | str | None | list["Value"]
@@ -210,7 +210,18 @@ class Settings:
         if batch and world and batch % world:
             self.inconsistent.append(f"{key}: {batch:,} rollouts do not divide over {world} devices")
 
-    def steps(self, limit: int | None, epochs: int | None, problems_per_batch: int | None, key: str) -> int | None:
+    def fraction(self, name: str, *, default: int) -> float | None:
+        """A number above 0, which need not be whole.
+
+        Raises:
+            BudgetError: The value is not such a number.
+        """
+        value = self.values.get(name)
+        if isinstance(value, float) and not value.is_integer():
+            return finite(value, f"{self.where}: {name}")
+        return self.whole(name, default=default)
+
+    def steps(self, limit: int | None, epochs: float | None, problems_per_batch: int | None, key: str) -> int | None:
         """M, where a trainer stops at a number of steps or of epochs, whichever comes first.
 
         Args:
@@ -227,11 +238,11 @@ class Settings:
                 )
             elif epochs is not None and epochs < limit:
                 self.notes.append(
-                    f"{limit:,} steps are reached only with at least {-(-limit // epochs):,} batches of problems "
+                    f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "
                     f"an epoch, because {key} is {epochs:,}; say --problems D to have it checked"
                 )
             return limit
-        by_epochs = epochs * batches
+        by_epochs = ceil(epochs * batches)
         if limit is not None and by_epochs < limit:
             self.inconsistent.append(
                 f"{key} of {epochs:,} ends the run after {by_epochs:,} steps, before the {limit:,} asked for; "

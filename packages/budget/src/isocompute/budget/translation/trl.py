@@ -93,7 +93,7 @@ def parse(settings: Settings) -> Reading:
             settings.inconsistent.append(f"max_steps of {steps:,} ends within a generation batch of {per_batch} steps")
         batches = -(-steps // per_batch) if per_batch else None
     else:
-        epochs = settings.whole("num_train_epochs", default=3)
+        epochs = settings.fraction("num_train_epochs", default=3)
         batches = settings.steps(None, epochs, problems, "num_train_epochs")
     if settings.values.get("eval_strategy") not in (None, "no"):
         settings.notes.append("evaluations generate on top: num_generations_eval for each prompt of the evaluation set")
