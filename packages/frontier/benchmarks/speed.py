@@ -43,7 +43,7 @@ def ours(forms: tuple[str, ...]) -> float:
     began = time.process_time()
     for i in range(CURVES):
         made, truth = curve(i)
-        refit(made, truth, noise, 0.014, forms, refits=REFITS, rng=np.random.default_rng(i), spread=np.zeros(REFITS))
+        refit(made, truth, noise, 0.014, forms, rng=np.random.default_rng(i), effects=np.zeros((REFITS, 1)))
     return time.process_time() - began
 
 

@@ -182,8 +182,8 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     noise = estimate_noise([curve], [parameters])
     residual_sd = _sd(y - parameters(x), 3)
     draws = refit(
-        curve, parameters, noise, residual_sd, (config.form,), refits=config.bootstrap,
-        rng=np.random.default_rng(config.seed), spread=np.zeros(config.bootstrap), start=r0,
+        curve, parameters, noise, residual_sd, (config.form,), rng=np.random.default_rng(config.seed),
+        effects=np.zeros((config.bootstrap, 1)), start=r0,
     )  # fmt: skip
     named = [
         Parameters(form=config.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
