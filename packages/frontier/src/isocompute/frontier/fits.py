@@ -13,7 +13,7 @@ from .envelope import LEVEL, Crossover, crossovers, supported, winners
 from .errors import Flag, FrontierError
 from .forms import FORMS
 from .judging import choose, failed, held_out, judge, options, records_gap
-from .nstar import Sigmoid, fit_sigmoid
+from .nstar import Sigmoid, fit_sigmoid, fit_sigmoids
 from .results import CurveFit, Fits, who
 from .saturation import saturation
 from .selection import CRITERIA
@@ -146,9 +146,11 @@ def _fitted(found: list[Curve], whole: list[Curve], config: FitConfig) -> list[C
             curve, best.parameters, noise, best.residual_sd, forms, rng=rng, effects=effects[i],
             selection=config.selection,
         )  # fmt: skip
+        everything = best if config.points == "all" else options(whole[i], (best.parameters.form,))[0]
         gaps = (
-            records_gap(whole[i], best, config.bin_width), records_gap(whole[i], best, config.bin_width, SMOOTHING)
-        )  # fmt: skip
+            records_gap(whole[i], everything, config.bin_width),
+            records_gap(whole[i], everything, config.bin_width, SMOOTHING),
+        )
         results.append(judge(curve, best, every[i], draws, noise, tails=tails[i], gaps=gaps))
     return results
 
@@ -246,14 +248,9 @@ def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: 
     if len(distinct) == 1:
         return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
     params = fit_sigmoid(x, values)
-    draws = []
-    # A refit of the sigmoid costs far more than one of a curve; a hundred give its interval.
-    # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
-    for row in winners(refits, within)[:100] if params and len(distinct) > 2 else ():
-        again = fit_sigmoid(x, np.log2(n[row[known]]), begin_at=params)
-        if again:
-            draws.append(again)
     intervals = {}
-    if params and len(draws) >= 20:
-        intervals = {k: _interval(np.array([d[k] for d in draws])) for k in params}
+    # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
+    if params and len(distinct) > 2:
+        draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
+        intervals = {k: _interval(v) for k, v in draws.items()}
     return Sigmoid(params=params, intervals=intervals, flags=flags)

@@ -234,23 +234,27 @@ def _refine(
     """Polish one candidate; returns the curve and its robust cost."""
     low, high = SHAPES[form]
     span = candidates.scale.min(), candidates.scale.max()
+    # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
+    free = np.array([True, True, start is None, form != "exp"])
+    usual = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
 
     def curve(x: Array) -> Parameters:
-        begin = start if start is not None else float(x[2])
-        shape = float(np.exp(x[3])) if form != "exp" else 1.0
+        every = usual.copy()
+        every[free] = x
+        begin = start if start is not None else float(every[2])
+        shape = float(np.exp(every[3])) if form != "exp" else 1.0
         # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
-        gain = min(float(x[0]), 1.0 - begin)
-        return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(x[1])), shape=shape)
+        gain = min(float(every[0]), 1.0 - begin)
+        return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(every[1])), shape=shape)
 
     def residuals(x: Array) -> Array:
         return np.asarray((reward - curve(x)(compute)) / error)
 
     bounds = (
-        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9]),
-        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9]),
+        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9])[free],
+        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9])[free],
     )
-    begin = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
-    begin = np.clip(begin, bounds[0] + 1e-9, bounds[1] - 1e-9)
+    begin = np.clip(usual[free], bounds[0] + 1e-9, bounds[1] - 1e-9)
     # Huber's threshold of 3 standard errors leaves all but outliers as they are.
     found = least_squares(residuals, begin, bounds=bounds, loss="huber", f_scale=3.0, max_nfev=200)
     return curve(found.x), float(found.cost)

@@ -59,15 +59,21 @@ def choose(fits: Sequence[PointFit], tails: dict[str, float], selection: str) ->
 
 
 def records_gap(curve: Curve, best: PointFit, bin_width: float, window: int = 1) -> float | None:
-    """How far above all points a fit of the records lies at the last record; None where there is no such fit."""
+    """How far above all points a fit of the records lies at the last record; None where there is no such fit.
+
+    Args:
+        curve: All points.
+        best: The fit of all points.
+        bin_width: Width of a record's bin of reward.
+        window: Points of the running mean before records are sought.
+    """
     chosen = of_records(curve, bin_width=bin_width, window=window)
     fits = options(chosen, (best.parameters.form,))
-    everything = options(curve, (best.parameters.form,))
-    if not fits or not everything:
+    if not fits:
         return None
     # Not at the end of the run: where the last record is early, a fit of records says nothing of the end.
     last = float(chosen.compute.max())
-    return float(fits[0].parameters(last) - everything[0].parameters(last))
+    return float(fits[0].parameters(last) - best.parameters(last))
 
 
 def failed(curve: Curve) -> CurveFit:
