@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from .curves import Array, Curve, curves, of_records
 from .envelope import LEVEL, Crossover, crossovers, supported, winners
@@ -113,6 +114,7 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         n_star=_n_star(compute, point, refits, within, labels),
         probability=_frequencies(refits, within, len(labels)),
         envelope=_envelope(point, refits, within),
+        carried=_carried(point, within),
         points=config.points,
         alike=_alike(refits, within, labels),
         saturation=saturation(compute, point, refits, within, n) if len(compute) else None,
@@ -227,12 +229,23 @@ def _frequencies(refits: Array, within: Array, count: int) -> Array:
 
 
 def _envelope(point: Array, refits: Array, within: Array) -> Array:
-    """Reward of the envelope and its 95 % interval, shape ``(3, points)``."""
+    """Reward of the envelope and its 95 % interval, shape ``(3, points)``.
+
+    Where the best curve's data end, its last reward is carried on: a run can be stopped before its budget is.
+    """
     if not point.size:
         return np.zeros((3, 0))
-    top = np.where(within, refits, -np.inf).max(axis=1)
+    top = np.maximum.accumulate(np.where(within, refits, -np.inf).max(axis=1), axis=1)
     low, high = np.quantile(top, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return np.stack([np.where(within, point, -np.inf).max(axis=0), low, high])
+    return np.stack([np.maximum.accumulate(np.where(within, point, -np.inf).max(axis=0)), low, high])
+
+
+def _carried(point: Array, within: Array) -> NDArray[np.bool_]:
+    """Where the envelope is above every curve with data: a reward reached at less compute."""
+    if not point.size:
+        return np.zeros(0, dtype=np.bool_)
+    own = np.where(within, point, -np.inf).max(axis=0)
+    return np.asarray(own < np.maximum.accumulate(own), dtype=np.bool_)
 
 
 def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]) -> Sigmoid:

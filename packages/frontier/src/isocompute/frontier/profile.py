@@ -63,8 +63,8 @@ def profile_asymptote(
     count = (3 if form == "exp" else 4) - (0 if start is None else 1)
     freedom = max(effective - count, 1.0)
     limit = 1 + float(stats.t.ppf((1 + LEVEL) / 2, freedom)) ** 2 / freedom
-    # A hundred times the asymptote's own error is as far as a search has to go below.
-    lowest = min(float(np.average(reward, weights=weights)), best.parameters.asymptote)
+    # A curve that rises cannot level off far below its mean.
+    lowest = max(min(float(np.average(reward, weights=weights)), best.parameters.asymptote) - 0.1, 0.0)
     asymptotes = np.unique(np.append(np.linspace(lowest, 1.0, ASYMPTOTES), best.parameters.asymptote))
     coarse = grid(form, compute)
     squares = _squares(coarse, reward, weights, asymptotes, start)

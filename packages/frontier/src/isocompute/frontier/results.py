@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from .curves import Array, Curve
 from .envelope import Crossover
@@ -90,7 +91,8 @@ class Fits:
         metric: Metric fitted.
         curves: One per (n, B_p).
         compute: Grid of compute, log-uniform over the support.
-        envelope: Reward of the envelope and its 95 % interval, shape ``(3, points)``.
+        envelope: Reward of the envelope and its 95 % interval, shape ``(3, points)``; it never falls.
+        carried: Where no curve with data reaches the envelope, which is a reward reached at less compute.
         probability: How often each fitted curve is best at each compute, shape ``(fitted, points)``.
         crossovers: Transitions of the envelope.
         n_star: The log2-sigmoid of n*(C).
@@ -111,6 +113,7 @@ class Fits:
     points: str = "all"
     alike: tuple[tuple[int, int], ...] = ()
     saturation: Saturation | None = None
+    carried: NDArray[np.bool_] | None = None
     selection: str | None = None
 
     @property
@@ -137,11 +140,11 @@ class Fits:
         rows = []
         for compute in np.geomspace(*self.support, 5):
             best, share, inside = self.best_at(float(compute))
-            i = int(np.abs(np.log(self.compute / compute)).argmin())
+            assert best.parameters is not None
             rows.append(
                 {
                     "compute": float(compute), "n": best.curve.rollouts_per_problem, "probability": share,
-                    "lowest_n": inside[0], "highest_n": inside[-1], "reward": float(self.envelope[0, i]),
+                    "lowest_n": inside[0], "highest_n": inside[-1], "reward": float(best.parameters(float(compute))),
                 }
             )  # fmt: skip
         return pl.DataFrame(rows)
@@ -150,7 +153,8 @@ class Fits:
         """The envelope: ``compute``, ``reward``, its interval, the best ``n``, how often it is best, the 95 % set.
 
         Also the best B_p, the update steps M = C/(B_p·n) where compute is in rollouts, the non-decreasing
-        companion of n*, and the group where there is one.
+        companion of n*, whether the reward is carried on from less compute because the best curve's data end,
+        and the group where there is one.
         """
         best = self.probability.argmax(axis=0)
         fitted = self.fitted
@@ -169,6 +173,7 @@ class Fits:
                 "lowest_n": [ns[0] for ns in inside],
                 "highest_n": [ns[-1] for ns in inside],
                 "isotonic_n": isotonic_n(self.compute, n.astype(np.float64)),
+                "carried": self.carried if self.carried is not None else np.zeros(len(n), dtype=np.bool_),
             }
         )
         if self.unit == "rollouts":

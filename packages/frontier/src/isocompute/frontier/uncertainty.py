@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 from scipy.signal import lfilter
+from scipy.stats import norm
 
 from .curves import Array, Curve
 from .fitting import Grid, closer_grid, grid, project
@@ -33,6 +34,7 @@ class Noise:
         between_seeds: Standard deviation of a seed's effect at the end of its run.
         degrees: Degrees of freedom behind it; 0 when every curve has one seed.
         autocorrelation: Lag-1 autocorrelation within a run.
+        autocorrelation_error: Its standard error.
         shared: Share of a seed's effect (as variance) that all curves with this seed have in common.
     """
 
@@ -40,6 +42,14 @@ class Noise:
     degrees: float
     autocorrelation: float
     shared: float = 0.0
+    autocorrelation_error: float = 0.0
+
+    def autocorrelations(self) -> Array:
+        """Values of the autocorrelation, equally likely, that refits take turns at."""
+        if self.autocorrelation_error == 0:
+            return np.array([self.autocorrelation])
+        levels = norm.ppf((np.arange(9) + 0.5) / 9)
+        return np.asarray(np.clip(self.autocorrelation + levels * self.autocorrelation_error, 0.0, 0.95))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +108,11 @@ def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noi
             degrees += curve.seeds - 1
             deviations.append(dict(zip(curve.names, effects - effects.mean(), strict=True)))
     top, bottom = sum(a for a, _ in lagged), sum(b for _, b in lagged)
-    # The lag-1 estimate of a short detrended series is low by about (1 + 4φ)/points.
+    # The lag-1 estimate of the residuals of a fitted curve is low by about (2.5 + 4φ)/points.
     points = float(np.mean([(c.seed == 0).sum() for c in curves]))
     raw = top / bottom if bottom > 0 else 0.0
-    phi = float(np.clip((raw * points + 1.0) / max(points - 4.0, 1.0) if raw > 0 else 0.0, 0.0, 0.9))
+    phi = float(np.clip((raw * points + 2.5) / max(points - 4.0, 1.0), 0.0, 0.9)) if bottom > 0 else 0.0
+    observed = sum(len(c.compute) for c in curves)
     variance = squares / degrees if degrees else 0.0
     shared = _shared(deviations, variance)
     # Curves whose seeds move together are not as many observations of the spread (Satterthwaite).
@@ -189,7 +200,7 @@ def _refit_block(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     n, refits = len(curve.compute), len(effects)
     sd = np.maximum(curve.standard_error, residual_sd if noise.degrees == 0 else curve.standard_error)
-    synthetic = fitted(curve.compute) + _autocorrelated(curve, noise.autocorrelation, refits, rng) * sd
+    synthetic = fitted(curve.compute) + _autocorrelated(curve, noise, refits, rng) * sd
     synthetic += effects[:, curve.seed] * _growth(curve, fitted)
     weights = curve.standard_error**-2
     at_zero = curve.compute == 0
@@ -221,14 +232,19 @@ def _refit_block(
     return best
 
 
-def _autocorrelated(curve: Curve, phi: float, refits: int, rng: np.random.Generator) -> Array:
-    """AR(1) noise of unit variance, begun anew with every run, shape ``(refits, points)``."""
+def _autocorrelated(curve: Curve, noise: Noise, refits: int, rng: np.random.Generator) -> Array:
+    """AR(1) noise of unit variance, begun anew with every run, shape ``(refits, points)``.
+
+    Its autocorrelation is not known better than its error: refits take turns at what it may be.
+    """
     shocks = rng.standard_normal((refits, len(curve.compute)))
-    if phi == 0:
-        return shocks
+    values = noise.autocorrelations()
     edges = np.flatnonzero(np.diff(curve.seed, prepend=-1, append=-1))
-    for begin, end in pairwise(edges):
-        own = shocks[:, begin:end] * np.sqrt(1 - phi**2)
-        own[:, 0] = shocks[:, begin]
-        shocks[:, begin:end] = lfilter([1.0], [1.0, -phi], own, axis=1)
+    for turn, phi in enumerate(values):
+        if phi == 0:
+            continue
+        for begin, end in pairwise(edges):
+            own = shocks[turn :: len(values), begin:end] * np.sqrt(1 - phi**2)
+            own[:, 0] = shocks[turn :: len(values), begin]
+            shocks[turn :: len(values), begin:end] = lfilter([1.0], [1.0, -phi], own, axis=1)
     return shocks
