@@ -117,7 +117,10 @@ def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noi
     shared = _shared(deviations, variance)
     # Curves whose seeds move together are not as many observations of the spread (Satterthwaite).
     alike = 1 + (len(deviations) - 1) * shared**2
-    return Noise(between_seeds=float(np.sqrt(variance)), degrees=degrees / alike, autocorrelation=phi, shared=shared)
+    return Noise(
+        between_seeds=float(np.sqrt(variance)), degrees=degrees / alike, autocorrelation=phi, shared=shared,
+        autocorrelation_error=float(np.sqrt((1 - phi**2) / max(observed, 1))),
+    )  # fmt: skip
 
 
 def _shared(deviations: Sequence[dict[int, float]], variance: float) -> float:
