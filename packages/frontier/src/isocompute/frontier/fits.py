@@ -119,6 +119,7 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
         alike=_alike(refits, within, labels),
         saturation=saturation(compute, point, refits, within, n) if len(compute) else None,
         selection=config.selection if config.form == "auto" else None,
+        bin_width=config.bin_width,
     )
 
 
@@ -261,9 +262,9 @@ def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: 
     if len(distinct) == 1:
         return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
     params = fit_sigmoid(x, values)
-    intervals = {}
+    intervals, draws = {}, {}
     # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
     if params and len(distinct) > 2:
         draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
         intervals = {k: _interval(v) for k, v in draws.items()}
-    return Sigmoid(params=params, intervals=intervals, flags=flags)
+    return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)

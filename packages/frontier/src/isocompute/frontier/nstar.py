@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,14 @@ class Sigmoid:
         intervals: 95 % interval of each, from the refits.
         flags: Why to read it with care.
         constant: n* when one n is best at every supported compute, else None.
+        draws: Parameters of the refits, each of shape ``(refits,)``; empty without any.
     """
 
     params: dict[str, float] | None
     intervals: dict[str, tuple[float, float]]
     flags: tuple[Flag, ...]
     constant: int | None = None
+    draws: Mapping[str, Array] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""

@@ -108,6 +108,38 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
     return [_numbers(frame, name, path) for name in names]
 
 
+def read_series(
+    path: Path, x: str, y: str, *, by: str, where: Mapping[str, str] | None = None, least: float = 0.0,
+    most: float = float("inf"),
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+    """Read the curves that a column tells apart, sorted by compute.
+
+    Args:
+        path: The file.
+        x: Column of compute.
+        y: Column of rewards, within 0 to 1.
+        by: Column that names the curves.
+        where: Only rows in which these columns hold these values.
+        least: Least compute read.
+        most: Most compute read.
+
+    Raises:
+        FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
+    """
+    frame = raw(path)
+    if by not in frame.columns:
+        raise FrontierError(f"{path}: has no column {by!r}; it has {', '.join(frame.columns)}")
+    found = {}
+    for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
+        compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
+        if ((reward < 0) | (reward > 1)).any():
+            raise FrontierError(f"{path}: the column {y} has rewards of {name} outside 0 to 1")
+        kept = np.argsort(compute, kind="stable")
+        kept = kept[(compute[kept] >= least) & (compute[kept] <= most)]
+        found[name] = (compute[kept], reward[kept])
+    return found
+
+
 def raw(path: Path) -> pl.DataFrame:
     """Read a CSV, Parquet, JSON or JSON-lines file as it is.
 

@@ -100,6 +100,7 @@ class Fits:
         alike: Pairs of fitted curves that the data do not tell apart, by index.
         saturation: Where n*(C) stops growing, or None when nothing was fitted.
         selection: How forms were chosen, or None when one was asked for.
+        bin_width: Width of a record's bin of reward.
     """
 
     unit: str
@@ -115,6 +116,7 @@ class Fits:
     saturation: Saturation | None = None
     carried: NDArray[np.bool_] | None = None
     selection: str | None = None
+    bin_width: float = 0.005
 
     @property
     def fitted(self) -> list[CurveFit]:
@@ -207,7 +209,7 @@ class Fits:
         if self.n_star.constant is not None:
             lines.append(f"n = {self.n_star.constant} leads at every supported compute: there is no transition")
         for a, b in self.alike:
-            lines.append(f"{self._named(a)} and {self._named(b)} cannot be told apart over the compute that both have")
+            lines.append(f"{self.named(a)} and {self.named(b)} cannot be told apart over the compute that both have")
         for x in self.crossovers:
             span = f" ({amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
             if x.kind == "support_ends":
@@ -220,7 +222,8 @@ class Fits:
             lines.append(self.saturation.summary(self.unit))
         return "\n".join(lines)
 
-    def _named(self, index: int) -> str:
+    def named(self, index: int) -> str:
+        """A fitted curve for people."""
         return who(self.fitted[index].curve, [c.curve for c in self.fitted])
 
     def save(self, folder: str | Path) -> None:
