@@ -204,9 +204,12 @@ def _convert(arguments: argparse.Namespace) -> None:
         problems_per_batch=arguments.problems_per_batch,
     )  # fmt: skip
     other = "rollouts" if arguments.to == "tokens" else "tokens"
-    print(f"{arguments.amount:,.6g} {other} are {found.value:,.6g} {arguments.to} at n = {arguments.n}, where a response "
-          f"has {found.tokens_per_rollout:,.4g} tokens" + ("" if found.measured else "; beyond what was measured: "
-          "responses are taken to stay as long as they last were"))  # fmt: skip
+    print(
+        f"{arguments.amount:,.6g} {other} are {found.value:,.6g} {arguments.to} at n = {arguments.n}, where a response "
+        f"has {found.tokens_per_rollout:,.4g} tokens"
+    )
+    if not found.measured:
+        print("note: beyond what was measured, responses are taken to stay as long as they last were")
 
 
 def _write(path: Path | None, document: Mapping[str, Any]) -> None:

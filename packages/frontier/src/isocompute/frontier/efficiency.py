@@ -113,9 +113,11 @@ def _held(name: str, compute: Array, reward: Array, r0: float, asymptote: float)
     worth = max(freedom * (1 - phi) / (1 + phi), 1.0)
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom * (1 + phi) / (1 - phi)
     half = np.minimum(stats.t.ppf(0.975, worth) * np.sqrt(np.diag(covariance)), 20.0)
+    # An interval ends where the search does.
+    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}
     spans = {
-        key: (float(np.exp(best.x[i] - half[i])), float(np.exp(best.x[i] + half[i])))
-        for i, key in enumerate(("C_mid", "B"))
+        key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
+        for i, (key, (low, high)) in enumerate(ends.items())
     }
     parameters = _curve(best.x, r0, asymptote)
     return Efficiency(name=name, parameters=parameters, intervals=spans, compute=compute, reward=reward)

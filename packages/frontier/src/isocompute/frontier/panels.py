@@ -33,11 +33,7 @@ def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | 
     measures = measures.with_columns(setting=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     styles = looks(_ordered(set(names.values())))
     figure, axes = pyplot().subplots(2, 2, figsize=(8, 5.6), layout="constrained")
-    shown = (
-        ("zero_fraction", "never solved"),
-        ("dispersion", "dispersion"),
-        ("distance_to_start", "distance to start"),
-    )
+    shown = {"zero_fraction": "never solved", "dispersion": "dispersion", "distance_to_start": "distance to start"}
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
         for name, look in styles.items():
             own = measures.filter(pl.col("setting") == name).group_by("step").agg(
