@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, Flag, FrontierError, fit, read_evals
+from isocompute.frontier import FitConfig, Flag, FrontierError, fit, read_evals, tables
 from isocompute.frontier.cli import main
 
 
@@ -106,6 +106,13 @@ def test_rows_in_any_order_give_the_same(table: pl.DataFrame, tmp_path: Path) ->
         rows.write_csv(tmp_path / name)
     first, second = (read_evals([tmp_path / name]) for name in ("a.csv", "b.csv"))
     assert first.equals(second)
+
+
+def test_a_table_in_several_chunks_is_read(table: pl.DataFrame, tmp_path: Path) -> None:
+    # polars reads a longer CSV in chunks, and evaluates a literal once in each.
+    chunked = pl.concat([table.head(40), table.tail(44)], rechunk=False)
+    assert chunked.n_chunks() == 2
+    assert tables.check(chunked, "evals", where="memory").equals(tables.check(table, "evals", where="memory"))
 
 
 def test_a_million_rows_are_fitted() -> None:

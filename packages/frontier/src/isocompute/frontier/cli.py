@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("--seed", type=int, default=0)
     three.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
     three.add_argument("--series", metavar="COLUMN",
-                       help="compare the recipes that this column names, at one asymptote, and extend none")  # fmt: skip
+                       help="compare the recipes that this column names, at one asymptote")  # fmt: skip
     three.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
     three.add_argument("--efficiency", type=Path, metavar="FILE",
                        help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)")  # fmt: skip

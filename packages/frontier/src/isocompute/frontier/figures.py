@@ -55,7 +55,8 @@ def curve_panels(fits: Fits) -> Any:
     )  # fmt: skip
     for axis, c in zip(axes.flat, fitted, strict=False):
         look = styles[_key(c)]
-        grid = np.linspace(0, c.curve.support[1], 200)
+        # From where there are data: what lies before the first evaluation is no claim of the fit.
+        grid = np.linspace(float(c.curve.compute.min()), c.curve.support[1], 200)
         assert c.parameters is not None
         assert c.draws is not None
         low, high = np.quantile(c.draws.at(grid), [0.025, 0.975], axis=0)
@@ -112,7 +113,7 @@ def n_star(fits: Fits) -> Any:
             axis.fill_between(fits.compute, _rank(2.0**low, ns), _rank(2.0**high, ns), color=ACCENT, alpha=0.2,
                               linewidth=0)  # fmt: skip
     if fits.saturation is not None and fits.saturation.compute is not None:
-        axis.axvline(fits.saturation.compute, color="0.4", linewidth=0.8)
+        axis.axvline(fits.saturation.compute, color="0.4", linewidth=0.8, label="within half a doubling of its last")
     axis.set(xscale="log", xlabel=fits.unit, ylim=(-0.6, len(ns) - 0.4))
     axis.legend(frameon=False, loc="upper left", fontsize=8)
     return figure

@@ -125,7 +125,7 @@ def sums(candidates: Grid, rewards: Array, weights: Array) -> Sums:
 def project(candidates: Grid, rewards: Array, weights: Array, start: Array | None) -> tuple[Array, Array, Array]:
     """Best start and gain for every candidate and every set of rewards.
 
-    The gain is kept at 0 or more and the asymptote at 1 or less.
+    The gain is kept at 0 or more, the start too, and the asymptote at 1 or less.
 
     Args:
         candidates: From ``grid``; K candidates over N points.
@@ -149,6 +149,10 @@ def project(candidates: Grid, rewards: Array, weights: Array, start: Array | Non
         above = first + gain > 1.0
         gain = np.where(above, held, gain)
         first = np.where(above, 1.0 - held, first)
+        # Below 0: hold R0 = 0, so that R = G·rise.
+        below = first < 0.0
+        gain = np.where(below, np.clip(s_hy / np.maximum(s_hh, 1e-300), 0.0, 1.0), gain)
+        first = np.where(below, 0.0, first)
     else:
         first = np.broadcast_to(start[:, None], s_hy.shape)
         gain = (s_hy - first * s_h) / np.maximum(s_hh, 1e-300)
