@@ -115,7 +115,7 @@ def n_star(fits: Fits) -> Any:
     if fits.saturation is not None and fits.saturation.compute is not None:
         axis.axvline(fits.saturation.compute, color="0.4", linewidth=0.8, label="within half a doubling of its last")
     axis.set(xscale="log", xlabel=fits.unit, ylim=(-0.6, len(ns) - 0.4))
-    axis.legend(frameon=False, loc="upper left", fontsize=8)
+    axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
     return figure
 
 
@@ -125,7 +125,7 @@ def b_p_star(fits: Fits) -> Any:
     sizes = np.array([c.curve.problems_per_batch for c in fits.fitted])
     _shares(figure, axis, fits.compute, fits.probability, sizes, "B_p")
     axis.set(xscale="log", xlabel=fits.unit)
-    axis.legend(frameon=False, loc="upper left", fontsize=8)
+    axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
     return figure
 
 
@@ -148,7 +148,7 @@ def trade(fits: Fits) -> Any:
     ):  # fmt: skip
         _shares(figure, axis, fits.compute / batch, fits.probability, values, name)
         axis.set(xscale="log", xlabel=f"update steps M, at B = {batch:,}")
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(framealpha=0.9, edgecolor="none", fontsize=8)
     return figure
 
 

@@ -28,7 +28,9 @@ def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | 
     Raises:
         FrontierError: The table is empty.
     """
-    measures = interference(pass_rates, bins=BINS)
+    # More bins than there are pass rates would leave some empty by arithmetic alone.
+    bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
+    measures = interference(pass_rates, bins=bins)
     names = {run: (settings or {}).get(run, run) for run in measures["run_id"].unique().to_list()}
     measures = measures.with_columns(setting=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
     styles = looks(_ordered(set(names.values())))
@@ -45,22 +47,24 @@ def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | 
                       marker=look["marker"], markersize=3, label=name)  # fmt: skip
         axis.set(xlabel="update steps", ylabel=label)
     axes[0][0].legend(frameon=False, fontsize=8)
-    _histograms(axes[1][1], pass_rates, names, styles)
+    _histograms(axes[1][1], pass_rates, names, styles, bins)
     return figure
 
 
-def _histograms(axis: Any, pass_rates: pl.DataFrame, names: Mapping[str, str], styles: Mapping[object, Any]) -> None:
-    centres = (np.arange(BINS) + 0.5) / BINS
+def _histograms(
+    axis: Any, pass_rates: pl.DataFrame, names: Mapping[str, str], styles: Mapping[object, Any], bins: int
+) -> None:
+    centres = (np.arange(bins) + 0.5) / bins
     rates = pass_rates.with_columns(
         rate=pl.col("successes") / pl.col("samples"),
         setting=pl.col("run_id").replace_strict(dict(names), return_dtype=pl.String),
         first=pl.col("step") == pl.col("step").min().over("run_id"),
         last=pl.col("step") == pl.col("step").max().over("run_id"),
     )
-    before = histogram(rates.filter("first")["rate"].to_numpy(), BINS)
-    axis.bar(centres, before, width=0.9 / BINS, color="0.85", label="at the start")
+    before = histogram(rates.filter("first")["rate"].to_numpy(), bins)
+    axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the start")
     for name, look in styles.items():
-        after = histogram(rates.filter(pl.col("last") & (pl.col("setting") == name))["rate"].to_numpy(), BINS)
+        after = histogram(rates.filter(pl.col("last") & (pl.col("setting") == name))["rate"].to_numpy(), bins)
         axis.plot(centres, after, color=look["color"], linestyle=look["linestyle"], marker=look["marker"], markersize=3)
     axis.set(xlabel="pass rate, at the start and the end", ylabel="share of problems")
     axis.legend(frameon=False, fontsize=8)

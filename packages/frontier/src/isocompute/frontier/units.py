@@ -50,8 +50,15 @@ def with_gpu_hours(
         row = short.row(0, named=True)
         known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
         raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
-    joined = evals.sort("step").join_asof(spent.sort("step"), on="step", by="run_id", strategy="backward")
-    return joined.with_columns(pl.col("gpu_hours").fill_null(0.0)).sort("run_id", "step")
+    # A step without timings of its own has those of the steps before it.
+    known = (
+        evals.select("run_id", "step")
+        .unique()
+        .join(spent, on=["run_id", "step"], how="full", coalesce=True)
+        .sort("run_id", "step")
+        .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
+    )
+    return evals.join(known, on=["run_id", "step"], how="left").sort("run_id", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
