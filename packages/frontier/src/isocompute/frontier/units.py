@@ -51,14 +51,14 @@ def with_gpu_hours(
         known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
         raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
     # A step without timings of its own has those of the steps before it.
-    known = (
+    hours = (
         evals.select("run_id", "step")
         .unique()
         .join(spent, on=["run_id", "step"], how="full", coalesce=True)
         .sort("run_id", "step")
         .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
     )
-    return evals.join(known, on=["run_id", "step"], how="left").sort("run_id", "step")
+    return evals.join(hours, on=["run_id", "step"], how="left").sort("run_id", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
