@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -192,13 +193,24 @@ def screenshot(session: nox.Session) -> None:
 
 @nox.session
 def figures(session: nox.Session) -> None:
-    """Draw the figures of the frontier's README again."""
+    """Draw the figures of the frontier's README again, with the commands that stand there."""
     session.install("packages/frontier", env=uv_variables())
     docs = ROOT / "packages" / "frontier" / "docs"
-    out = Path(session.create_tmp()) / "fitted"
-    session.run("isocompute-frontier", "fit", str(docs / "sweep.csv"), "--out", str(out), env=quiet())
-    for name in ("curves", "frontier"):
-        shutil.copy(out / f"{name}.png", docs / f"{name}.png")
+    out = Path(session.create_tmp()).resolve() / "figures"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    shutil.copytree(docs, out / "docs")
+    text = (docs.parent / "README.md").read_text()
+    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other frameworks")]
+    with session.chdir(out):
+        for line in tutorials.splitlines():
+            if line.startswith("    isocompute-frontier "):
+                session.run(*shlex.split(line), env=quiet())
+    for made, name in (
+        ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/sensitivity", "sensitivity"),
+        ("forecast", "forecast"), ("trl-fitted/curves", "trl-curves"), ("trl-fitted/trade", "trl-trade"),
+    ):  # fmt: skip
+        shutil.copy(out / f"{made}.png", docs / f"{name}.png")
 
 
 @nox.session(name="docs-check")

@@ -2,12 +2,16 @@
 
     python packages/frontier/benchmarks/speed.py [--long]
 
-CPU-seconds of one core, the two ways interleaved in one run; ``--long`` adds 1,000 runs × 500 points from Parquet.
+CPU-seconds of one core, the two ways interleaved in one run. ``--long`` adds 1,000 runs × 500 points from Parquet,
+read and fitted once, and the same with a half and a quarter of the points: time and peak memory against points.
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -43,7 +47,7 @@ def ours(forms: tuple[str, ...]) -> float:
     began = time.process_time()
     for i in range(CURVES):
         made, truth = curve(i)
-        refit(made, truth, noise, 0.014, forms, refits=REFITS, rng=np.random.default_rng(i), spread=np.zeros(REFITS))
+        refit(made, truth, noise, 0.014, forms, rng=np.random.default_rng(i), effects=np.zeros((REFITS, 1)))
     return time.process_time() - began
 
 
@@ -69,11 +73,26 @@ def looped() -> float:
     return (time.process_time() - began) * CURVES * REFITS / LOOPED
 
 
-def many_runs() -> tuple[float, float]:
-    """Seconds to read 1,000 runs × 500 points from Parquet, and to fit them once."""
-    n, runs, points = (4, 8, 16, 32), 1000, 500
+def many_runs(points: int, runs: int = 1000) -> tuple[float, float, float]:
+    """Seconds to read runs from Parquet and to fit them once with every form, and peak memory above a bare start.
+
+    In a process of its own, so that the memory is its own; MB.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "evals.parquet"
+        write_runs(path, points, runs)
+        done = subprocess.run(
+            [sys.executable, __file__, "--fit", str(path)], capture_output=True, text=True, check=True
+        )
+    read, fitted, memory = (float(v) for v in done.stdout.split())
+    return read, fitted, memory
+
+
+def write_runs(path: Path, points: int, runs: int) -> None:
+    """Runs of four n, 250 seeds each."""
+    n = (4, 8, 16, 32)
     rng = np.random.default_rng(0)
-    compute = np.arange(1, points + 1) * 8192
+    compute = np.arange(1, points + 1) * (4_096_000 // points)
     parts = [
         pl.DataFrame({"step": np.arange(1, points + 1), "rollouts": compute, "tokens": compute * 100,
                       "avg_at_4": np.clip(0.6 - 0.2 * np.exp(-compute / 4e5) + rng.normal(0, 0.014, points), 0, 1)})
@@ -83,29 +102,39 @@ def many_runs() -> tuple[float, float]:
                       questions=pl.lit(300, dtype=pl.Int32), samples=pl.lit(4, dtype=pl.Int32))
         for i in range(runs)
     ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "evals.parquet"
-        pl.concat(parts).write_parquet(path)
-        began = time.perf_counter()
-        evals = read_evals([path])
-        read = time.perf_counter() - began
-        began = time.perf_counter()
-        fit(evals, FitConfig(form="exp", bootstrap=20))
-        return read, time.perf_counter() - began
+    # A step is as many rollouts for every n, or the reader would see mixed units.
+    frame = pl.concat(parts).with_columns(step=pl.col("rollouts") // (32 * pl.col("rollouts_per_problem")))
+    frame.write_parquet(path)
+
+
+def read_and_fit(path: Path) -> None:
+    """Print the seconds of reading and of fitting, and what memory peaked at beyond that of a bare start (MB)."""
+    bare = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.perf_counter()
+    evals = read_evals([path])
+    read = time.perf_counter() - began
+    began = time.perf_counter()
+    fit(evals, FitConfig(form="auto", bootstrap=20))
+    fitted = time.perf_counter() - began
+    print(read, fitted, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - bare) / 1024)
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", action="store_true")
+    parser.add_argument("--fit", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.fit:
+        read_and_fit(arguments.fit)
+        return
     pairs = [(ours(("exp", "hill")), looped()) for _ in range(3)]
     for mine, theirs in pairs:
         print(f"{CURVES} curves x {REFITS} refits x {POINTS} points, exp and hill: {mine:.2f} CPU-s; "
               f"curve_fit from four starts: {theirs:,.0f} CPU-s (extrapolated); ratio {theirs / mine:.0f}")  # fmt: skip
-    if arguments.long:
-        read, fitted = many_runs()
-        print(f"1,000 runs x 500 points: read in {read:.1f} s, fitted in {fitted:.1f} s")
+    for points in (125, 250, 500) if arguments.long else ():
+        read, fitted, memory = many_runs(points)
+        print(f"1,000 runs x {points} points: read in {read:.1f} s, fitted in {fitted:.1f} s, {memory:,.0f} MB")
 
 
 if __name__ == "__main__":

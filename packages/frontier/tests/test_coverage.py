@@ -17,15 +17,21 @@ END = 4_000_000.0
 
 
 def simulated(
-    rng: np.random.Generator, *, evaluations: int, phi: float, seeds: int = 1, spread: float = 0.0
-) -> pl.DataFrame:
-    """Runs with noise binomial in size and AR(1) in time, and an effect of the seed that grows with the gain."""
+    rng: np.random.Generator, *, evaluations: int, phi: float, seeds: int = 1, spread: float = 0.0,
+    shared: float = 0.0,
+) -> pl.DataFrame:  # fmt: skip
+    """Runs with noise binomial in size and AR(1) in time, and an effect of the seed that grows with the gain.
+
+    ``shared`` of the effect's variance is common to all n of a seed.
+    """
     compute = np.linspace(END / evaluations, END, evaluations).round()
     parts = []
+    common = rng.standard_normal(seeds)
     for n, (asymptote, drop, tau) in TRUTHS.items():
         for seed in range(seeds):
             rise = 1 - np.exp(-compute / tau)
-            truth = asymptote - drop + (drop + rng.normal(0, spread)) * rise
+            effect = np.sqrt(shared) * common[seed] + np.sqrt(1 - shared) * rng.standard_normal()
+            truth = asymptote - drop + (drop + spread * effect) * rise
             shocks, noise = rng.standard_normal(evaluations), np.empty(evaluations)
             noise[0] = shocks[0]
             for t in range(1, evaluations):
@@ -41,29 +47,46 @@ def simulated(
 
 
 @pytest.mark.parametrize(
-    ("evaluations", "phi", "seeds", "spread"),
-    [(25, 0.0, 1, 0.0), (200, 0.8, 1, 0.0), (40, 0.2, 2, 0.015), (40, 0.2, 5, 0.015)],
-)
-def test_intervals_hold_the_truth_as_often_as_they_say(evaluations: int, phi: float, seeds: int, spread: float) -> None:
+    ("evaluations", "phi", "seeds", "spread", "shared"),
+    [
+        (20, 0.0, 1, 0.0, 0.0), (30, 0.2, 1, 0.0, 0.0), (47, 0.4, 1, 0.0, 0.0), (80, 0.6, 1, 0.0, 0.0),
+        (180, 0.8, 1, 0.0, 0.0),
+        (40, 0.2, 2, 0.015, 0.0), (40, 0.2, 3, 0.015, 0.8), (40, 0.2, 5, 0.015, 0.0), (40, 0.2, 10, 0.015, 0.8),
+    ],
+)  # fmt: skip
+def test_intervals_hold_the_truth_as_often_as_they_say(
+    evaluations: int, phi: float, seeds: int, spread: float, shared: float
+) -> None:
+    # Every setting has N(1−φ)/(1+φ) of 20 or more.
     rng = np.random.default_rng(0)
-    asymptotes, ends, short, curves = 0, 0, 0, 0
-    for run in range(16):
-        table = simulated(rng, evaluations=evaluations, phi=phi, seeds=seeds, spread=spread)
-        for c in fit(table, FitConfig(form="exp", bootstrap=100, seed=run)).curves:
-            asymptote, drop, tau = TRUTHS[c.curve.rollouts_per_problem]
+    asymptotes, profiles, ends, differences, short, curves = 0, 0, 0, 0, 0, 0
+    at, truths = np.array([END]), [a - d * np.exp(-END / t) for a, d, t in TRUTHS.values()]
+    for run in range(24):
+        table = simulated(rng, evaluations=evaluations, phi=phi, seeds=seeds, spread=spread, shared=shared)
+        fits = fit(table, FitConfig(form="exp", bootstrap=100, seed=run))
+        drawn = [c.draws.at(at)[:, 0] for c in fits.curves if c.draws is not None]
+        differences += _holds(drawn[1] - drawn[0], truths[1] - truths[0])
+        for c, draws, end in zip(fits.curves, drawn, truths, strict=True):
+            asymptote = TRUTHS[c.curve.rollouts_per_problem][0]
             assert c.asymptote_interval is not None
-            assert c.draws is not None
-            low, high = c.asymptote_interval
-            asymptotes += low <= asymptote <= high
-            low, high = np.quantile(c.draws.at(np.array([END]))[:, 0], [0.025, 0.975])
-            ends += low <= asymptote - drop * np.exp(-END / tau) <= high
+            assert c.profile is not None
+            asymptotes += c.asymptote_interval[0] <= asymptote <= c.asymptote_interval[1]
+            profiles += c.profile.interval[0] <= asymptote <= c.profile.interval[1]
+            ends += _holds(draws, end)
             short += Flag.SUPPORT_TOO_SHORT in c.flags
             curves += 1
     # What a coverage of 90 % falls below once in a thousand.
     least = stats.binom.ppf(0.001, curves, 0.90)
     assert asymptotes >= least
+    assert profiles >= least
     assert ends >= least
+    assert differences >= stats.binom.ppf(0.001, 24, 0.90)
     assert short <= 0.05 * curves
+
+
+def _holds(draws: np.ndarray, truth: float) -> bool:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return bool(low <= truth <= high)
 
 
 def test_records_are_biased_upward_and_all_points_are_not() -> None:
@@ -98,15 +121,31 @@ def test_many_points_do_not_stop_the_optimiser_early() -> None:
     assert found.shape == pytest.approx(truth.shape, rel=1e-3)
 
 
-def test_a_crossover_is_found_where_the_curves_really_cross() -> None:
+def crossing(lines: dict[int, tuple[float, float, float]]) -> tuple[float, float]:
+    """Where the second curve overtakes the first, and by how much per unit of ln C."""
+    grid = np.geomspace(5e4, 4e6, 20_000)
+    lead = np.subtract(*[a - d * np.exp(-grid / t) for a, d, t in reversed(lines.values())])
+    where = int(np.flatnonzero((lead[:-1] <= 0) & (lead[1:] > 0))[-1])
+    return float(grid[where]), float(np.gradient(lead, np.log(grid))[where])
+
+
+@pytest.mark.parametrize(
+    ("lines", "steep"),
+    [
+        ({32: (0.55, 0.15, 2e5), 256: (0.66, 0.30, 8e5)}, True),
+        ({8: (0.582, 0.129, 2.3e5), 128: (0.618, 0.199, 4.26e5)}, True),
+        ({64: (0.600, 0.190, 3.0e5), 128: (0.612, 0.199, 4.26e5)}, False),
+    ],
+)
+def test_a_crossover_is_found_where_the_curves_really_cross(
+    lines: dict[int, tuple[float, float, float]], steep: bool
+) -> None:
     rng = np.random.default_rng(2)
-    lines = {32: (0.55, 0.15, 2e5), 256: (0.66, 0.30, 8e5)}
     compute = np.linspace(5e4, 4e6, 80)
-    grid = np.geomspace(1e5, 4e6, 20_000)
-    values = {n: a - d * np.exp(-grid / t) for n, (a, d, t) in lines.items()}
-    truth = float(grid[np.flatnonzero(np.diff(np.sign(values[256] - values[32])) > 0)[-1]])
-    errors, covered = [], 0
-    for run in range(12):
+    truth, slope = crossing(lines)
+    assert (slope >= 0.03) == steep
+    errors, covered, resolved = [], 0, 0
+    for run in range(16):
         parts = [
             pl.DataFrame(
                 {"rollouts": compute.astype(np.int64),
@@ -116,8 +155,18 @@ def test_a_crossover_is_found_where_the_curves_really_cross() -> None:
                            samples=pl.lit(4))
             for n, (a, d, t) in lines.items()
         ]  # fmt: skip
-        (crossing,) = fit(pl.concat(parts), FitConfig(form="exp", bootstrap=100, seed=run)).crossovers
-        errors.append(abs(crossing.compute / truth - 1))
-        covered += crossing.interval is not None and crossing.interval[0] <= truth <= crossing.interval[1]
-    assert np.median(errors) < 0.10
-    assert covered >= stats.binom.ppf(0.001, 12, 0.90)
+        first, last = lines
+        found = [x for x in fit(pl.concat(parts), FitConfig(form="exp", bootstrap=100, seed=run)).crossovers
+                 if (x.before, x.after) == (first, last)]  # fmt: skip
+        if not found:
+            continue
+        errors.append(abs(found[-1].compute / truth - 1))
+        if found[-1].interval is not None:
+            resolved += 1
+            covered += found[-1].interval[0] <= truth <= found[-1].interval[1]
+    if steep:
+        assert len(errors) == resolved == 16
+        assert np.median(errors) < 0.10
+    # Where the curves cross at a small angle the place is not known so well, and the interval says so.
+    assert resolved >= 8
+    assert covered >= stats.binom.ppf(0.001, resolved, 0.90)

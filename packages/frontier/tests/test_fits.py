@@ -5,6 +5,8 @@ import polars as pl
 import pytest
 from isocompute.frontier import FitConfig, Flag, FrontierError, fit, prescribe
 from isocompute.frontier.figures import all_figures
+from isocompute.frontier.fitting import fit_form
+from isocompute.frontier.forms import Parameters
 from scipy.optimize import curve_fit
 
 EXP = FitConfig(form="exp", bootstrap=60)
@@ -79,6 +81,17 @@ def test_a_constant_reward_is_fitted_without_a_nan(table: pl.DataFrame) -> None:
 def test_a_run_that_collapses_is_flagged(table: pl.DataFrame) -> None:
     fallen = table.with_columns(avg_at_4=pl.when(pl.col("rollouts") > 16000).then(0.1).otherwise(pl.col("avg_at_4")))
     assert all(Flag.TAIL_FALLING in c.flags for c in fit(fallen, EXP).curves)
+
+
+def test_a_fit_held_at_a_reward_of_1_is_still_the_best_one() -> None:
+    # Nearly a line: without noise enough to tell, the asymptote is at its bound.
+    compute = np.linspace(5e4, 4e6, 60)
+    truth = Parameters(form="hill", start=0.3, gain=0.4, scale=3e7, shape=1.0)
+    for seed in range(6):
+        reward = truth(compute) + np.random.default_rng(seed).normal(0, 0.01, 60)
+        found = fit_form("hill", compute, reward, np.full(60, 0.014), None).parameters
+        assert found.asymptote <= 1.0 + 1e-9
+        assert ((reward - found(compute)) ** 2).sum() <= ((reward - truth(compute)) ** 2).sum()
 
 
 def test_mixed_problem_sets_are_refused(table: pl.DataFrame) -> None:

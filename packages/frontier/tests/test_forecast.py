@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.frontier import Flag, FrontierError
+from isocompute.frontier import Flag, FrontierError, efficiency
 from isocompute.frontier.cli import main
-from isocompute.frontier.forecast import ForecastConfig, efficiency, forecast, forecasts_over_cuts
+from isocompute.frontier.forecast import ForecastConfig, forecast, forecasts_over_cuts
 from isocompute.frontier.forms import Parameters
 from isocompute.frontier.scalerl import fit_scalerl
 

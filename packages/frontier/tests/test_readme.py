@@ -1,7 +1,13 @@
 import re
+import shlex
+import shutil
 from pathlib import Path
 
+import pytest
+from isocompute.frontier.cli import main
+
 README = Path(__file__).parents[1] / "README.md"
+DOCS = README.parent / "docs"
 
 
 def test_the_examples_of_the_readme_run() -> None:
@@ -9,3 +15,38 @@ def test_the_examples_of_the_readme_run() -> None:
     assert examples
     for example in examples:
         exec(compile(example, str(README), "exec"), {})
+
+
+def tutorials() -> list[str]:
+    """The commands of the two tutorials, in order."""
+    text = README.read_text()
+    begin, end = text.index("## A sweep of this repository"), text.index("## Runs of other frameworks")
+    return re.findall(r"^    (isocompute-frontier .*)$", text[begin:end], re.MULTILINE)
+
+
+# A wheel is tested with its README and without the data of its tutorials.
+@pytest.mark.skipif(not DOCS.exists(), reason="the tutorials' data are not here")
+def test_the_commands_of_both_tutorials_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DOCS, tmp_path / "docs")
+    monkeypatch.chdir(tmp_path)
+    commands = tutorials()
+    assert [shlex.split(c)[1] for c in commands] == [
+        "fit",
+        "prescribe",
+        "predict",
+        "ingest",
+        "ingest",
+        "fit",
+        "convert",
+    ]
+    for command in commands:
+        arguments = shlex.split(command)[1:]
+        few = ["--bootstrap", "20"] if arguments[0] in ("fit", "predict") else []
+        assert main([*arguments, *few]) == 0, command
+    assert (tmp_path / "trl-fitted" / "trade.svg").exists()
+
+
+@pytest.mark.skipif(not DOCS.exists(), reason="the tutorials' figures are not here")
+def test_every_figure_of_the_readme_is_there() -> None:
+    for name in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text()):
+        assert (README.parent / name).exists(), name

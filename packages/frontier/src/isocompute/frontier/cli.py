@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import polars as pl
 
-from .errors import FrontierError
+from .commands import COMMANDS
 from .forms import FORMS
+from .selection import CRITERIA
 
 FRAMEWORKS = ("verl", "trl", "openrlhf", "prime-rl")
 
@@ -58,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("--cuts", type=float, nargs="+", metavar="X", help="also a table of the fits up to these cuts")
     three.add_argument("--bootstrap", type=int, default=1000)
     three.add_argument("--seed", type=int, default=0)
+    three.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
+    three.add_argument("--series", metavar="COLUMN",
+                       help="compare the recipes that this column names, at one asymptote")  # fmt: skip
+    three.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
+    three.add_argument("--efficiency", type=Path, metavar="FILE",
+                       help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)")  # fmt: skip
     three.add_argument("--json", type=Path)
     four = commands.add_parser("n-star", help="fit the log2-sigmoid of n*(C) to points")
     four.add_argument("points", type=Path, help="CSV, Parquet or JSON lines")
@@ -73,6 +77,16 @@ def _parser() -> argparse.ArgumentParser:
     five.add_argument("--config", type=Path, help="the run's configuration (JSON or YAML), where the logs lack it")
     five.add_argument("--set", dest="constants", action="append", default=[], type=_assignment, metavar="NAME=VALUE",
                       help="what neither logs nor configuration say, such as questions=300")  # fmt: skip
+    six = commands.add_parser("interference", help="measure how unevenly training helps problems")
+    six.add_argument("source", help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID")
+    six.add_argument("--evals", help="evals of the same runs, to call them by their n")
+    six.add_argument("--out", required=True, type=Path, help="folder for interference.parquet and its figure")
+    seven = commands.add_parser("convert", help="convert rollouts to tokens or back, along the runs of one n")
+    seven.add_argument("source", nargs="+", help="evals with rollouts and tokens")
+    seven.add_argument("--amount", type=_positive, required=True)
+    seven.add_argument("--to", required=True, choices=["tokens", "rollouts"])
+    seven.add_argument("--n", type=int, required=True, help="rollouts per problem of the runs")
+    seven.add_argument("--problems-per-batch", type=int)
     return parser
 
 
@@ -82,8 +96,13 @@ def _fit_arguments(one: argparse.ArgumentParser) -> None:
     one.add_argument("source", nargs="+", help="evals: file, folder, tracking URI, mlflow:EXPERIMENT or runs:/RUN_ID")
     one.add_argument("--out", required=True, type=Path, help="folder for fits.json, tables, figures and report")
     one.add_argument("--form", default="auto", choices=["auto", *FORMS])
+    one.add_argument("--selection", default="aicc", choices=CRITERIA,
+                     help="how --form auto chooses: AICc, or the error on the held-out tail")  # fmt: skip
     one.add_argument("--points", default="all", choices=["all", "records"])
     one.add_argument("--bin-width", type=float, default=0.005, help="of a record's bin of reward")
+    one.add_argument("--window", type=int, default=1, help="evaluations averaged before records are sought")
+    one.add_argument("--group", metavar="COLUMN", help="runs that differ in this column are curves of their own")
+    one.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for --unit gpu_hours")
     one.add_argument("--metric", default="avg_at_4")
     one.add_argument("--unit", default="rollouts", choices=[*UNITS])
     one.add_argument("--problem-set")
@@ -96,96 +115,6 @@ def _fit_arguments(one: argparse.ArgumentParser) -> None:
                      help="our name for a column of the source, such as rollouts=C")  # fmt: skip
     one.add_argument("--set", dest="constants", action="append", default=[], type=_assignment, metavar="NAME=VALUE",
                      help="a value for all rows, such as problems_per_batch=32")  # fmt: skip
-
-
-def _fit(arguments: argparse.Namespace) -> None:
-    from .figures import all_figures
-    from .fits import FitConfig, fit
-    from .reading import read_evals
-    from .report import write_report
-
-    config = FitConfig(
-        form=arguments.form, metric=arguments.metric, unit=arguments.unit, split=arguments.split,
-        problem_set=arguments.problem_set, bootstrap=arguments.bootstrap, seed=arguments.seed,
-        points=arguments.points, bin_width=arguments.bin_width,
-        problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
-    )  # fmt: skip
-    evals = read_evals(
-        arguments.source, metric=arguments.metric, unit=arguments.unit,
-        columns=dict(arguments.columns), constants=dict(arguments.constants),
-    )  # fmt: skip
-    fits = fit(evals, config)
-    fits.save(arguments.out)
-    all_figures(fits, arguments.out)
-    write_report(fits, arguments.out)
-    print(fits.summary())
-    print(f"report: {arguments.out / 'report.html'}")
-
-
-def _prescribe(arguments: argparse.Namespace) -> None:
-    from .prescription import prescribe
-
-    budget = arguments.budget
-    if arguments.unit == "tokens":
-        if arguments.tokens_per_rollout is None:
-            raise FrontierError("a budget in tokens needs --tokens-per-rollout, the mean response length")
-        budget /= arguments.tokens_per_rollout
-    allocation = prescribe(arguments.folder, budget=int(budget))
-    print(allocation.summary())
-    with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_cols=-1):
-        print(pl.DataFrame(allocation.as_dict()["candidates"]))
-    _write(arguments.json, allocation.as_dict())
-
-
-def _predict(arguments: argparse.Namespace) -> None:
-    from .forecast import ForecastConfig, forecast, forecasts_over_cuts
-    from .reading import read_columns
-
-    config = ForecastConfig(
-        form=arguments.form, r0=arguments.r0, fit_min=arguments.fit_min, fit_max=arguments.fit_max,
-        method=arguments.method, bootstrap=arguments.bootstrap, seed=arguments.seed,
-    )  # fmt: skip
-    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=dict(arguments.where))
-    if ((y < 0) | (y > 1)).any():
-        raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
-    found = forecast(x, y, config)
-    print(found.summary())
-    document = found.as_dict()
-    if arguments.cuts:
-        document["cuts"] = []
-        print("\n         cut  points  parameters")
-        for cut, result in forecasts_over_cuts(x, y, config, arguments.cuts):
-            if isinstance(result, FrontierError):
-                print(f"{cut:12,.6g}          {result}")
-                document["cuts"].append({"cut": cut, "reason": str(result)})
-                continue
-            named = "  ".join(f"{k} {v:.5g}" for k, v in result.parameters.named().items())
-            print(f"{cut:12,.6g}  {result.fitted:6d}  {named}")
-            document["cuts"].append({"cut": cut, **result.as_dict()})
-    _write(arguments.json, document)
-
-
-def _n_star(arguments: argparse.Namespace) -> None:
-    from .nstar import fit_points
-    from .reading import read_columns
-
-    compute, n = read_columns(arguments.points, [arguments.compute, arguments.n])
-    found = fit_points(compute, n, refits=arguments.bootstrap, seed=arguments.seed)
-    print(found.summary())
-    _write(arguments.json, found.as_dict())
-
-
-def _ingest(arguments: argparse.Namespace) -> None:
-    from . import tables
-    from .ingest import ingest
-
-    evals, notes = ingest(
-        arguments.framework, arguments.source, config=arguments.config, constants=dict(arguments.constants)
-    )
-    path = tables.write(evals, "evals", arguments.out)
-    for note in notes:
-        print(f"note: {note}")
-    print(f"{len(evals):,} evaluations of {evals['run_id'].n_unique()} runs in {path}")
 
 
 def _assignment(text: str) -> tuple[str, str]:
@@ -204,19 +133,6 @@ def _positive(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text} has to be above 0")
     return value
 
-
-def _write(path: Path | None, document: Mapping[str, Any]) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    aside.replace(path)
-
-
-COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "fit": _fit, "prescribe": _prescribe, "predict": _predict, "n-star": _n_star, "ingest": _ingest,
-}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

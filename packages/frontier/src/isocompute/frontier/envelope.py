@@ -38,6 +38,8 @@ class Crossover:
         compute: Where.
         interval: 95 % interval of where, or None when fewer than half of the refits have it.
         kind: ``crossing``, or ``support_ends`` where the better curve's data end.
+        before_name: The curve below it, for people.
+        after_name: The curve above it.
     """
 
     before: int
@@ -45,6 +47,8 @@ class Crossover:
     compute: float
     interval: tuple[float, float] | None
     kind: str
+    before_name: str = ""
+    after_name: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
@@ -54,10 +58,14 @@ class Crossover:
             "compute": self.compute,
             "interval": list(self.interval) if self.interval else None,
             "kind": self.kind,
+            "from_curve": self.before_name,
+            "to_curve": self.after_name,
         }
 
 
-def crossovers(compute: Array, point: Array, draws: Array, within: Array, labels: list[int]) -> list[Crossover]:
+def crossovers(
+    compute: Array, point: Array, draws: Array, within: Array, labels: list[int], names: list[str] | None = None
+) -> list[Crossover]:
     """Find the transitions of the envelope.
 
     Args:
@@ -66,7 +74,9 @@ def crossovers(compute: Array, point: Array, draws: Array, within: Array, labels
         draws: Refitted rewards, shape ``(refits, curves, points)``.
         within: From ``supported``.
         labels: n of each curve.
+        names: What each curve is called.
     """
+    names = names or [f"n = {n}" for n in labels]
     best = winners(point, within)
     found = []
     for i in np.flatnonzero(best[1:] != best[:-1]):
@@ -89,7 +99,7 @@ def crossovers(compute: Array, point: Array, draws: Array, within: Array, labels
         found.append(
             Crossover(
                 before=labels[a], after=labels[b], compute=float(np.sqrt(compute[i] * compute[i + 1])),
-                interval=interval, kind=kind,
+                interval=interval, kind=kind, before_name=names[a], after_name=names[b],
             )
         )  # fmt: skip
     return found

@@ -25,6 +25,8 @@ class Flag(StrEnum):
     BEYOND_SUPPORT = "beyond_support"
     NOT_DISTINGUISHABLE = "not_distinguishable"
     EXTENSION_FAILED = "extension_failed"
+    AT_LARGEST_N = "n_star_at_largest_n"
+    STILL_GROWING = "n_star_still_growing"
 
 
 MEANING = {
@@ -40,5 +42,7 @@ MEANING = {
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.BEYOND_SUPPORT: "the budget lies beyond the compute that was measured",
     Flag.EXTENSION_FAILED: "what came later left the forecast",
+    Flag.AT_LARGEST_N: "n* is the largest n measured, so a larger n may be better still",
+    Flag.STILL_GROWING: "n* still grew within the last doubling of compute, so where it stops is not known",
     Flag.NOT_DISTINGUISHABLE: "another n is best in more than a fifth of the refits",
 }

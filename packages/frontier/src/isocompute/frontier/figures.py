@@ -1,4 +1,8 @@
-"""Figures in the manner of the IsoCompute Playbook's 5, 6 and 7; the same fits give the same bytes."""
+"""Figures of a fitted sweep in the manner of the IsoCompute Playbook; the same fits give the same bytes.
+
+``curves`` is like its Figures 5 and 15, ``frontier`` like 6, ``n_star`` like 7 (fixed B_p), 21 (joint over B_p and n)
+and 24 (in tokens), ``b_p_star`` like 22, ``trade`` like 9 (B_p against n at fixed B), ``sensitivity`` like 10.
+"""
 
 from __future__ import annotations
 
@@ -7,80 +11,66 @@ from typing import Any
 
 import numpy as np
 
-from .results import Fits
-
-MARKERS = "osD^vPX*"
-LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)))
+from .curves import Array, of_records
+from .drawing import ACCENT, log_edges, looks, pyplot, save
+from .nstar import sigmoid
+from .records import isotonic
+from .results import CurveFit, Fits
+from .saturation import isotonic_n
+from .sensitivity import sensitivity
 
 
 def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
-    """Draw ``curves``, ``frontier`` and ``n_star`` as SVG and PNG; nothing when no curve was fitted."""
+    """Draw every figure that the fits have the curves for, as SVG and PNG; nothing when no curve was fitted."""
     if not fits.fitted:
         return []
     folder = Path(folder)
-    return [
-        path
-        for name, draw in (("curves", curve_panels), ("frontier", frontier), ("n_star", n_star))
-        for path in _save(draw(fits), folder / name)
-    ]
+    wanted = {"curves": curve_panels, "frontier": frontier, "n_star": n_star}
+    if len(fits.fitted) > 1:
+        wanted["sensitivity"] = sensitivity_panels
+    if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
+        wanted["b_p_star"] = b_p_star
+    if fixed_batch(fits) is not None:
+        wanted["trade"] = trade
+    return [path for name, draw in wanted.items() for path in save(draw(fits), folder / name)]
 
 
-def _pyplot() -> Any:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams.update({"svg.hashsalt": "isocompute", "font.size": 9, "axes.spines.top": False,
-                         "axes.spines.right": False})  # fmt: skip
-    from matplotlib import pyplot
-
-    return pyplot
+def style(fits: Fits) -> dict[object, dict[str, Any]]:
+    """Colour, marker and line of each curve: by n, or by the grouping column where there is one."""
+    return looks(sorted({_key(c) for c in fits.curves}, key=lambda k: (isinstance(k, str), k)))
 
 
-def style(fits: Fits) -> dict[int, dict[str, Any]]:
-    """Colour, marker and line of each n, legible in greyscale: light to dark as n grows."""
-    import matplotlib as mpl
-
-    ns = sorted({c.curve.rollouts_per_problem for c in fits.curves})
-    shades = mpl.colormaps["viridis_r"](np.linspace(0.15, 0.95, len(ns)))
-    return {
-        n: {"color": shades[i], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
-        for i, n in enumerate(ns)
-    }
-
-
-def _save(figure: Any, path: Path) -> list[Path]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
-    figure.savefig(svg, metadata={"Date": None, "Creator": None})
-    figure.savefig(png, dpi=150, metadata={"Software": None})
-    _pyplot().close(figure)
-    return [svg, png]
+def _key(c: CurveFit) -> Any:
+    return c.curve.group or c.curve.rollouts_per_problem
 
 
 def curve_panels(fits: Fits) -> Any:
-    """One panel per n: every evaluation, the record-breaking ones ringed, the fit and its band (Figure 5)."""
+    """One panel per curve: evaluations, ringed records by bins of reward, the fit and its band (Figures 5, 15)."""
     fitted, styles = fits.fitted, style(fits)
     columns = min(3, len(fitted))
     rows = -(-len(fitted) // columns)
-    figure, axes = _pyplot().subplots(
+    figure, axes = pyplot().subplots(
         rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axis, c in zip(axes.flat, fitted, strict=False):
-        look = styles[c.curve.rollouts_per_problem]
-        grid = np.linspace(0, c.curve.support[1], 200)
+        look = styles[_key(c)]
+        # From where there are data: what lies before the first evaluation is no claim of the fit.
+        grid = np.linspace(float(c.curve.compute.min()), c.curve.support[1], 200)
         assert c.parameters is not None
         assert c.draws is not None
         low, high = np.quantile(c.draws.at(grid), [0.025, 0.975], axis=0)
-        axis.fill_between(grid, low, high, color=look["color"], alpha=0.2, linewidth=0)
-        axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"])
-        axis.plot(c.curve.compute, c.curve.reward, look["marker"], color=look["color"], markersize=3)
-        for s in range(c.curve.seeds):
-            own = c.curve.seed == s
-            x, y = c.curve.compute[own], c.curve.reward[own]
-            record = y > np.concatenate([[-np.inf], np.maximum.accumulate(y)[:-1]])
-            axis.plot(x[record], y[record], "o", markersize=6, fillstyle="none", color="black", markeredgewidth=0.6)
-        axis.set_title(f"n = {c.curve.rollouts_per_problem}, B_p = {c.curve.problems_per_batch}", fontsize=9)
+        axis.fill_between(grid, low, high, color=look["color"], alpha=0.25, linewidth=0)
+        axis.plot(c.curve.compute, c.curve.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
+        order = np.argsort(c.curve.compute, kind="stable")
+        companion = isotonic(c.curve.compute, c.curve.reward, c.curve.standard_error**-2)
+        axis.step(c.curve.compute[order], companion[order], where="post", color="0.45", linewidth=0.7)
+        axis.plot(grid, c.parameters(grid), color="black", linestyle="-", linewidth=1.2)
+        kept = of_records(c.curve, bin_width=fits.bin_width)
+        record = kept.compute > 0
+        axis.plot(kept.compute[record], kept.reward[record], "o", markersize=6, fillstyle="none", color="black",
+                  markeredgewidth=0.6)  # fmt: skip
+        axis.set_title(f"{c.curve.label}, B_p = {c.curve.problems_per_batch}", fontsize=9)
     for axis in axes.flat[len(fitted) :]:
         axis.set_visible(False)
     figure.supxlabel(fits.unit)
@@ -90,35 +80,132 @@ def curve_panels(fits: Fits) -> Any:
 
 def frontier(fits: Fits) -> Any:
     """All curves over their support, with the envelope and its band (Figure 6)."""
-    figure, axis = _pyplot().subplots(figsize=(6, 3.8), layout="constrained")
+    figure, axis = pyplot().subplots(figsize=(6, 3.8), layout="constrained")
     styles = style(fits)
     axis.fill_between(fits.compute, fits.envelope[1], fits.envelope[2], color="0.85", linewidth=0)
     axis.plot(fits.compute, fits.envelope[0], color="0.6", linewidth=5, label="envelope", solid_capstyle="round")
-    for c in fits.fitted:
-        look = styles[c.curve.rollouts_per_problem]
+    for i, c in enumerate(fits.fitted):
+        look = styles[_key(c)]
         grid = np.geomspace(*c.curve.support, 200)
         assert c.parameters is not None
-        label = f"n = {c.curve.rollouts_per_problem}"
-        axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"], label=label)
+        axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"], label=fits.named(i))
         axis.plot(c.curve.compute, c.curve.reward, look["marker"], color=look["color"], markersize=2.5, alpha=0.6)
     axis.set(xscale="log", xlabel=fits.unit, ylabel=fits.metric)
-    axis.legend(frameon=False)
+    axis.legend(frameon=False, fontsize=8)
     return figure
 
 
 def n_star(fits: Fits) -> Any:
-    """How often each n is best, and n*(C) as the most frequent (Figure 7)."""
-    pyplot = _pyplot()
-    figure, axis = pyplot.subplots(figsize=(6, 3.4), layout="constrained")
-    ns = sorted({c.curve.rollouts_per_problem for c in fits.fitted})
-    share = np.zeros((len(ns), len(fits.compute)))
-    for c, row in zip(fits.fitted, fits.probability, strict=True):
-        share[ns.index(c.curve.rollouts_per_problem)] += row
-    edges = np.sqrt(fits.compute[1:] * fits.compute[:-1])
-    edges = np.concatenate([fits.compute[:1], edges, fits.compute[-1:]])
-    mesh = axis.pcolormesh(edges, np.arange(len(ns) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
-    figure.colorbar(mesh, ax=axis, label="how often it is best")
-    axis.step(fits.compute, share.argmax(axis=0), where="mid", color="#c05621", linewidth=2, label="n*")
-    axis.set(xscale="log", xlabel=fits.unit, ylabel="n", yticks=range(len(ns)), yticklabels=[str(n) for n in ns])
-    axis.legend(frameon=False, loc="upper left")
+    """How often each n is best, n*(C), its companion, and the log2-sigmoid with its band (Figures 7, 21, 24)."""
+    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    values = np.array([c.curve.rollouts_per_problem for c in fits.fitted])
+    _shares(figure, axis, fits.compute, fits.probability, values, "n")
+    ns = np.unique(values)
+    companion = isotonic_n(fits.compute, values[fits.probability.argmax(axis=0)].astype(np.float64))
+    axis.plot(fits.compute, _rank(companion, ns), color="black", linestyle=":", linewidth=1.2, label="isotonic")
+    if fits.n_star.params is not None:
+        x = np.log10(fits.compute)
+        drawn = _rank(2.0 ** sigmoid(x, fits.n_star.params), ns)
+        axis.plot(fits.compute, drawn, color=ACCENT, linestyle="--", linewidth=1.5, label="log2-sigmoid")
+        if fits.n_star.draws:
+            every = sigmoid(x[None, :], {k: v[:, None] for k, v in fits.n_star.draws.items()})
+            low, high = np.quantile(every, [0.025, 0.975], axis=0)
+            axis.fill_between(fits.compute, _rank(2.0**low, ns), _rank(2.0**high, ns), color=ACCENT, alpha=0.2,
+                              linewidth=0)  # fmt: skip
+    if fits.saturation is not None and fits.saturation.compute is not None:
+        axis.axvline(fits.saturation.compute, color="0.4", linewidth=0.8, label="within half a doubling of its last")
+    axis.set(xscale="log", xlabel=fits.unit, ylim=(-0.6, len(ns) - 0.4))
+    axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
     return figure
+
+
+def b_p_star(fits: Fits) -> Any:
+    """How often each B_p is best, whatever its n (Figure 22)."""
+    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    sizes = np.array([c.curve.problems_per_batch for c in fits.fitted])
+    _shares(figure, axis, fits.compute, fits.probability, sizes, "B_p")
+    axis.set(xscale="log", xlabel=fits.unit)
+    axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
+    return figure
+
+
+def fixed_batch(fits: Fits) -> int | None:
+    """B = B_p·n where all curves, of several n, share it; else None."""
+    batches = {c.curve.problems_per_batch * c.curve.rollouts_per_problem for c in fits.fitted}
+    return batches.pop() if len(batches) == 1 and len(fits.fitted) > 1 and fits.unit == "rollouts" else None
+
+
+def trade(fits: Fits) -> Any:
+    """n*(M) and B_p*(M) where the batch B = B_p·n is fixed (Figure 9)."""
+    batch = fixed_batch(fits)
+    assert batch is not None
+    figure, axes = pyplot().subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    for axis, (name, values) in zip(
+        axes,
+        (("n", np.array([c.curve.rollouts_per_problem for c in fits.fitted])),
+         ("B_p", np.array([c.curve.problems_per_batch for c in fits.fitted]))),
+        strict=True,
+    ):  # fmt: skip
+        _shares(figure, axis, fits.compute / batch, fits.probability, values, name)
+        axis.set(xscale="log", xlabel=f"update steps M, at B = {batch:,}")
+        axis.legend(framealpha=0.9, edgecolor="none", fontsize=8)
+    return figure
+
+
+def sensitivity_panels(fits: Fits) -> Any:
+    """What another n or B_p would cost at three budgets, with intervals (Figure 10)."""
+    several = len({c.curve.problems_per_batch for c in fits.fitted}) > 1
+    figure, axes = pyplot().subplots(
+        1, 2 if several else 1, figsize=(9 if several else 5, 3.2), squeeze=False, sharey=True, layout="constrained"
+    )
+    budgets = np.geomspace(*fits.support, 5)[1:4] if fits.support[0] < fits.support[1] else np.array(fits.support[:1])
+    tables = [sensitivity(fits, compute=float(c)) for c in budgets]
+    styles = looks([float(c) for c in budgets])
+    names = [("rollouts_per_problem", "n")] + ([("problems_per_batch", "B_p")] if several else [])
+    for axis, (column, name) in zip(axes[0], names, strict=True):
+        for k, (budget, table) in enumerate(zip(budgets, tables, strict=True)):
+            look = styles[float(budget)]
+            # The other setting is at its best for each value of this one.
+            best = table.sort("regret").unique(column, keep="first", maintain_order=True).sort(column)
+            x = np.log2(best[column].to_numpy()) + 0.06 * (k - 1)
+            y = best["regret"].to_numpy()
+            error = np.abs(np.stack([y - best["regret_low"].to_numpy(), best["regret_high"].to_numpy() - y]))
+            axis.errorbar(
+                x,
+                y,
+                yerror(error),
+                color=look["color"],
+                marker=look["marker"],
+                markersize=4,
+                linestyle=look["linestyle"],
+                linewidth=1,
+                capsize=2,
+                label=f"{budget:,.3g} {fits.unit}",
+            )
+            beyond = ~best["supported"].to_numpy()
+            axis.plot(x[beyond], y[beyond], "o", markersize=9, fillstyle="none", color="0.5", markeredgewidth=0.7)
+        ticks = np.unique([v for t in tables for v in t[column].to_list()])
+        axis.set(xlabel=name, xticks=np.log2(ticks), xticklabels=[str(v) for v in ticks])
+    axes[0][0].set_ylabel(f"{fits.metric} lost against the best")
+    axes[0][0].legend(frameon=False, fontsize=8)
+    return figure  # fmt: skip
+
+
+def yerror(error: Array) -> Array:
+    """Error bars without rounding's negative lengths."""
+    return np.maximum(error, 0.0)
+
+
+def _shares(figure: Any, axis: Any, x: Array, probability: Array, values: np.ndarray, name: str) -> None:
+    """How often each value is best, as shades, and the most frequent as a line."""
+    levels = np.unique(values)
+    share = np.stack([probability[values == v].sum(axis=0) for v in levels])
+    mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
+    figure.colorbar(mesh, ax=axis, label="how often it is best")
+    axis.step(x, share.argmax(axis=0), where="mid", color=ACCENT, linewidth=2, label=f"{name}*")
+    axis.set(ylabel=name, yticks=range(len(levels)), yticklabels=[str(v) for v in levels])
+
+
+def _rank(values: Array, levels: np.ndarray) -> Array:
+    """Where values lie on an axis on which the levels are 0, 1, 2, … by logarithm."""
+    return np.asarray(np.interp(np.log2(values), np.log2(levels), np.arange(len(levels))))

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from .curves import Array, Curve, curves, of_records
 from .envelope import LEVEL, Crossover, crossovers, supported, winners
 from .errors import Flag, FrontierError
-from .fitting import PointFit, fit_form
 from .forms import FORMS
-from .nstar import Sigmoid, fit_sigmoid
-from .results import CurveFit, Fits
-from .uncertainty import Draws, Noise, estimate_noise, refit
+from .judging import choose, failed, held_out, judge, options, records_gap
+from .nstar import Sigmoid, fit_sigmoid, fit_sigmoids
+from .results import CurveFit, Fits, who
+from .saturation import saturation
+from .selection import CRITERIA
+from .uncertainty import estimate_noise, refit, seed_effects
 
 GRID_POINTS = 120
+SMOOTHING = 5
+"""Points of the running mean behind the gap of smoothed records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,24 +30,30 @@ class FitConfig:
     """How a sweep is fitted.
 
     Attributes:
-        form: ``exp``, ``hill``, ``power`` or ``auto``, which chooses by AICc, in every refit again.
+        form: ``exp``, ``hill``, ``power`` or ``auto``, which chooses by ``selection``, in every refit again.
+        selection: ``aicc``, or ``tail``: the error of a fit to the first three quarters of a run on the last
+            (AICc where a run has fewer than seven evaluations).
         metric: Metric column fitted.
-        unit: ``rollouts``, ``tokens`` or ``update_steps``.
+        unit: ``rollouts``, ``tokens``, ``update_steps`` or ``gpu_hours`` (join ``timings`` for these).
         split: Split evaluated.
         problem_set: Problem set, needed when there are several.
         bootstrap: Refits.
         seed: Fixes the refits.
         points: ``all`` or ``records``: the points that break the record, which are biased upward.
         bin_width: Width of a record's bin of reward.
+        window: Points of a centred running mean before records are sought; 1 takes them raw.
+        group: A further column of the table; runs that differ in it are curves of their own.
         problems_per_batch: Only curves of this B_p: n against M (section 4, first setting); None takes all.
         batch_rollouts: Only curves of this B = B_p·n: B_p against n (second setting); None takes all. With
             neither the fit is joint over B_p and n (third setting).
 
     Raises:
-        FrontierError: The form or the points are unknown, or there are fewer than 20 refits.
+        FrontierError: The form, the selection or the points are unknown, a width or window cannot be, or there
+            are fewer than 20 refits.
     """
 
     form: str = "auto"
+    selection: str = "aicc"
     metric: str = "avg_at_4"
     unit: str = "rollouts"
     split: str = "validation"
@@ -51,12 +62,20 @@ class FitConfig:
     seed: int = 0
     points: str = "all"
     bin_width: float = 0.005
+    window: int = 1
+    group: str | None = None
     problems_per_batch: int | None = None
     batch_rollouts: int | None = None
 
     def __post_init__(self) -> None:
         if self.form not in ("auto", *FORMS):
             raise FrontierError(f"the form {self.form!r} is unknown; it has to be auto or one of {', '.join(FORMS)}")
+        if self.selection not in CRITERIA:
+            raise FrontierError(f"selection is {self.selection!r}; it has to be one of {', '.join(CRITERIA)}")
+        if not (np.isfinite(self.bin_width) and self.bin_width >= 0):
+            raise FrontierError(f"bin_width is {self.bin_width}; it has to be 0 or more")
+        if self.window < 1 or self.window % 2 == 0:
+            raise FrontierError(f"window is {self.window}; it has to be 1, 3, 5, …")
         if self.points not in ("all", "records"):
             raise FrontierError(f"points is {self.points!r}; it has to be all or records")
         if self.bootstrap < 20:
@@ -76,44 +95,67 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
     Raises:
         FrontierError: The table holds no curve at all, or mixes problem sets.
     """
-    found = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set)
+    found = curves(
+        evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
+        group=config.group,
+    )  # fmt: skip
     whole = found = _setting(found, config)
     if config.points == "records":
-        found = [of_records(curve, bin_width=config.bin_width) for curve in whole]
-    forms = FORMS if config.form == "auto" else (config.form,)
-    # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
-    every = [_options(curve, FORMS, thorough=forms) for curve in found]
-    options = [[o for o in fits_of_curve if o.parameters.form in forms] for fits_of_curve in every]
-    usable = [i for i, o in enumerate(options) if o]
-    chosen = {i: min(options[i], key=lambda p: p.criterion) for i in usable}
-    noise = estimate_noise([found[i] for i in usable], [chosen[i].parameters for i in usable]) if usable else None
-    rng = np.random.default_rng(config.seed)
-    spread = _spread(noise, config.bootstrap, rng) if noise else np.zeros(config.bootstrap)
-    results = []
-    for i, curve in enumerate(found):
-        if i not in chosen or noise is None:
-            results.append(_failed(curve))
-            continue
-        best = chosen[i]
-        draws = refit(
-            curve, best.parameters, noise, best.residual_sd, forms,
-            refits=config.bootstrap, rng=rng, spread=spread,
-        )  # fmt: skip
-        gap = _records_gap(whole[i], best, config.bin_width)
-        results.append(_result(curve, best, every[i], draws, noise, gap))
+        found = [of_records(curve, bin_width=config.bin_width, window=config.window) for curve in whole]
+    results = _fitted(found, whole, config)
     compute, point, refits, within, labels = _on_grid(results)
+    n = np.array([size for size, _ in labels], dtype=np.float64)
     return Fits(
         unit=config.unit,
         metric=config.metric,
         curves=tuple(results),
         compute=compute,
-        crossovers=tuple(_crossovers(compute, point, refits, within, labels)),
+        crossovers=tuple(_crossovers(compute, point, refits, within, results)),
         n_star=_n_star(compute, point, refits, within, labels),
         probability=_frequencies(refits, within, len(labels)),
         envelope=_envelope(point, refits, within),
+        carried=_carried(point, within),
         points=config.points,
         alike=_alike(refits, within, labels),
+        saturation=saturation(compute, point, refits, within, n) if len(compute) else None,
+        selection=config.selection if config.form == "auto" else None,
+        bin_width=config.bin_width,
     )
+
+
+def _fitted(found: list[Curve], whole: list[Curve], config: FitConfig) -> list[CurveFit]:
+    """Fit and refit every curve; ``whole`` are all points of those in ``found``."""
+    forms = FORMS if config.form == "auto" else (config.form,)
+    # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
+    every = [options(curve, FORMS, thorough=forms) for curve in found]
+    usable = [i for i, fits_of_curve in enumerate(every) if fits_of_curve]
+    tails = {i: held_out(found[i], FORMS) for i in usable}
+    chosen = {
+        i: choose([o for o in every[i] if o.parameters.form in forms], tails[i], config.selection) for i in usable
+    }
+    if not usable:
+        return [failed(curve) for curve in found]
+    own = [found[i] for i in usable]
+    noise = estimate_noise(own, [chosen[i].parameters for i in usable])
+    rng = np.random.default_rng(config.seed)
+    effects = dict(zip(usable, seed_effects(own, noise, refits=config.bootstrap, rng=rng), strict=True))
+    results = []
+    for i, curve in enumerate(found):
+        if i not in chosen:
+            results.append(failed(curve))
+            continue
+        best = chosen[i]
+        draws = refit(
+            curve, best.parameters, noise, best.residual_sd, forms, rng=rng, effects=effects[i],
+            selection=config.selection,
+        )  # fmt: skip
+        everything = best if config.points == "all" else options(whole[i], (best.parameters.form,))[0]
+        gaps = (
+            records_gap(whole[i], everything, config.bin_width),
+            records_gap(whole[i], everything, config.bin_width, SMOOTHING),
+        )
+        results.append(judge(curve, best, every[i], draws, noise, tails=tails[i], gaps=gaps))
+    return results
 
 
 def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
@@ -133,32 +175,6 @@ def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
     return kept
 
 
-def _options(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = ()) -> list[PointFit]:
-    """A point fit per form, or none when there are too few points to fit any."""
-    if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
-        return []
-    zero = curve.compute == 0
-    start = float(curve.reward[zero].mean()) if zero.any() else None
-    return [
-        fit_form(
-            f, curve.compute, curve.reward, curve.standard_error, start if f == "hill" else None,
-            starts=4 if f in thorough else 1,
-        )
-        for f in forms
-    ]  # fmt: skip
-
-
-def _records_gap(curve: Curve, best: PointFit, bin_width: float) -> float | None:
-    """How far above all points a fit of the records lies at the end of the run; None where there is no such fit."""
-    chosen = of_records(curve, bin_width=bin_width)
-    options = _options(chosen, (best.parameters.form,))
-    if not options:
-        return None
-    end = curve.support[1]
-    everything = best if len(chosen.compute) != len(curve.compute) else options[0]
-    return float(options[0].parameters(end) - everything.parameters(end))
-
-
 def _alike(refits: Array, within: Array, labels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Pairs of curves that cannot be told apart: the 95 % band of their difference holds 0 wherever both have data."""
     pairs = []
@@ -176,78 +192,9 @@ def _alike(refits: Array, within: Array, labels: list[tuple[int, int]]) -> tuple
     return tuple(pairs)
 
 
-def _spread(noise: Noise, refits: int, rng: np.random.Generator) -> Array:
-    """Between-seed standard deviation of each refit, from its sampling distribution."""
-    if noise.degrees == 0:
-        return np.zeros(refits)
-    # Kept within a factor of ten: one degree of freedom has no mean.
-    factor = np.sqrt(noise.degrees / rng.chisquare(noise.degrees, refits))
-    return np.asarray(noise.between_seeds * np.minimum(factor, 10.0))
-
-
 def _interval(values: Array) -> tuple[float, float]:
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
-
-
-def _failed(curve: Curve) -> CurveFit:
-    return CurveFit(
-        curve=curve, parameters=None, intervals={}, residual_sd=None, draws=None, asymptote_interval=None,
-        records_gap=None, flags=(Flag.FIT_FAILED, Flag.TOO_FEW_POINTS),
-        reason="fewer than three evaluations at different compute",
-    )  # fmt: skip
-
-
-def _result(
-    curve: Curve, best: PointFit, options: Sequence[PointFit], draws: Draws, noise: Noise, records_gap: float | None
-) -> CurveFit:
-    parameters = best.parameters
-    asymptote = _interval(draws.asymptote)
-    same = draws.form == parameters.form
-    scale = _interval(draws.scale[same]) if same.sum() >= 20 else None
-    intervals = {"A": asymptote}
-    if scale:
-        intervals["C_mid" if parameters.form == "hill" else "tau"] = scale
-    flags = []
-    if best.at_bound:
-        flags.append(Flag.AT_BOUND)
-    if len(np.unique(curve.compute[curve.compute > 0])) < 5:
-        flags.append(Flag.TOO_FEW_POINTS)
-    if parameters.gain > 1e-6 and curve.support[1] < 1.5 * parameters.half_compute:
-        flags.append(Flag.SUPPORT_TOO_SHORT)
-    # A form that fits about as well and levels off elsewhere: the data do not choose between the two asymptotes.
-    rivals = [o for o in options if o.criterion <= best.criterion + 4.0]
-    disagree = max((abs(o.parameters.asymptote - parameters.asymptote) for o in rivals), default=0.0) > 0.05
-    if disagree or asymptote[1] - asymptote[0] > 0.15 or asymptote[1] > 0.999:
-        flags.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
-    if disagree:
-        flags.append(Flag.FORMS_DISAGREE)
-    if best.starts_disagree:
-        flags.append(Flag.STARTS_DISAGREE)
-    if _falling(curve):
-        flags.append(Flag.TAIL_FALLING)
-    if noise.degrees == 0 or curve.seeds == 1:
-        flags.append(Flag.WITHIN_RUN_ONLY)
-    return CurveFit(
-        curve=curve, parameters=parameters, intervals=intervals, residual_sd=best.residual_sd, draws=draws,
-        asymptote_interval=asymptote, flags=tuple(flags), reason="", records_gap=records_gap,
-    )  # fmt: skip
-
-
-def _falling(curve: Curve) -> bool:
-    """Whether the last quarter lies below the quarter before it by more than two standard errors."""
-    grid = np.unique(curve.compute[curve.compute > 0])
-    quarter = len(grid) // 4
-    if quarter < 2:
-        return False
-    last = curve.compute >= grid[-quarter]
-    before = (curve.compute >= grid[-2 * quarter]) & ~last
-    drop = curve.reward[before].mean() - curve.reward[last].mean()
-    error = np.sqrt(
-        (curve.standard_error[last] ** 2).mean() / last.sum()
-        + (curve.standard_error[before] ** 2).mean() / before.sum()
-    )
-    return bool(drop > 2 * error)
 
 
 def _on_grid(
@@ -266,9 +213,12 @@ def _on_grid(
 
 
 def _crossovers(
-    compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]
+    compute: Array, point: Array, refits: Array, within: Array, results: Sequence[CurveFit]
 ) -> list[Crossover]:
-    return crossovers(compute, point, refits, within, [n for n, _ in labels]) if len(compute) else []
+    own = [r.curve for r in results if r.parameters is not None]
+    names = [who(c, own) for c in own]
+    ns = [c.rollouts_per_problem for c in own]
+    return crossovers(compute, point, refits, within, ns, names) if len(compute) else []
 
 
 def _frequencies(refits: Array, within: Array, count: int) -> Array:
@@ -280,12 +230,23 @@ def _frequencies(refits: Array, within: Array, count: int) -> Array:
 
 
 def _envelope(point: Array, refits: Array, within: Array) -> Array:
-    """Reward of the envelope and its 95 % interval, shape ``(3, points)``."""
+    """Reward of the envelope and its 95 % interval, shape ``(3, points)``.
+
+    Where the best curve's data end, its last reward is carried on: a run can be stopped before its budget is.
+    """
     if not point.size:
         return np.zeros((3, 0))
-    top = np.where(within, refits, -np.inf).max(axis=1)
+    top = np.maximum.accumulate(np.where(within, refits, -np.inf).max(axis=1), axis=1)
     low, high = np.quantile(top, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    return np.stack([np.where(within, point, -np.inf).max(axis=0), low, high])
+    return np.stack([np.maximum.accumulate(np.where(within, point, -np.inf).max(axis=0)), low, high])
+
+
+def _carried(point: Array, within: Array) -> NDArray[np.bool_]:
+    """Where the envelope is above every curve with data: a reward reached at less compute."""
+    if not point.size:
+        return np.zeros(0, dtype=np.bool_)
+    own = np.where(within, point, -np.inf).max(axis=0)
+    return np.asarray(own < np.maximum.accumulate(own), dtype=np.bool_)
 
 
 def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]) -> Sigmoid:
@@ -301,14 +262,9 @@ def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: 
     if len(distinct) == 1:
         return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
     params = fit_sigmoid(x, values)
-    draws = []
-    # A refit of the sigmoid costs far more than one of a curve; a hundred give its interval.
+    intervals, draws = {}, {}
     # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
-    for row in winners(refits, within)[:100] if params and len(distinct) > 2 else ():
-        again = fit_sigmoid(x, np.log2(n[row[known]]), begin_at=params)
-        if again:
-            draws.append(again)
-    intervals = {}
-    if params and len(draws) >= 20:
-        intervals = {k: _interval(np.array([d[k] for d in draws])) for k in params}
-    return Sigmoid(params=params, intervals=intervals, flags=flags)
+    if params and len(distinct) > 2:
+        draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
+        intervals = {k: _interval(v) for k, v in draws.items()}
+    return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)

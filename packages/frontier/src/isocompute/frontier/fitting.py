@@ -14,31 +14,118 @@ from scipy.optimize import least_squares
 from .curves import Array
 from .forms import SHAPES, Parameters, rise
 
+MOST_DISTINCT = 4096
+"""Distinct values of compute that a grid is evaluated at; more are joined with their neighbours."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """Scales and shapes searched, flattened; all of shape ``(candidates,)``, ``rise`` ``(candidates, points)``."""
+    """Scales and shapes searched, flattened.
+
+    Attributes:
+        scale: Shape ``(candidates,)``.
+        shape: Shape ``(candidates,)``.
+        rise: At each distinct compute, shape ``(candidates, distinct)``.
+        order: Points sorted by compute, or None where every point has a column of its own.
+        first: Where each distinct compute begins in that order.
+    """
 
     scale: Array
     shape: Array
     rise: Array
+    order: np.ndarray | None
+    first: np.ndarray
+
+    def summed(self, values: Array) -> Array:
+        """Sum values of points, shape ``(..., points)``, over those of one compute."""
+        if self.order is None:
+            return values
+        return np.asarray(np.add.reduceat(values[..., self.order], self.first, axis=-1))
 
 
-def grid(form: str, compute: Array) -> Grid:
-    """Candidates for a form: scales from a tenth of the first compute to 30 times the last, by logarithm."""
+def grid(form: str, compute: Array, *, scales: Array | None = None, shapes: Array | None = None) -> Grid:
+    """Candidates for a form: scales from a tenth of the first compute to 30 times the last, by logarithm.
+
+    Args:
+        form: The form.
+        compute: Compute of each point.
+        scales: Other scales to search.
+        shapes: Other shapes to search.
+    """
+    usual = _searched(form, compute)
+    chosen = (usual[0] if scales is None else scales, usual[1] if shapes is None else shapes)
+    scale, shape = (a.ravel() for a in np.meshgrid(*chosen, indexing="ij"))
+    distinct, order, first = _distinct(compute)
+    share = rise(form, distinct[None, :], scale[:, None], shape[:, None])
+    return Grid(scale=scale, shape=shape, rise=share, order=order, first=first)
+
+
+def closer_grid(fitted: Parameters, compute: Array) -> Grid:
+    """The whole grid of a form, and a finer one around a fit: where most refits of it end."""
+    scales, shapes = _searched(fitted.form, compute)
+    near = np.clip(np.geomspace(fitted.scale / 1.8, fitted.scale * 1.8, 31), scales[0], scales[-1])
+    scales = np.unique(np.concatenate([scales, near]))
+    if fitted.form == "exp":
+        return grid("exp", compute, scales=scales)
+    near = np.clip(np.geomspace(fitted.shape / 1.5, fitted.shape * 1.5, 11), shapes[0], shapes[-1])
+    return grid(fitted.form, compute, scales=scales, shapes=np.unique(np.concatenate([shapes, near])))
+
+
+def _searched(form: str, compute: Array) -> tuple[Array, Array]:
     positive = compute[compute > 0]
+    low, high = SHAPES[form]
     # Finer for one free parameter than for two.
     scales = np.geomspace(positive.min() / 10, positive.max() * 30, 160 if form == "exp" else 60)
-    low, high = SHAPES[form]
-    shapes = np.array([1.0]) if form == "exp" else np.geomspace(low, high, 24)
-    scale, shape = (a.ravel() for a in np.meshgrid(scales, shapes, indexing="ij"))
-    return Grid(scale=scale, shape=shape, rise=rise(form, compute[None, :], scale[:, None], shape[:, None]))
+    return scales, np.array([1.0]) if form == "exp" else np.geomspace(low, high, 24)
+
+
+def _distinct(compute: Array) -> tuple[Array, np.ndarray | None, np.ndarray]:
+    """Distinct values of compute, the order that sorts the points by them, and where each begins in it."""
+    distinct, counts = np.unique(compute, return_counts=True)
+    if len(distinct) == len(compute) and len(distinct) <= MOST_DISTINCT:
+        return compute, None, np.arange(len(compute))
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    if len(distinct) > MOST_DISTINCT:
+        picks = np.unique(np.linspace(0, len(distinct), MOST_DISTINCT, endpoint=False).astype(np.int64))
+        means = np.add.reduceat(distinct * counts, picks) / np.add.reduceat(counts, picks)
+        distinct, first = means, first[picks]
+    return distinct, np.argsort(compute, kind="stable"), first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What a linear fit needs of the points: sums over them, weighted.
+
+    Attributes:
+        total: Of the weights.
+        h: Of the rise, shape ``(candidates,)``.
+        hh: Of its square, shape ``(candidates,)``.
+        y: Of the rewards, shape ``(sets,)``.
+        yy: Of their squares, shape ``(sets,)``.
+        hy: Of rise times reward, shape ``(sets, candidates)``.
+    """
+
+    total: float
+    h: Array
+    hh: Array
+    y: Array
+    yy: Array
+    hy: Array
+
+
+def sums(candidates: Grid, rewards: Array, weights: Array) -> Sums:
+    """Weighted sums over the points, for rewards of shape ``(sets, points)`` and weights of shape ``(points,)``."""
+    basis, mass = candidates.rise, candidates.summed(weights)
+    return Sums(
+        total=float(weights.sum()), h=basis @ mass, hh=(basis**2) @ mass,
+        y=rewards @ weights, yy=(rewards**2) @ weights, hy=candidates.summed(rewards * weights) @ basis.T,
+    )  # fmt: skip
 
 
 def project(candidates: Grid, rewards: Array, weights: Array, start: Array | None) -> tuple[Array, Array, Array]:
     """Best start and gain for every candidate and every set of rewards.
 
-    The gain is kept at 0 or more and the asymptote at 1 or less.
+    The gain is kept at 0 or more, the start too, and the asymptote at 1 or less.
 
     Args:
         candidates: From ``grid``; K candidates over N points.
@@ -49,11 +136,8 @@ def project(candidates: Grid, rewards: Array, weights: Array, start: Array | Non
     Returns:
         Start, gain and weighted sum of squares, each of shape ``(sets, K)``.
     """
-    basis = candidates.rise
-    total = weights.sum()
-    s_h, s_hh = basis @ weights, (basis**2) @ weights
-    s_y, s_yy = rewards @ weights, (rewards**2) @ weights
-    s_hy = (rewards * weights) @ basis.T
+    found = sums(candidates, rewards, weights)
+    total, s_h, s_hh, s_y, s_yy, s_hy = found.total, found.h, found.hh, found.y, found.yy, found.hy
     if start is None:
         spread = np.maximum(total * s_hh - s_h**2, 1e-12 * total * np.maximum(s_hh, 1e-300))
         gain = np.maximum((total * s_hy - s_h * s_y[:, None]) / spread, 0.0)
@@ -65,6 +149,10 @@ def project(candidates: Grid, rewards: Array, weights: Array, start: Array | Non
         above = first + gain > 1.0
         gain = np.where(above, held, gain)
         first = np.where(above, 1.0 - held, first)
+        # Below 0: hold R0 = 0, so that R = G·rise.
+        below = first < 0.0
+        gain = np.where(below, np.clip(s_hy / np.maximum(s_hh, 1e-300), 0.0, 1.0), gain)
+        first = np.where(below, 0.0, first)
     else:
         first = np.broadcast_to(start[:, None], s_hy.shape)
         gain = (s_hy - first * s_h) / np.maximum(s_hh, 1e-300)
@@ -150,27 +238,27 @@ def _refine(
     """Polish one candidate; returns the curve and its robust cost."""
     low, high = SHAPES[form]
     span = candidates.scale.min(), candidates.scale.max()
+    # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
+    free = np.array([True, True, start is None, form != "exp"])
+    usual = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
 
     def curve(x: Array) -> Parameters:
-        begin = start if start is not None else float(x[2])
-        shape = float(np.exp(x[3])) if form != "exp" else 1.0
-        return Parameters(form=form, start=begin, gain=float(x[0]), scale=float(np.exp(x[1])), shape=shape)
+        every = usual.copy()
+        every[free] = x
+        begin = start if start is not None else float(every[2])
+        shape = float(np.exp(every[3])) if form != "exp" else 1.0
+        # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
+        gain = min(float(every[0]), 1.0 - begin)
+        return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(every[1])), shape=shape)
 
     def residuals(x: Array) -> Array:
         return np.asarray((reward - curve(x)(compute)) / error)
 
     bounds = (
-        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9]),
-        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9]),
+        np.array([0.0, np.log(span[0]), 0.0, np.log(low) - 1e-9])[free],
+        np.array([1.0, np.log(span[1]), 1.0, np.log(high) + 1e-9])[free],
     )
-    begin = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
-    begin = np.clip(begin, bounds[0] + 1e-9, bounds[1] - 1e-9)
+    begin = np.clip(usual[free], bounds[0] + 1e-9, bounds[1] - 1e-9)
     # Huber's threshold of 3 standard errors leaves all but outliers as they are.
     found = least_squares(residuals, begin, bounds=bounds, loss="huber", f_scale=3.0, max_nfev=200)
-    parameters = curve(found.x)
-    if parameters.asymptote > 1.0:
-        parameters = Parameters(
-            form=form, start=parameters.start, gain=1.0 - parameters.start,
-            scale=parameters.scale, shape=parameters.shape,
-        )  # fmt: skip
-    return parameters, float(found.cost)
+    return curve(found.x), float(found.cost)

@@ -14,7 +14,7 @@ from .fitting import fit_form, project
 from .fitting import grid as candidates_of
 from .forms import FORMS, Parameters
 from .scalerl import fit_scalerl
-from .uncertainty import Noise, estimate_noise, refit
+from .uncertainty import Draws, Noise, estimate_noise, refit
 
 LEVEL = 0.95
 METHODS = ("projection", "scalerl")
@@ -93,6 +93,7 @@ class Forecast:
         support: Least and most compute fitted.
         extension: What came later, or None when nothing did.
         flags: Why to read it with care.
+        band: The refits, or None.
     """
 
     parameters: Parameters
@@ -104,6 +105,7 @@ class Forecast:
     support: tuple[float, float]
     extension: Extension | None
     flags: tuple[Flag, ...]
+    band: Draws | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
@@ -182,8 +184,8 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     noise = estimate_noise([curve], [parameters])
     residual_sd = _sd(y - parameters(x), 3)
     draws = refit(
-        curve, parameters, noise, residual_sd, (config.form,), refits=config.bootstrap,
-        rng=np.random.default_rng(config.seed), spread=np.zeros(config.bootstrap), start=r0,
+        curve, parameters, noise, residual_sd, (config.form,), rng=np.random.default_rng(config.seed),
+        effects=np.zeros((config.bootstrap, 1)), start=r0,
     )  # fmt: skip
     named = [
         Parameters(form=config.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
@@ -202,7 +204,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     return Forecast(
         parameters=parameters, intervals=intervals, residual_sd=residual_sd, autocorrelation=phi,
         effective_points=len(x) * (1 - phi) / (1 + phi), fitted=len(x), support=(float(x[0]), float(x[-1])),
-        extension=extension, flags=flags,
+        extension=extension, flags=flags, band=draws,
     )  # fmt: skip
 
 
@@ -219,19 +221,6 @@ def forecasts_over_cuts(
         except FrontierError as error:
             found.append((cut, error))
     return found
-
-
-def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
-    """ScaleRL's leave-one-out view: F(R) = (R − R0)/(A − R) against C, a line of slope B in logarithms.
-
-    Points outside (R0, A), where F has no logarithm, are left out.
-
-    Returns:
-        Compute and F of the points kept.
-    """
-    inside = (reward > parameters.start) & (reward < parameters.asymptote) & (compute > 0)
-    kept = reward[inside]
-    return compute[inside], (kept - parameters.start) / (parameters.asymptote - kept)
 
 
 def _errors(form: str, x: Array, y: Array, r0: float | None, trials: Array | None) -> Array:
@@ -302,4 +291,4 @@ def _interval(values: Array) -> tuple[float, float]:
     return float(low), float(high)
 
 
-__all__ = ["Extension", "Forecast", "ForecastConfig", "Noise", "efficiency", "forecast", "forecasts_over_cuts"]
+__all__ = ["Extension", "Forecast", "ForecastConfig", "Noise", "forecast", "forecasts_over_cuts"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ class Sigmoid:
         intervals: 95 % interval of each, from the refits.
         flags: Why to read it with care.
         constant: n* when one n is best at every supported compute, else None.
+        draws: Parameters of the refits, each of shape ``(refits,)``; empty without any.
     """
 
     params: dict[str, float] | None
     intervals: dict[str, tuple[float, float]]
     flags: tuple[Flag, ...]
     constant: int | None = None
+    draws: Mapping[str, Array] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
@@ -50,7 +53,7 @@ class Sigmoid:
         return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
 
 
-def sigmoid(log10_compute: Array, params: dict[str, float]) -> Array:
+def sigmoid(log10_compute: Array, params: Mapping[str, float | Array]) -> Array:
     """log2 n* at some log10 compute."""
     z = np.clip(-params["k"] * (log10_compute - params["x0"]), -500, 500)
     return np.asarray(params["L"] / (1.0 + np.exp(z)) + params["b"])
@@ -84,6 +87,31 @@ def fit_sigmoid(
     ]
     best = min(ends, key=lambda end: float(end.cost))
     return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}
+
+
+def fit_sigmoids(log10_compute: Array, log2_n: Array, near: dict[str, float]) -> dict[str, Array]:
+    """Fit many sigmoids on one grid of compute at once: L and b in closed form over a grid of k and x0.
+
+    Args:
+        log10_compute: Shape ``(points,)``.
+        log2_n: Shape ``(sets, points)``.
+        near: A fit, around which the grid is fine.
+
+    Returns:
+        Parameters of every set, each of shape ``(sets,)``.
+    """
+    x, y = log10_compute, log2_n - log2_n.mean(axis=1, keepdims=True)
+    steep = np.clip(np.concatenate([np.geomspace(0.3, 50, 24), near["k"] * np.geomspace(0.5, 2, 21)]), *BOUNDS["k"])
+    places = np.concatenate([np.linspace(x[0] - 1, x[-1] + 1, 60), near["x0"] + np.linspace(-0.3, 0.3, 41)])
+    k, x0 = (a.ravel() for a in np.meshgrid(np.unique(steep), np.unique(places), indexing="ij"))
+    share = sigmoid(x[None, :], {"L": 1.0, "k": k[:, None], "x0": x0[:, None], "b": 0.0})
+    centred = share - share.mean(axis=1, keepdims=True)
+    square = np.maximum((centred**2).sum(axis=1), 1e-12)
+    height = np.clip((y @ centred.T) / square, 0.0, BOUNDS["L"][1])
+    squares = -2 * height * (y @ centred.T) + height**2 * square
+    best, rows = squares.argmin(axis=1), np.arange(len(y))
+    tall = height[rows, best]
+    return {"L": tall, "k": k[best], "x0": x0[best], "b": log2_n.mean(axis=1) - tall * share.mean(axis=1)[best]}
 
 
 def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:

@@ -24,6 +24,7 @@ def read_evals(
     unit: str = "rollouts",
     columns: Mapping[str, str] | None = None,
     constants: Mapping[str, str] | None = None,
+    group: str | None = None,
 ) -> pl.DataFrame:
     """Read evaluations to be fitted.
 
@@ -34,6 +35,7 @@ def read_evals(
         unit: Unit of compute that will be used.
         columns: Our name to the source's, such as ``{"rollouts": "C"}``.
         constants: Our name to a value for all rows, such as ``{"problems_per_batch": "32"}``.
+        group: A further column that tells runs apart.
 
     Returns:
         The rows of all sources, with the columns of ``evals`` that a fit needs.
@@ -44,15 +46,44 @@ def read_evals(
     """
     if not columns and not constants and all(_is_table(source) for source in sources):
         parts = [tables.read(source, "evals") for source in sources]
-        return tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
+        whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
+        _one_unit(whole, unit)
+        return whole
     parts = [_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
     joined = pl.concat(parts, how="diagonal_relaxed")
     keys = ["problems_per_batch", "rollouts_per_problem", "seed", "problem_set", "split", UNITS[unit]]
     # Points read from a figure may share their compute; the same evaluation twice is a mistake in the file.
+    keys += [group] if group and group in joined.columns else []
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
         warnings.warn(f"{len(joined) - len(once)} rows are there more than once and count once", stacklevel=2)
+    _one_unit(once, unit)
     return once.sort(keys)
+
+
+def _one_unit(evals: pl.DataFrame, unit: str) -> None:
+    """Refuse a table that counts rollouts in ones for some settings and in thousands or millions for others.
+
+    Raises:
+        FrontierError: Rollouts over steps times batch differ a hundredfold between settings.
+    """
+    if unit != "rollouts" or "step" not in evals.columns or not evals["step"].dtype.is_numeric():
+        return
+    scale = pl.col("rollouts") / (pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch"))
+    found = (
+        evals.filter((pl.col("step") > 0) & (pl.col("rollouts") > 0))
+        .group_by("rollouts_per_problem", "problems_per_batch")
+        .agg(scale.median().alias("scale"))
+        .sort("scale")
+    )
+    if len(found) < 2 or found["scale"][-1] < 100 * found["scale"][0]:
+        return
+    low, high = found.row(0, named=True), found.row(-1, named=True)
+    raise FrontierError(
+        f"rollouts per step are {low['scale']:.3g} times B_p n at n = {low['rollouts_per_problem']} and "
+        f"{high['scale']:.3g} times at n = {high['rollouts_per_problem']}: the rows mix units of compute; "
+        "count rollouts in ones everywhere"
+    )
 
 
 def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
@@ -75,6 +106,38 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
         if frame.is_empty():
             raise FrontierError(f"{path}: no row has {name} = {value}")
     return [_numbers(frame, name, path) for name in names]
+
+
+def read_series(
+    path: Path, x: str, y: str, *, by: str, where: Mapping[str, str] | None = None, least: float = 0.0,
+    most: float = float("inf"),
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+    """Read the curves that a column tells apart, sorted by compute.
+
+    Args:
+        path: The file.
+        x: Column of compute.
+        y: Column of rewards, within 0 to 1.
+        by: Column that names the curves.
+        where: Only rows in which these columns hold these values.
+        least: Least compute read.
+        most: Most compute read.
+
+    Raises:
+        FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
+    """
+    frame = raw(path)
+    if by not in frame.columns:
+        raise FrontierError(f"{path}: has no column {by!r}; it has {', '.join(frame.columns)}")
+    found = {}
+    for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
+        compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
+        if ((reward < 0) | (reward > 1)).any():
+            raise FrontierError(f"{path}: the column {y} has rewards of {name} outside 0 to 1")
+        kept = np.argsort(compute, kind="stable")
+        kept = kept[(compute[kept] >= least) & (compute[kept] <= most)]
+        found[name] = (compute[kept], reward[kept])
+    return found
 
 
 def raw(path: Path) -> pl.DataFrame:

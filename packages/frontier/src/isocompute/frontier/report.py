@@ -19,6 +19,14 @@ td:first-child,th:first-child{text-align:left}
 """
 
 
+MORE = {
+    "b_p_star": "How often each number of problems per batch is best",
+    "trade": "Rollouts per problem against problems per batch, at one batch",
+    "sensitivity": "What another n or B_p would cost",
+    "gap": "Train minus validation",
+}
+
+
 def write_report(fits: Fits, folder: str | Path) -> Path:
     """Write ``report.html`` beside the figures; the same fits give the same bytes.
 
@@ -31,9 +39,15 @@ def write_report(fits: Fits, folder: str | Path) -> Path:
         "<h2>Curves</h2>", _curves(fits), _image(folder / "curves.png", "Evaluations and fitted curves"),
     ]  # fmt: skip
     if fits.fitted:
-        parts += ["<h2>Frontier</h2><p>The best reward at each budget, over the compute that was measured.</p>",
-                  _image(folder / "frontier.png", "Envelope of the curves"), _n_star(fits),
-                  _image(folder / "n_star.png", "How often each n is best"), _transitions(fits)]  # fmt: skip
+        parts += [
+            "<h2>Frontier</h2><p>The best reward at each budget, over the compute that was measured.</p>",
+            _image(folder / "frontier.png", "Envelope of the curves"),
+            _n_star(fits),
+            _image(folder / "n_star.png", "How often each n is best"),
+            _transitions(fits),
+            _saturation(fits),
+        ]
+        parts += [_titled(folder / f"{name}.png", title) for name, title in MORE.items()]  # fmt: skip
     parts += ["<h2>Caveats</h2>", _caveats(fits)]
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>IsoCompute frontier</title>'
@@ -62,17 +76,35 @@ def _image(path: Path, text: str) -> str:
     return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}"></p>'
 
 
+def _titled(path: Path, title: str) -> str:
+    image = _image(path, title)
+    return f"<h2>{escape(title)}</h2>{image}" if image else ""
+
+
+def _saturation(fits: Fits) -> str:
+    if fits.saturation is None:
+        return ""
+    said = fits.saturation.summary(fits.unit)
+    return f"<p>{escape(said[0].upper() + said[1:])}.</p>"
+
+
 def _curves(fits: Fits) -> str:
     rows: list[tuple[object, ...]] = []
     for c in fits.curves:
-        head = (f"n = {c.curve.rollouts_per_problem}", c.curve.problems_per_batch, c.curve.seeds)
+        head = (c.curve.label, c.curve.problems_per_batch, c.curve.seeds)
         if c.parameters is None or c.asymptote_interval is None:
-            rows.append((*head, "no fit", c.reason, "", ""))
+            rows.append((*head, "no fit", c.reason, "", "", "", ""))
             continue
         low, high = c.asymptote_interval
-        gap = "—" if c.records_gap is None else f"{c.records_gap:+.3f}"
-        rows.append((*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", gap))
-    return _table(("curve", "B_p", "seeds", "form", "levels off at", "95 %", "records would say"), rows)
+        gaps = ["—" if g is None else f"{g:+.3f}" for g in (c.records_gap, c.smoothed_records_gap)]
+        profile = "—" if c.profile is None else f"{c.profile.interval[0]:.3f} to {c.profile.interval[1]:.3f}"
+        rows.append(
+            (*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", profile, *gaps)
+        )
+    return _table(
+        ("curve", "B_p", "seeds", "form", "levels off at", "95 %", "95 %, profile", "records would say", "smoothed"),
+        rows,
+    )
 
 
 def _n_star(fits: Fits) -> str:
@@ -89,22 +121,21 @@ def _transitions(fits: Fits) -> str:
     for x in fits.crossovers:
         if x.kind == "support_ends":
             lines.append(
-                f"n = {x.before} has no data beyond {amount(x.compute)}; n = {x.after} is the best of the rest"
+                f"{x.before_name} has no data beyond {amount(x.compute)}; {x.after_name} is the best of the rest"
             )
             continue
         span = f" (95 %: {amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
-        lines.append(f"from n = {x.before} to n = {x.after} at {amount(x.compute)}{span}")
+        lines.append(f"from {x.before_name} to {x.after_name} at {amount(x.compute)}{span}")
     if not lines:
         return "<p>One n leads at every compute measured: no transition was seen.</p>"
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 
 def _caveats(fits: Fits) -> str:
-    found = [(f"n = {c.curve.rollouts_per_problem}", MEANING[flag]) for c in fits.curves for flag in c.flags]
+    found = [(c.curve.label, MEANING[flag]) for c in fits.curves for flag in c.flags]
     found += [("n*(C)", MEANING[flag]) for flag in fits.n_star.flags]
     for a, b in fits.alike:
-        pair = [fits.fitted[i].curve.rollouts_per_problem for i in (a, b)]
-        found.append((f"n = {pair[0]} and n = {pair[1]}", "the data do not tell them apart"))
+        found.append((f"{fits.named(a)} and {fits.named(b)}", "the data do not tell them apart"))
     if not found:
         return "<p>None.</p>"
     return "".join(f'<p class="caveat"><b>{escape(who)}</b>: {escape(what)}.</p>' for who, what in found)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from .curves import Array, Curve
 from .envelope import Crossover
 from .errors import Flag, FrontierError
 from .forms import Parameters
 from .nstar import Sigmoid
+from .profile import Profile
+from .saturation import Saturation, isotonic_n
 from .uncertainty import Draws
 
 
@@ -33,7 +36,11 @@ class CurveFit:
         draws: The refits.
         flags: Why to read it with care.
         reason: Why there is no fit.
-        records_gap: How far above this fit one of the record-breaking points alone lies, at the end of the run.
+        records_gap: How far above a fit of all points one of the record-breaking points alone lies, at the last
+            record.
+        smoothed_records_gap: The same for records of a running mean over five evaluations.
+        profile: Profile-likelihood interval of A.
+        criteria: Of every form its ``aicc`` and its error on the held-out ``tail``, in variances.
     """
 
     curve: Curve
@@ -45,6 +52,9 @@ class CurveFit:
     flags: tuple[Flag, ...]
     reason: str
     records_gap: float | None = None
+    smoothed_records_gap: float | None = None
+    profile: Profile | None = None
+    criteria: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
@@ -58,11 +68,18 @@ class CurveFit:
             "support": list(curve.support),
             "residual_sd": self.residual_sd,
             "records_gap": self.records_gap,
+            "smoothed_records_gap": self.smoothed_records_gap,
+            "profile": None if self.profile is None else {
+                "A": list(self.profile.interval), "effective_points": self.profile.effective_points,
+                "open_above": self.profile.open_above,
+            },
+            "criteria": {form: dict(values) for form, values in self.criteria.items()},
+            "group": curve.group or None,
             "seeds": curve.seeds,
             "evaluations": len(curve.compute),
             "flags": [str(f) for f in self.flags],
             "reason": self.reason,
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +91,16 @@ class Fits:
         metric: Metric fitted.
         curves: One per (n, B_p).
         compute: Grid of compute, log-uniform over the support.
-        envelope: Reward of the envelope and its 95 % interval, shape ``(3, points)``.
+        envelope: Reward of the envelope and its 95 % interval, shape ``(3, points)``; it never falls.
+        carried: Where no curve with data reaches the envelope, which is a reward reached at less compute.
         probability: How often each fitted curve is best at each compute, shape ``(fitted, points)``.
         crossovers: Transitions of the envelope.
         n_star: The log2-sigmoid of n*(C).
         points: ``all`` or ``records``.
         alike: Pairs of fitted curves that the data do not tell apart, by index.
+        saturation: Where n*(C) stops growing, or None when nothing was fitted.
+        selection: How forms were chosen, or None when one was asked for.
+        bin_width: Width of a record's bin of reward.
     """
 
     unit: str
@@ -92,6 +113,10 @@ class Fits:
     n_star: Sigmoid
     points: str = "all"
     alike: tuple[tuple[int, int], ...] = ()
+    saturation: Saturation | None = None
+    carried: NDArray[np.bool_] | None = None
+    selection: str | None = None
+    bin_width: float = 0.005
 
     @property
     def fitted(self) -> list[CurveFit]:
@@ -117,39 +142,54 @@ class Fits:
         rows = []
         for compute in np.geomspace(*self.support, 5):
             best, share, inside = self.best_at(float(compute))
-            i = int(np.abs(np.log(self.compute / compute)).argmin())
+            assert best.parameters is not None
             rows.append(
                 {
                     "compute": float(compute), "n": best.curve.rollouts_per_problem, "probability": share,
-                    "lowest_n": inside[0], "highest_n": inside[-1], "reward": float(self.envelope[0, i]),
+                    "lowest_n": inside[0], "highest_n": inside[-1], "reward": float(best.parameters(float(compute))),
                 }
             )  # fmt: skip
         return pl.DataFrame(rows)
 
     def frontier_table(self) -> pl.DataFrame:
-        """The envelope: ``compute``, ``reward``, its interval, the best ``n``, how often it is best, the 95 % set."""
+        """The envelope: ``compute``, ``reward``, its interval, the best ``n``, how often it is best, the 95 % set.
+
+        Also the best B_p, the update steps M = C/(B_p·n) where compute is in rollouts, the non-decreasing
+        companion of n*, whether the reward is carried on from less compute because the best curve's data end,
+        and the group where there is one.
+        """
         best = self.probability.argmax(axis=0)
         fitted = self.fitted
         inside = [self.best_at(float(c))[2] for c in self.compute]
-        return pl.DataFrame(
+        n = np.array([fitted[k].curve.rollouts_per_problem for k in best])
+        size = np.array([fitted[k].curve.problems_per_batch for k in best])
+        table = pl.DataFrame(
             {
                 "compute": self.compute,
                 "reward": self.envelope[0],
                 "reward_low": self.envelope[1],
                 "reward_high": self.envelope[2],
-                "n": [fitted[k].curve.rollouts_per_problem for k in best],
-                "problems_per_batch": [fitted[k].curve.problems_per_batch for k in best],
+                "n": n,
+                "problems_per_batch": size,
                 "probability": self.probability.max(axis=0),
                 "lowest_n": [ns[0] for ns in inside],
                 "highest_n": [ns[-1] for ns in inside],
+                "isotonic_n": isotonic_n(self.compute, n.astype(np.float64)),
+                "carried": self.carried if self.carried is not None else np.zeros(len(n), dtype=np.bool_),
             }
         )
+        if self.unit == "rollouts":
+            table = table.with_columns(update_steps=pl.Series(self.compute / (n * size)))
+        if any(c.curve.group for c in fitted):
+            table = table.with_columns(group=pl.Series([fitted[k].curve.group for k in best]))
+        return table
 
     def summary(self) -> str:
         """A table of the curves and of n*(C), with intervals, for people."""
         lines = [f"{self.metric} against {self.unit}", "   n  B_p  form   asymptote (95 %)        flags"]
         for c in self.curves:
             head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}"
+            head += f"  {c.curve.group}" if c.curve.group else ""
             if c.parameters is None or c.asymptote_interval is None:
                 lines.append(f"{head}  no fit: {c.reason}")
                 continue
@@ -169,21 +209,22 @@ class Fits:
         if self.n_star.constant is not None:
             lines.append(f"n = {self.n_star.constant} leads at every supported compute: there is no transition")
         for a, b in self.alike:
-            lines.append(f"{self._named(a)} and {self._named(b)} cannot be told apart over the compute that both have")
+            lines.append(f"{self.named(a)} and {self.named(b)} cannot be told apart over the compute that both have")
         for x in self.crossovers:
             span = f" ({amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
             if x.kind == "support_ends":
                 lines.append(
-                    f"n = {x.before} has no data beyond {amount(x.compute)} {self.unit}; n = {x.after} is next"
+                    f"{x.before_name} has no data beyond {amount(x.compute)} {self.unit}; {x.after_name} is next"
                 )
             else:
-                lines.append(f"n = {x.after} overtakes n = {x.before} at {amount(x.compute)} {self.unit}{span}")
+                lines.append(f"{x.after_name} overtakes {x.before_name} at {amount(x.compute)} {self.unit}{span}")
+        if self.saturation is not None:
+            lines.append(self.saturation.summary(self.unit))
         return "\n".join(lines)
 
-    def _named(self, index: int) -> str:
-        curve = self.fitted[index].curve
-        several = len({c.curve.problems_per_batch for c in self.fitted}) > 1
-        return f"n = {curve.rollouts_per_problem}" + (f", B_p = {curve.problems_per_batch}" if several else "")
+    def named(self, index: int) -> str:
+        """A fitted curve for people."""
+        return who(self.fitted[index].curve, [c.curve for c in self.fitted])
 
     def save(self, folder: str | Path) -> None:
         """Write ``fits.json``, ``frontier.parquet`` and the refits; the same fits give the same bytes.
@@ -199,6 +240,8 @@ class Fits:
             "crossovers": [x.as_dict() for x in self.crossovers],
             "n_star": self.n_star.as_dict(),
             "points": self.points,
+            "selection": self.selection,
+            "saturation": self.saturation.as_dict() if self.saturation else None,
             "not_distinguishable": [
                 [
                     {
@@ -218,6 +261,13 @@ class Fits:
                 _write_parquet(_draws_table(self.fitted), folder / "refits.parquet")
         except OSError as error:
             raise FrontierError(f"{folder}: cannot be written to ({error.strerror})") from None
+
+
+def who(curve: Curve, others: Sequence[Curve]) -> str:
+    """A curve for people: by n, and by B_p and the group where they tell it from others."""
+    several = len({c.problems_per_batch for c in others}) > 1
+    named = f"n = {curve.rollouts_per_problem}" + (f", B_p = {curve.problems_per_batch}" if several else "")
+    return f"{named}, {curve.group}" if curve.group else named
 
 
 def amount(compute: float) -> str:
@@ -250,6 +300,7 @@ def _draws_table(fitted: list[CurveFit]) -> pl.DataFrame:
                 {
                     "rollouts_per_problem": pl.repeat(c.curve.rollouts_per_problem, len(d.start), eager=True),
                     "problems_per_batch": pl.repeat(c.curve.problems_per_batch, len(d.start), eager=True),
+                    "group": pl.repeat(c.curve.group, len(d.start), eager=True),
                     "form": d.form.tolist(), "start": d.start, "gain": d.gain, "scale": d.scale,
                     "shape": d.shape,
                 }
@@ -307,6 +358,7 @@ def _load(folder: Path) -> tuple[str, str, list[Candidate]]:
             rows = refits.filter(
                 (pl.col("rollouts_per_problem") == entry["rollouts_per_problem"])
                 & (pl.col("problems_per_batch") == entry["problems_per_batch"])
+                & (pl.col("group") == (entry["group"] or ""))
             )
             draws = Draws(
                 form=rows["form"].to_numpy().astype("<U5"),

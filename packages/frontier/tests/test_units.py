@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import polars as pl
+import pytest
+from isocompute.frontier import FitConfig, FrontierError, convert, fit, with_gpu_hours
+from isocompute.frontier.cli import main
+
+
+def timings(table: pl.DataFrame) -> pl.DataFrame:
+    """Every step of every run: 36 device-seconds of sampling and updating, and 1,000 of evaluation."""
+    parts = []
+    for (run,), own in table.group_by("run_id", maintain_order=True):
+        steps = range(1, int(own["step"].max() or 0) + 1)
+        for phase, seconds in (("sample", 30.0), ("update", 6.0), ("evaluate", 1000.0)):
+            parts.append(
+                pl.DataFrame({"run_id": [run] * len(steps), "step": list(steps)}).with_columns(
+                    phase=pl.lit(phase), seconds=pl.lit(seconds / 2), device_seconds=pl.lit(seconds)
+                )
+            )
+    return pl.concat(parts)
+
+
+def test_gpu_hours_are_those_of_all_steps_so_far_without_evaluation(table: pl.DataFrame) -> None:
+    found = with_gpu_hours(table, timings(table))
+    # 36 device-seconds a step are a hundredth of an hour.
+    assert found["gpu_hours"].to_list() == pytest.approx((found["step"] / 100).to_list())
+    every = with_gpu_hours(table, timings(table), without=())
+    assert every["gpu_hours"].max() > 20 * (found["gpu_hours"].max() or 0)
+
+
+def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
+    times = timings(table)
+    with pytest.raises(FrontierError, match="run n16s1 is evaluated at step 160 and has no timings"):
+        with_gpu_hours(table, times.filter(pl.col("run_id") != "n16s1"))
+    with pytest.raises(FrontierError, match="run n4s0 is evaluated at step 640 and has timings up to step 9"):
+        with_gpu_hours(table, times.filter((pl.col("run_id") != "n4s0") | (pl.col("step") < 10)))
+    with pytest.raises(FrontierError, match="the evals lack run_id"):
+        with_gpu_hours(table.drop("run_id"), times)
+
+
+def test_a_fit_in_gpu_hours_from_two_files(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_parquet(tmp_path / "evals.parquet")
+    timings(table).write_parquet(tmp_path / "timings.parquet")
+    arguments = ["--unit", "gpu_hours", "--form", "exp", "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    source = str(tmp_path / "evals.parquet")
+    assert main(["fit", source, *arguments, "--timings", str(tmp_path / "timings.parquet")]) == 0
+    assert "avg_at_4 against gpu_hours" in capsys.readouterr().out
+    config = FitConfig(form="exp", unit="gpu_hours", bootstrap=20)
+    for c in fit(with_gpu_hours(table, timings(table)), config).fitted:
+        assert c.parameters is not None
+        # τ of 3,000 and 9,000 rollouts, at 32 and 128 rollouts a step and a hundredth of an hour a step.
+        rate = 100 * 8 * c.curve.rollouts_per_problem
+        assert c.parameters.scale * rate == pytest.approx({4: 3000, 16: 9000}[c.curve.rollouts_per_problem], rel=0.2)
+
+
+def growing() -> pl.DataFrame:
+    """Responses of 10 tokens up to 1,000 rollouts, of 30 after."""
+    rollouts = [0, 500, 1000, 1500, 2000]
+    return pl.DataFrame({"rollouts": rollouts, "tokens": [0, 5000, 10_000, 25_000, 40_000]}).with_columns(
+        rollouts_per_problem=pl.lit(4), problems_per_batch=pl.lit(8)
+    )
+
+
+@pytest.mark.parametrize(
+    ("amount", "to", "value", "length", "measured"),
+    [
+        (800, "tokens", 8000, 10, True),
+        (1800, "tokens", 34_000, 30, True),
+        (3000, "tokens", 70_000, 30, False),
+        (34_000, "rollouts", 1800, 30, True),
+        (70_000, "rollouts", 3000, 30, False),
+    ],
+)
+def test_rollouts_and_tokens_are_converted_along_the_runs(
+    amount: float, to: str, value: float, length: float, measured: bool
+) -> None:
+    found = convert(growing(), amount, to=to, rollouts_per_problem=4)
+    assert (found.value, found.tokens_per_rollout, found.measured) == (value, length, measured)
+
+
+def test_what_cannot_be_converted_is_refused() -> None:
+    with pytest.raises(FrontierError, match="no run of n = 16"):
+        convert(growing(), 100, to="tokens", rollouts_per_problem=16)
+    with pytest.raises(FrontierError, match="has counted tokens"):
+        convert(growing().with_columns(tokens=pl.lit(0)), 100, to="tokens", rollouts_per_problem=4)
+    with pytest.raises(FrontierError, match="not to 'steps'"):
+        convert(growing(), 100, to="steps", rollouts_per_problem=4)
+    with pytest.raises(FrontierError, match="above 0"):
+        convert(growing(), -1, to="tokens", rollouts_per_problem=4)
+
+
+def test_the_command_says_what_it_assumes(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    arguments = ["convert", str(tmp_path / "evals.csv"), "--to", "tokens", "--n", "4", "--amount"]
+    assert main([*arguments, "10000"]) == 0
+    assert "10,000 rollouts are 100,000 tokens at n = 4" in capsys.readouterr().out
+    assert main([*arguments, "1e6"]) == 0
+    assert "beyond what was measured" in capsys.readouterr().out
