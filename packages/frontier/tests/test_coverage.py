@@ -92,7 +92,7 @@ def _holds(draws: np.ndarray, truth: float) -> bool:
 def test_records_are_biased_upward_and_all_points_are_not() -> None:
     rng = np.random.default_rng(1)
     misses: dict[str, list[float]] = {"all": [], "records": []}
-    gaps = []
+    gaps, smoothed = [], []
     for run in range(8):
         table = simulated(rng, evaluations=60, phi=0.0)
         for points, found in misses.items():
@@ -103,12 +103,16 @@ def test_records_are_biased_upward_and_all_points_are_not() -> None:
                 found.append(float(c.parameters(END)) - (asymptote - drop * np.exp(-END / tau)))
                 if points == "all":
                     assert c.records_gap is not None
+                    assert c.smoothed_records_gap is not None
                     gaps.append(c.records_gap)
+                    smoothed.append(c.smoothed_records_gap)
     all_points, records = np.array(misses["all"]), np.array(misses["records"])
     assert abs(all_points.mean()) < 4 * all_points.std() / np.sqrt(len(all_points))
     assert records.mean() > 0.01
     # What the result says of the difference is the difference.
     assert np.mean(gaps) == pytest.approx(records.mean() - all_points.mean(), abs=0.005)
+    # Smoothing first takes most of the bias away, and not all of it.
+    assert 0 < np.mean(smoothed) < 0.75 * np.mean(gaps)
 
 
 def test_many_points_do_not_stop_the_optimiser_early() -> None:

@@ -28,8 +28,17 @@ def test_the_truth_is_found_and_extended(method: str) -> None:
     assert found.extension is not None
     assert found.extension.rmse < 0.01
     assert not found.extension.failed
-    low, high = found.intervals["A"]
-    assert low <= 0.61 <= high
+
+
+@pytest.mark.parametrize("method", ["projection", "scalerl"])
+def test_the_intervals_of_a_forecast_hold_the_truth(method: str) -> None:
+    config = ForecastConfig(r0=0.4, fit_min=1000, fit_max=8000, method=method, bootstrap=100)
+    inside = 0
+    for seed in range(20):
+        found = forecast(*run(seed=seed), config)
+        inside += found.intervals["A"][0] <= TRUTH.asymptote <= found.intervals["A"][1]
+    # What 90 % fall below once in a thousand is 14 of 20.
+    assert inside >= 14
 
 
 def test_both_methods_agree_where_there_is_no_noise() -> None:

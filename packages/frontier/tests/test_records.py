@@ -1,8 +1,9 @@
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier import FrontierError
+from isocompute.frontier import FitConfig, FrontierError, fit
 from isocompute.frontier.records import isotonic, records, smoothed
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=40).map(np.array)
@@ -55,3 +56,14 @@ def test_equal_compute_gets_one_isotonic_value() -> None:
 def test_settings_that_cannot_be_are_refused(width: float, window: int) -> None:
     with pytest.raises(FrontierError):
         records(np.arange(3.0), np.arange(3.0), bin_width=width, window=window)
+
+
+def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(table: pl.DataFrame) -> None:
+    ends = {}
+    for name, settings in {"all": {}, "raw": {"points": "records"},
+                           "smoothed": {"points": "records", "window": 5}}.items():  # fmt: skip
+        found = fit(table, FitConfig(form="exp", bootstrap=20, **settings))  # type: ignore[arg-type]
+        ends[name] = np.mean([float(c.parameters(20_000.0)) for c in found.curves if c.parameters])
+    # A running mean has less noise to break records with.
+    assert max(ends["all"], ends["smoothed"]) < ends["raw"] - 0.005
+    assert abs(ends["smoothed"] - ends["all"]) < ends["raw"] - ends["all"]

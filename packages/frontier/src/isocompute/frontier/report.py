@@ -84,8 +84,7 @@ def _titled(path: Path, title: str) -> str:
 def _saturation(fits: Fits) -> str:
     if fits.saturation is None:
         return ""
-    said = fits.saturation.summary(fits.unit)
-    return f"<p>{escape(said[0].upper() + said[1:])}.</p>"
+    return f"<p>Saturation: {escape(fits.saturation.summary(fits.unit))}.</p>"
 
 
 def _curves(fits: Fits) -> str:
