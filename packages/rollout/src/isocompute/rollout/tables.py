@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,8 +114,6 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         TableError: A column is missing, a type does not fit, a value is null, not a number, out of range
             or not allowed, a key occurs twice, or there are no rows.
     """
-    import polars as pl
-
     wanted = schema(name)
     if frame.is_empty():
         raise TableError(f"{where}: the {name} table has no rows")
@@ -126,7 +125,7 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         )
     present = [c for c in wanted.columns if c.name in frame.columns]
     if wanted.metrics:
-        found = [c for c in frame.columns if frame.select(pl.lit(c).str.contains(METRIC_PATTERN)).item()]
+        found = [c for c in frame.columns if re.match(METRIC_PATTERN, c)]
         if not found:
             raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
         present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
