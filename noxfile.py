@@ -88,8 +88,9 @@ def repro(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
-    # The longest file first; two processes, since most tests wait for an engine that starts on one core.
-    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", "experiments", "packages"]
+    # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
+    together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "experiments", "packages"]
+    chosen = session.posargs or together
     session.run("python", "-m", "pytest", "--durations=10", *chosen, env=quiet())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from .commands import COMMANDS
+from .errors import InputWarning
 from .forms import FORMS
 from .selection import CRITERIA
 
@@ -21,12 +22,16 @@ FRAMEWORKS = ("verl", "trl", "openrlhf", "prime-rl")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the console script; an error a user can act on is one line and exit code 2."""
     arguments = _parser().parse_args(argv)
-    warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
-    try:
-        COMMANDS[arguments.command](arguments)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with warnings.catch_warnings():
+        # What the reader has to say is said, whatever PYTHONWARNINGS is.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", InputWarning)
+        warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
+        try:
+            COMMANDS[arguments.command](arguments)
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     return 0
 
 

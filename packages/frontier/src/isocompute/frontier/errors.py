@@ -9,6 +9,10 @@ class FrontierError(ValueError):
     """Something asked of the package cannot be done; the message says what and what would be right."""
 
 
+class InputWarning(UserWarning):
+    """Something about the input that is worth knowing and does not stop a fit."""
+
+
 class Flag(StrEnum):
     """Why a result should be read with care."""
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from . import tables
 from .curves import UNITS
-from .errors import FrontierError
+from .errors import FrontierError, InputWarning
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """What a table without these columns is taken to be."""
@@ -56,7 +56,9 @@ def read_evals(
     keys += [group] if group and group in joined.columns else []
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
-        warnings.warn(f"{len(joined) - len(once)} rows are there more than once and count once", stacklevel=2)
+        warnings.warn(
+            f"{len(joined) - len(once)} rows are there more than once and count once", InputWarning, stacklevel=2
+        )
     _one_unit(once, unit)
     return once.sort(keys)
 

@@ -1,0 +1,1 @@
+"""Timings of the composed parts, as ratios within one run."""
