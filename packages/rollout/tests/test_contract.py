@@ -1,5 +1,7 @@
-"""From problems to a split through MLflow alone: every command a process of its own, in a folder of its own."""
+"""From problems to a split through MLflow alone: what makes rollouts and what reads them are processes of their own."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -15,25 +17,43 @@ pytest.importorskip("transformers")
 
 
 class Shell:
-    """Runs the console script in one new, empty folder after another."""
+    """Runs the console script in one new, empty folder after another, as a process of its own or in this one."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.runs = 0
 
-    def __call__(self, *arguments: str, code: int = 0) -> str:
+    def __call__(self, *arguments: str, apart: bool = False, code: int = 0) -> str:
         """Run a command and return what it said; its file, if it makes one, is ``made.parquet``."""
         self.runs += 1
         self.folder = self.home / f"folder{self.runs}"
         self.folder.mkdir()
+        store = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.home}/store/mlflow.db"}
+        said = self._apart(arguments, store, code) if apart else self._here(arguments, store, code)
+        assert "Traceback" not in said
+        return said
+
+    def _apart(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "isocompute.rollout.cli", *arguments, "--out", "made.parquet"],
             cwd=self.folder, capture_output=True, text=True, check=False,
-            env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{self.home}/store/mlflow.db", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **store, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
         return done.stdout if code == 0 else done.stderr
+
+    def _here(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
+        said = {"out": io.StringIO(), "err": io.StringIO()}
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(said["out"]),
+            contextlib.redirect_stderr(said["err"]),
+        ):
+            patch.chdir(self.folder)
+            for name, value in store.items():
+                patch.setenv(name, value)
+            assert main([*arguments, "--out", "made.parquet"]) == code
+        return said["out" if code == 0 else "err"].getvalue()
 
     @property
     def made(self) -> Path:
@@ -54,10 +74,10 @@ def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> 
     said = run("problems", str(config), "--log", "set")
     assert "logged as runs:/" in said
     problems = run.made
-    run("generate", *answering, "--problems", "mlflow:set", "--log", "base")
+    run("generate", *answering, "--problems", "mlflow:set", "--log", "base", apart=True)
     rollouts = run.made
     assert pl.read_parquet(rollouts)["reward"].sum() > 0
-    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored")
+    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored", apart=True)
     scored = run.made
     run("difficulty", "mlflow:scored", "--problems", "mlflow:set", "--log", "measured")
     measured = run.made
