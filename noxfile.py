@@ -142,6 +142,9 @@ def alone(session: nox.Session, package: str, python: str) -> None:
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
     shutil.copy(ROOT / "packages" / package / "README.md", home)
+    if (ROOT / "packages" / package / "docs").exists():
+        # The data and figures of the README's tutorials.
+        shutil.copytree(ROOT / "packages" / package / "docs", home / "docs")
     with session.chdir(home):
         session.run(executable, "-c", f"import isocompute.{package}", external=True)
         session.run(executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=quiet())

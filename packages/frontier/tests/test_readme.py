@@ -24,8 +24,6 @@ def tutorials() -> list[str]:
     return re.findall(r"^    (isocompute-frontier .*)$", text[begin:end], re.MULTILINE)
 
 
-# A wheel is tested with its README and without the data of its tutorials.
-@pytest.mark.skipif(not DOCS.exists(), reason="the tutorials' data are not here")
 def test_the_commands_of_both_tutorials_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     monkeypatch.chdir(tmp_path)
@@ -46,7 +44,6 @@ def test_the_commands_of_both_tutorials_run_in_order(tmp_path: Path, monkeypatch
     assert (tmp_path / "trl-fitted" / "trade.svg").exists()
 
 
-@pytest.mark.skipif(not DOCS.exists(), reason="the tutorials' figures are not here")
 def test_every_figure_of_the_readme_is_there() -> None:
     for name in re.findall(r"!\[.*?\]\((.*?)\)", README.read_text()):
         assert (README.parent / name).exists(), name
