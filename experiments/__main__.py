@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from isocompute.budget import tracking
 
-from . import stages
-from .cluster import shared_cluster
-from .config import load
+from .errors import ExperimentError
+from .settings import Preset, load
+from .stages import SET_STAGES, STAGES
+
+SECONDS = Path("work") / "seconds.jsonl"
+"""How long stages took, a line each; never a DVC output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*stages.STAGES, *stages.SET_STAGES, "repro"])
-    parser.add_argument("problem_set", nargs="?", help="for sweep, frontier and prescribe: the problem set")
+    parser.add_argument("stage", choices=[*STAGES, *SET_STAGES, "repro"])
+    parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(SET_STAGES)}: the problem set")
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     arguments = parser.parse_args(argv)
-    if (arguments.stage in stages.SET_STAGES) != (arguments.problem_set is not None):
-        parser.error("sweep, frontier and prescribe take a problem set; the other stages take none")
+    if (arguments.stage in SET_STAGES) != (arguments.problem_set is not None):
+        parser.error(f"{', '.join(SET_STAGES)} take a problem set; the other stages take none")
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     try:
-        preset = load(preset=arguments.preset)
         if arguments.stage == "repro":
-            return repro(preset.resources.processors())
-        if arguments.stage in stages.STAGES:
-            stages.STAGES[arguments.stage](preset)
-        else:
-            preset.sweep_of(arguments.problem_set)
-            stages.SET_STAGES[arguments.stage](preset, arguments.problem_set)
+            if arguments.preset:
+                raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
+            return repro(load())
+        stage(load(preset=arguments.preset), arguments.stage, arguments.problem_set)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -45,19 +48,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def repro(processors: int) -> int:
+def stage(preset: Preset, name: str, problem_set: str | None) -> None:
+    """Run one stage, and note how long it took."""
+    # Imported here: not every stage needs what another one does.
+    run = import_module(f"experiments.stages.{name}").run
+    began = time.monotonic()
+    if problem_set is None:
+        run(preset)
+    else:
+        preset.sweep_of(problem_set)
+        run(preset, problem_set)
+    if name != "plan":
+        took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
+        SECONDS.parent.mkdir(exist_ok=True)
+        with SECONDS.open("a") as stream:
+            stream.write(json.dumps(took) + "\n")
+
+
+def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
+    from .running.cluster import shared_cluster
+    from .stages import base
+    from .stages.shared import OUT
+
     # Asked first: DVC clears a stage's outputs before it runs.
     tracking.ensure_store()
-    with shared_cluster(processors) as environment:
+    before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
+    commands = [["repro"]]
+    if (base.FOLDER / "model.json").exists() and base.changed(preset):
+        # DVC sees the name of the model in params.yaml, not what is in its folder.
+        commands.insert(0, ["repro", "--single-item", "--force", "base"])
+    with shared_cluster(preset.resources.processors()) as environment:
         # The stages' `python` is to be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        code = subprocess.call([sys.executable, "-m", "dvc", "repro"], env={**os.environ, **environment, "PATH": path})
-    if code == 0:
-        from .report import closing_words
+        for command in commands:
+            asked = [sys.executable, "-m", "dvc", *command]
+            code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
+            if code:
+                return code
+    from .closing import closing_words
 
-        print(closing_words(stages.OUT))
-    return code
+    took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []
+    print(closing_words(preset, OUT, took))
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from .config import DifficultyConfig
+from .settings import DifficultyConfig
 
 
 def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path: Path) -> None:

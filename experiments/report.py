@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import polars as pl
 from isocompute.frontier import MEANING, Flag
 from isocompute.rollout import tables
 
-from .config import Preset
+from .errors import ExperimentError
+from .settings import Preset
 
 STYLE = """
 body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1a202c}
@@ -50,36 +52,54 @@ def write(preset: Preset, out: Path) -> Path:
     return path
 
 
+def _held(path: Path) -> Any:
+    """A document that an earlier stage wrote.
+
+    Raises:
+        ExperimentError: It is not there.
+    """
+    if not path.exists():
+        raise ExperimentError(f"{path}: an earlier stage has not run: `dvc repro report` runs what is missing")
+    return json.loads(path.read_text())
+
+
 def _difficulty(preset: Preset, out: Path) -> str:
-    rows = []
-    for name, wanted in preset.difficulty.sets.items():
-        table = tables.read(out / "difficulty" / f"{name}.parquet", "problems")
-        for split in ("train", "validation"):
-            part = table.filter(pl.col("split") == split)
-            rows.append((f"{name}, {split}", len(part), f"{part['pass_rate'].to_numpy().mean():.3f}",
-                         f"{wanted.lowest:g} to {wanted.highest:g}"))  # fmt: skip
+    settings = preset.difficulty
+    scores = _held(out / "difficulty" / "base.json")
+    rows = [
+        (f"{name}, {side}", found["problems"], f"{settings.sets[name].lowest:g} to {settings.sets[name].highest:g}",
+         f"{found['selected']:.3f}", f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}")
+        for name, sides in scores.items()
+        for side, found in sides.items()
+    ]  # fmt: skip
+    head = (
+        "problem set", "problems", "pass rates", f"avg@{settings.samples} as selected",
+        f"avg@{settings.fresh_samples} measured again",
+    )  # fmt: skip
     return (
         "<h2>The problems</h2><p>Every problem was answered "
-        f"{preset.difficulty.samples} times by the base model; problem sets are cut by the share answered "
-        "rightly.</p>"
-        + _table(("problem set", "problems", f"avg@{preset.difficulty.samples}", "pass rates"), rows)
+        f"{settings.samples} times by the base model; problem sets are cut by the share that was right. Luck is part "
+        f"of what was selected, so each set was then answered {settings.fresh_samples} times more: that is the base "
+        "model's score, which gains are over (± one standard error of sampling).</p>"
+        + _table(head, rows)
         + _image(out / "difficulty" / "histogram.png", "Pass rates of the base model")
     )
 
 
 def _problem_set(preset: Preset, name: str, out: Path) -> str:
-    fits = json.loads((out / "frontier" / name / "fits.json").read_text())
-    pilot = json.loads((out / "sweep" / name / "pilot.json").read_text())
-    allocation = json.loads((out / "prescribe" / name / "allocation.json").read_text())
-    comparison = json.loads((out / "prescribe" / name / "comparison.json").read_text())
+    fits = _held(out / "frontier" / name / "fits.json")
+    pilot = _held(out / "sweep" / name / "pilot.json")
+    allocation = _held(out / "prescribe" / name / "allocation.json")
+    comparison = _held(out / "prescribe" / name / "comparison.json")
     evals = tables.read(out / "sweep" / name / "evals.parquet", "evals")
+    states = _held(out / "sweep" / name / "cells.json")["cells"]
     parts = [f"<h2>Problem set: {escape(name)}</h2>", _answer(allocation, comparison)]
-    parts.append("<h3>What was spent</h3>" + _spent(name, out) + _pilot(pilot))
+    parts.append("<h3>What was spent</h3>" + _spent(name, out) + _pilot(pilot) + _diverged(states))
     parts.append(
         "<h3>The curves</h3><p>Reward on validation problems against rollouts spent: every evaluation of every "
         "seed, record-breaking ones ringed, the fitted curve and its 95&nbsp;% band.</p>"
         + _image(out / "frontier" / name / "curves.png", "Fitted curves")
-        + _gains(evals)
+        + _gains(gains(evals, preset.evaluation.metric, states, pilot["base"]), preset.evaluation.metric)
         + _curves(fits)
     )
     parts.append(
@@ -120,7 +140,7 @@ def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
 
 
 def _spent(name: str, out: Path) -> str:
-    ledgers = [("sweep", tables.read(out / "sweep" / name / "ledger.parquet", "ledger"))]
+    ledgers = [("sweep and pilot", tables.read(out / "sweep" / name / "ledger.parquet", "ledger"))]
     tested = out / "prescribe" / name / "ledger.parquet"
     if tested.exists():
         ledgers.append(("test of the prescription", tables.read(tested, "ledger")))
@@ -133,34 +153,76 @@ def _spent(name: str, out: Path) -> str:
 
 
 def _pilot(pilot: dict[str, Any]) -> str:
-    rows = [(f"{s['learning_rate']:.3g}", f"{s['base_avg_at_4']:.3f}", f"{s['avg_at_4']:.3f}") for s in pilot["grid"]]
-    return (
-        f"<p>A pilot at the largest batch ({pilot['batch_rollouts']:,} rollouts) chose the learning rate "
-        f"{pilot['learning_rate']:.3g}; other batches are scaled from it by the root of their size.</p>"
-        + _table(("learning rate", "avg@4 before", "avg@4 at the end"), rows)
-    )
-
-
-def gains(evals: pl.DataFrame) -> pl.DataFrame:
-    """First and last avg@4 of each n, means over seeds: ``n``, ``base``, ``last``, ``seeds``."""
-    ordered = evals.sort("rollouts")
-    per_run = ordered.group_by("rollouts_per_problem", "seed", maintain_order=True).agg(
-        pl.col("avg_at_4").first().alias("base"), pl.col("avg_at_4").last().alias("last")
-    )
-    return (
-        per_run.group_by("rollouts_per_problem")
-        .agg(pl.col("base").mean(), pl.col("last").mean(), pl.len().alias("seeds"))
-        .sort("rollouts_per_problem")
-        .rename({"rollouts_per_problem": "n"})
-    )
-
-
-def _gains(evals: pl.DataFrame) -> str:
     rows = [
-        (f"n = {n}", f"{base:.3f}", f"{last:.3f}", f"{last - base:+.3f}", seeds)
-        for n, base, last, seeds in gains(evals).iter_rows()
+        (f"{s['learning_rate']:.3g}", "diverged" if s["diverged"] else f"{s['score']:.3f}", f"{pilot['base']:.3f}")
+        for s in pilot["grid"]
     ]
-    return _table(("", "avg@4 of the base model", "avg@4 at the end", "gain", "seeds"), rows)
+    return (
+        f"<p>A pilot at n = {pilot['rollouts_per_problem']}, B<sub>p</sub> = {pilot['problems_per_batch']} "
+        f"({pilot['batch_rollouts']:,} rollouts a step) chose the learning rate {pilot['learning_rate']:.3g}; other "
+        "batches are scaled from it by the root of their size.</p>"
+        + _table(("learning rate", f"{pilot['metric']} at the end", "base model, measured again"), rows)
+    )
+
+
+def _diverged(states: list[dict[str, Any]]) -> str:
+    """Cells whose gradient was not finite, twice; their evaluations before that count."""
+    rows = [
+        (s["purpose"], f"n = {s['rollouts_per_problem']}", s["problems_per_batch"], s["seed"],
+         f"{s['learning_rate']:.3g}", f"{s['steps']:,}")
+        for s in states
+        if s["status"] == "diverged"
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    head = ("cell", "", "B_p", "seed", "learning rate", "diverged at step")
+    return "<p>These cells diverged; their evaluations up to then are used.</p>" + _table(head, rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What training bought at one (n, B_p), over the base model's score of fresh responses."""
+
+    rollouts_per_problem: int
+    problems_per_batch: int
+    base: float
+    last: float | None
+    seeds: int
+    diverged: int
+
+    def said(self) -> str:
+        """Scores and gain, for people."""
+        lost = f", {self.diverged} diverged" if self.diverged else ""
+        if self.last is None:
+            return f"no seed was trained to the end{lost}"
+        return f"{self.base:.3f} -> {self.last:.3f} ({self.last - self.base:+.3f}, {self.seeds} seeds{lost})"
+
+
+def gains(evals: pl.DataFrame, metric: str, states: list[dict[str, Any]], base: float) -> list[Gain]:
+    """Last evaluation of each (n, B_p), a mean over the seeds that did not diverge, against the base model."""
+    kind = ["rollouts_per_problem", "problems_per_batch"]
+    diverged = [s["run_id"] for s in states if s["status"] == "diverged"]
+    found = []
+    for (n, size), part in sorted(evals.group_by(kind)):
+        own = part.sort("rollouts").group_by("run_id", maintain_order=True).last()
+        ended = own.filter(~pl.col("run_id").is_in(diverged))
+        last = float(ended[metric].to_numpy().mean()) if len(ended) else None
+        found.append(Gain(
+            rollouts_per_problem=n, problems_per_batch=size, base=base, last=last, seeds=len(ended),
+            diverged=len(own) - len(ended),
+        ))  # fmt: skip
+    return found
+
+
+def _gains(found: list[Gain], metric: str) -> str:
+    rows = [
+        (f"n = {g.rollouts_per_problem}", g.problems_per_batch, f"{g.base:.3f}",
+         "—" if g.last is None else f"{g.last:.3f}", "—" if g.last is None else f"{g.last - g.base:+.3f}",
+         g.seeds, g.diverged)
+        for g in found
+    ]  # fmt: skip
+    head = ("", "B_p", "base model, measured again", f"{metric} at the end", "gain", "seeds", "diverged")
+    return _table(head, rows)
 
 
 def _curves(fits: dict[str, Any]) -> str:
@@ -209,53 +271,3 @@ def _image(path: Path, text: str) -> str:
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
     return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}"></p>'
-
-
-def closing_words(out: Path) -> str:
-    """What ``repro`` prints at its end."""
-    lines = [""]
-    for folder in sorted((out / "sweep").iterdir()):
-        name = folder.name
-        chosen = tables.read(out / "difficulty" / f"{name}.parquet", "problems")
-        lines.append(f"{name}: base model {_rates(chosen)}")
-        frontier = out / "frontier" / name / "frontier.parquet"
-        if frontier.exists():
-            lines += _n_star_lines(pl.read_parquet(frontier))
-        for n, base, last, seeds in gains(tables.read(folder / "evals.parquet", "evals")).iter_rows():
-            lines.append(f"  n = {n}: avg@4 {base:.3f} -> {last:.3f} ({last - base:+.3f}, {seeds} seeds)")
-        allocation = json.loads((out / "prescribe" / name / "allocation.json").read_text())
-        lines.append(
-            f"  prescribed for {allocation['budget']:,} rollouts: n = {allocation['rollouts_per_problem']}, "
-            f"B_p = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, "
-            f"learning rate {allocation['learning_rate']:.3g}"
-        )
-        comparison = json.loads((out / "prescribe" / name / "comparison.json").read_text())
-        for c in comparison.get("against", []):
-            difference = "" if c["mean"] is None else f" by {c['mean']:+.3f}"
-            span = f" ({c['interval'][0]:+.3f} to {c['interval'][1]:+.3f})" if c["interval"] else ""
-            verdict = "the prescription itself" if c["verdict"] == "same" else c["verdict"]
-            lines.append(f"  against fixed n = {c['baseline']}: {verdict}{difference}{span}")
-        if not comparison["tested"]:
-            lines.append(f"  not tested: {comparison['reason']}")
-        lines.append("")
-    lines.append(f"Report: {out / 'report' / 'report.html'}")
-    lines.append("MLflow: python3 -m nox -s ui, then open localhost:5000")
-    return "\n".join(lines)
-
-
-def _rates(chosen: pl.DataFrame) -> str:
-    samples = chosen["pass_rate_samples"][0]
-    parts = chosen.group_by("split").agg(pl.col("pass_rate").mean()).sort("split")
-    return ", ".join(f"avg@{samples} {rate:.3f} on {split}" for split, rate in parts.iter_rows())
-
-
-def _n_star_lines(frontier: pl.DataFrame) -> list[str]:
-    lines = ["      rollouts   n*   best in   95 % set   reward (95 %)"]
-    picks = sorted({round(i * (len(frontier) - 1) / 4) for i in range(5)})
-    for row in frontier[picks].iter_rows(named=True):
-        lines.append(
-            f"  {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   "
-            f"{row['lowest_n']} to {row['highest_n']:<6} {row['reward']:.3f} "
-            f"({row['reward_low']:.3f} to {row['reward_high']:.3f})"
-        )
-    return lines

@@ -18,6 +18,7 @@ from pathlib import Path
 from isocompute.budget import tracking
 
 from .errors import ExperimentError
+from .settings import load
 
 START_SECONDS = 120
 DRAW_MILLISECONDS = 90_000
@@ -80,19 +81,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Save the picture; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments.screenshot", description=__doc__)
     parser.add_argument("--store", default=f"sqlite:///{Path.cwd() / 'mlflow.db'}")
-    parser.add_argument("--experiment", default="tiny-easy-sweep")
-    parser.add_argument("--metric", default="avg_at_4")
+    parser.add_argument("--experiment", help="by default that of the first problem set")
+    parser.add_argument("--metric", help="by default the one that params.yaml names")
     parser.add_argument("--out", type=Path, default=Path("docs/mlflow-charts.png"))
     arguments = parser.parse_args(argv)
     try:
+        preset = load()
+        experiment = arguments.experiment or f"{preset.name}-{next(iter(preset.sweep))}-sweep"
         tracking.ensure_store(arguments.store)
         from mlflow import MlflowClient
 
-        found = MlflowClient().get_experiment_by_name(arguments.experiment)
+        found = MlflowClient().get_experiment_by_name(experiment)
         if found is None:
-            raise ExperimentError(f"{arguments.store} has no experiment {arguments.experiment}: run the sweep first")
+            raise ExperimentError(f"{arguments.store} has no experiment {experiment}: run the sweep first")
         with server(arguments.store) as address:
-            picture(address, str(found.experiment_id), arguments.metric, arguments.out)
+            picture(address, str(found.experiment_id), arguments.metric or preset.evaluation.metric, arguments.out)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

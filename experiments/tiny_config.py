@@ -13,6 +13,7 @@ class TinyModelConfig:
         digits: Digits in expressions.
         min_terms: Fewest terms.
         max_terms: Most terms.
+        largest_slip: How far off a wrong fact may be; small slips cancel out, and answers are right by luck.
         hidden: Width; a multiple of 32, the smallest head that vLLM serves on CPU.
         layers: Transformer layers.
         steps: Supervised steps.
@@ -24,6 +25,7 @@ class TinyModelConfig:
     digits: str = "12345"
     min_terms: int = 2
     max_terms: int = 6
+    largest_slip: int = 9
     hidden: int = 64
     layers: int = 2
     steps: int = 1200
@@ -33,6 +35,8 @@ class TinyModelConfig:
 
     def __post_init__(self) -> None:
         if self.hidden % 32:
-            raise ValueError(f"base.hidden is {self.hidden}; it has to be a multiple of 32")
+            raise ValueError(f"base.hidden is {self.hidden}; it must be a multiple of 32")
         if not 2 <= self.min_terms <= self.max_terms:
-            raise ValueError("base.min_terms has to be at least 2 and at most base.max_terms")
+            raise ValueError("base.min_terms must be at least 2 and at most base.max_terms")
+        if not 1 <= self.largest_slip <= 9:
+            raise ValueError(f"base.largest_slip is {self.largest_slip}; it must lie between 1 and 9")

@@ -49,9 +49,13 @@ class Teacher:
             prompt += ("+" if sign > 0 else "-") + str(digit)
             change = digit * int(sign)
             wrong = rng.random() < self.error_rate(partial, change)
-            partial += change + (int(rng.choice([-2, -1, 1, 2])) if wrong else 0)
+            partial += change + (self._slip(rng) if wrong else 0)
             steps.append(str(partial))
         return prompt + "=", "=".join(steps)
+
+    def _slip(self, rng: np.random.Generator) -> int:
+        """How far off a wrong fact is: too rarely the same for two of them to cancel out."""
+        return int(rng.integers(1, self._config.largest_slip + 1)) * (1 if rng.random() < 0.5 else -1)
 
 
 def tokenizer() -> Any:

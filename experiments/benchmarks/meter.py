@@ -23,8 +23,8 @@ from isocompute.learner.learner import Learner
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
 from experiments import tiny_model
+from experiments.running.worker import count
 from experiments.tiny_config import TinyModelConfig
-from experiments.worker import count
 
 CONFIG = LearnerConfig(learning_rate=5e-4, kl_coefficient=0.001, entropy_coefficient=0.001)
 BATCH = 8 * 4
@@ -41,6 +41,9 @@ class Free:
         return step <= self.steps
 
     def charge(self, step: int, counts: Any) -> None:
+        """Nothing."""
+
+    def sync(self) -> None:
         """Nothing."""
 
 

@@ -1,4 +1,4 @@
-"""One small cell with a real vLLM engine; imported, it has loaded all that a process forked from it needs."""
+"""One small cell with a real engine; imported, it has loaded all that a process forked from it needs."""
 
 import json
 import os
@@ -8,29 +8,38 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import polars as pl
 import vllm.entrypoints.llm  # noqa: F401
-from isocompute.learner import LearnerConfig
+from isocompute.rollout import load_problems, source_from
 
-from experiments.cells import Cell
-from experiments.worker import Worker
+from experiments import tiny_model
+from experiments.running import models
+from experiments.running.actor import WorkerConfig
+from experiments.running.worker import Worker
 
-SAMPLING = {"temperature": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
-
-
-def cell() -> Cell:
-    """Twelve steps of 2 × 4, evaluated every four."""
-    return Cell(
-        purpose="sweep", problem_set="easy", rollouts_per_problem=4, problems_per_batch=2, seed=7,
-        rollouts=96, evaluate_every=32, base="b", problems="p", sampling=SAMPLING, sampler="vllm",
-        learner=LearnerConfig(learning_rate=3e-3, kl_coefficient=0.01, entropy_coefficient=0.01),
-    )  # fmt: skip
+from .made import SAMPLING, cell
 
 
-def main(home: Path, placement: str, ranks: int) -> None:
+def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
+    """A base model of a few steps, and problems; made once."""
+    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
+    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
+    settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}
+    table = load_problems(source_from({**source, "train": 12, "validation": 8}))
+    table.write_parquet(folder / "problems.parquet")
+    (folder / "inputs.json").write_text(json.dumps([str(folder / "model"), str(folder / "problems.parquet")]))
+    return str(folder / "model"), table
+
+
+def main(home: Path, placement: str, ranks: int, rollouts: int) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
         import ray
 
         ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
-    worker = Worker(model, SAMPLING, "vllm", placement=placement, learner_ranks=ranks)
-    worker.train(cell(), pl.read_parquet(problems), str(home))
+    config = WorkerConfig(
+        model=model, sampling=SAMPLING, sampler="vllm", placement=placement, learner_ranks=ranks
+    )  # fmt: skip
+    worker = Worker(config)
+    one = cell(rollouts=rollouts, base=models.content_hash(Path(model)))
+    worker.train(one, pl.read_parquet(problems), home, home.parent / f"{home.name}-start")

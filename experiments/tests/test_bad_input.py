@@ -18,7 +18,8 @@ def tree(folder: Path, **changes: object) -> Path:
     """A folder with ``smoke``, changed, as its preset."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     smoke = {**params["smoke"], **changes}
-    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": "smoke", "smoke": smoke}))
+    held = {"preset": "smoke", "problem_sets": params["problem_sets"], "smoke": smoke}
+    (folder / "params.yaml").write_text(yaml.safe_dump(held))
     return folder
 
 
@@ -72,7 +73,7 @@ def test_a_full_disk_leaves_the_table_that_was_there(tmp_path: Path) -> None:
 def test_a_stage_that_lacks_what_an_earlier_one_makes_says_which(tmp_path: Path) -> None:
     refused(stage(tree(tmp_path), "difficulty"), "problems.parquet")
     refused(stage(tmp_path, "sweep", "easy"), "easy.parquet")
-    refused(stage(tmp_path, "report"), "easy.parquet")
+    refused(stage(tmp_path, "report"), "base.json: an earlier stage has not run")
 
 
 def test_a_problem_set_that_is_not_there_is_named(tmp_path: Path) -> None:

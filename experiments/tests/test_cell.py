@@ -1,4 +1,4 @@
-"""GRPO on a real vLLM engine, killed and continued."""
+"""GRPO on a real vLLM engine: killed and continued, extended, and with its parts in processes of their own."""
 
 import json
 import multiprocessing
@@ -10,10 +10,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.budget import Ledger
-from isocompute.rollout import load_problems, source_from
 
-from experiments import tiny_model
-from experiments.spool import Spool
+from experiments.running import work
+from experiments.running.spool import Spool
 
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["experiments.tests.run_cell"])
@@ -23,27 +22,31 @@ forks.set_forkserver_preload(["experiments.tests.run_cell"])
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base model of a few steps, and problems."""
     folder = tmp_path_factory.mktemp("cells")
-    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
-    settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}
-    table = load_problems(source_from({**source, "train": 12, "validation": 8}))
-    table.write_parquet(folder / "problems.parquet")
-    (folder / "inputs.json").write_text(json.dumps([str(folder / "model"), str(folder / "problems.parquet")]))
+    assert exit_code(spawn(_inputs, folder)) == 0
     return folder
 
 
-def start(folder: Path, placement: str = "colocated", ranks: int = 1) -> BaseProcess:
-    """Run the cell in a process of its own, forked from one that has imported vLLM (which takes half a minute)."""
-    process = forks.Process(target=_run, args=(folder, placement, ranks))
+def spawn(target: object, *arguments: object) -> BaseProcess:
+    """Run something in a process of its own, forked from one that has imported vLLM (which takes half a minute)."""
+    process = forks.Process(target=target, args=arguments)  # type: ignore[arg-type]
     process.start()
     return process
 
 
-def _run(folder: Path, placement: str, ranks: int) -> None:
+def start(folder: Path, placement: str = "colocated", ranks: int = 1, rollouts: int = 96) -> BaseProcess:
+    return spawn(_run, folder, placement, ranks, rollouts)
+
+
+def _inputs(folder: Path) -> None:
+    from .run_cell import inputs
+
+    inputs(folder)
+
+
+def _run(folder: Path, placement: str, ranks: int, rollouts: int) -> None:
     from .run_cell import main
 
-    main(folder, placement, ranks)
+    main(folder, placement, ranks, rollouts)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -54,46 +57,80 @@ def exit_code(process: BaseProcess) -> int | None:
 def kill_after(folder: Path, lines: int) -> None:
     """Start the cell and kill it once its spool has so many lines."""
     process = start(folder)
-    while process.is_alive() and len(list(Spool(folder / "metrics.jsonl").lines())) < lines:
+    while process.is_alive() and len(Spool(folder / "metrics.jsonl").lines()) < lines:
         time.sleep(0.002)
     assert process.is_alive()
     process.kill()
     assert exit_code(process) == -signal.SIGKILL
 
 
-def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path) -> None:
-    alone, killed = home / "alone", home / "killed"
-    assert exit_code(start(alone)) == 0
+@pytest.fixture(scope="module")
+def alone(home: Path) -> Path:
+    """The cell, run to 96 rollouts and left alone."""
+    assert exit_code(start(home / "alone")) == 0
+    return home / "alone"
+
+
+def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path, alone: Path) -> None:
+    killed = home / "killed"
     evals = pl.read_parquet(alone / "evals.parquet")
     assert evals["rollouts"].to_list() == [0, 32, 64, 96]
     ledger = pl.read_parquet(alone / "ledger.parquet")
     trained = ledger.filter(pl.col("cohort") == "trained")
     # C_used = Σ B_p · n over the steps taken.
     assert trained["rollouts"].to_list() == [8] * 12
+    # The evaluation before the first update is shared, and charged where it was made.
+    assert ledger.filter(pl.col("cohort") == "eval")["step"].to_list() == [4, 8, 12]
+    assert pl.read_parquet(home / "alone-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
     for lines in (3, 8, 13):
         kill_after(killed, lines)
+    # What a kill inside the writing of pass rates leaves behind is no table, and no obstacle.
+    (killed / "pass_rates" / ".4.parquet.x1y2").write_bytes(b"PAR1")
     assert exit_code(start(killed)) == 0
     assert pl.read_parquet(killed / "evals.parquet").equals(evals)
     assert pl.read_parquet(killed / "ledger.parquet").equals(ledger)
-    summary = json.loads((killed / "done.json").read_text())
-    assert summary["lost"]["rollouts"] > 0
+    assert pl.read_parquet(killed / "pass_rates.parquet").equals(pl.read_parquet(alone / "pass_rates.parquet"))
+    done = work.done(killed)
+    assert done is not None
+    assert done.lost["rollouts"] > 0
     run_id = ledger["run_id"][0]
     with Ledger.open(killed / "ledger.bin", run_id=run_id, resumed_from=12) as reopened:
         assert reopened.totals.paid.rollouts > ledger["rollouts"].sum()
 
 
-def test_a_finished_cell_is_not_run_again(home: Path) -> None:
-    done = home / "alone" / "done.json"
-    before = done.stat().st_mtime_ns
-    assert exit_code(start(home / "alone")) == 0
-    assert done.stat().st_mtime_ns == before
+def test_a_finished_cell_is_not_run_again(alone: Path) -> None:
+    before = (alone / "done.json").stat().st_mtime_ns
+    assert exit_code(start(alone)) == 0
+    assert (alone / "done.json").stat().st_mtime_ns == before
 
 
-def test_an_engine_and_ranks_of_their_own_spend_the_same_and_start_from_the_same(home: Path) -> None:
+def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(home: Path) -> None:
+    assert exit_code(start(home / "extended")) == 0
+    short = pl.read_parquet(home / "extended" / "evals.parquet")
+    assert exit_code(start(home / "extended", rollouts=192)) == 0
+    assert exit_code(start(home / "once", rollouts=192)) == 0
+    for table in ("evals", "ledger", "pass_rates"):
+        one, other = (pl.read_parquet(home / name / f"{table}.parquet") for name in ("extended", "once"))
+        assert one.equals(other), table
+    weights = [next((home / n / "checkpoints").glob("step-*/tensors.safetensors")) for n in ("extended", "once")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    evals = pl.read_parquet(home / "extended" / "evals.parquet")
+    assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]
+    # The run is the same run, which the shorter one began.
+    assert evals.head(4).equals(short)
+    steps = [line["step"] for line in Spool(home / "extended" / "metrics.jsonl").lines() if "loss" in line["metrics"]]
+    assert steps == list(range(1, 25))
+    done = work.done(home / "extended")
+    assert done is not None
+    assert (done.rollouts, done.step, done.lost["rollouts"]) == (192, 24, 0)
+
+
+def test_an_engine_and_ranks_of_their_own_spend_the_same_and_start_from_the_same(home: Path, alone: Path) -> None:
     assert exit_code(start(home / "apart", "separate", 2)) == 0
-    apart, alone = (pl.read_parquet(home / cell / "evals.parquet") for cell in ("apart", "alone"))
-    assert apart[0].equals(alone[0])
-    assert apart["rollouts"].equals(alone["rollouts"])
+    apart, together = (pl.read_parquet(folder / "evals.parquet") for folder in (home / "apart", alone))
+    assert apart[0].equals(together[0])
+    assert apart["rollouts"].equals(together["rollouts"])
     timings = pl.read_parquet(home / "apart" / "timings.parquet")
     # The worker, two ranks and the engine.
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
+    assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96

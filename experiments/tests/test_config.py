@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.config import load
 from experiments.errors import ExperimentError
+from experiments.settings import load
+from experiments.settings.paper import SECTIONS, leaves, section_of
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -37,7 +38,20 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("sweep.easy.learner", {"kl": 1}, "no setting 'kl'"),
         ("base", {"kind": "huge"}, "tiny or model"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
-        ("resources.workers", "two", "has to be of type int"),
+        ("resources.workers", "two", "must be of type int"),
+        ("sweep.easy.learner", {"temperature": 0.5}, "temperature: it is the sampler's; see sampling.temperature"),
+        ("sweep.easy.learner", {"learning_rate": 0.5}, "the pilot finds it"),
+        ("sweep.easy.learner", {"decay": "exponential"}, "decay is 'exponential'"),
+        ("sweep.easy.pilot.evaluate_every", 24, "must be a multiple of every batch .16. and divide rollouts .32."),
+        ("sweep.easy.pilot.seed", 1, "pilot.seed is 1, which is a seed of the sweep: what selects never measures"),
+        ("prescribe.easy.seeds", [0, 100], "seeds holds 0, which chose the prescription"),
+        ("prescribe.easy.seeds", [900, 100], "seeds holds 900, which chose the prescription"),
+        ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
+        ("sweep.easy.max_batch_rollouts", "many", "must be of type int"),
+        ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "with 8 samples it must be avg_at_8"),
+        ("sampling.top_p", 0.9, "with top_p 1.0"),
+        ("difficulty.fresh_samples", 0, "must be at least 1"),
+        ("resources", {"dtype": "bfloat16"}, "by vLLM on cuda only"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: str, tmp_path: Path) -> None:
@@ -50,3 +64,51 @@ def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
         load(PARAMS, "huge")
     with pytest.raises(ExperimentError, match="cannot be read"):
         load(tmp_path / "params.yaml")
+
+
+def test_a_schedule_with_a_horizon_is_a_setting(tmp_path: Path) -> None:
+    path = changed(tmp_path, "sweep.easy.learner", {"decay": "cosine", "warmup_steps": 0})
+    assert load(path, "smoke").sweep["easy"].learner["decay"] == "cosine"
+
+
+def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
+    sweep = load(changed(tmp_path, "sweep.easy.max_batch_rollouts", 8), "smoke").sweep["easy"]
+    assert sweep.grid() == [(2, 4)]
+    # The paper's grids: 39 pairs under 65,536 on Easy, 27 under 16,384 on Hard.
+    paper = load(PARAMS, "paper")
+    assert [len(paper.sweep[name].grid()) for name in ("easy", "hard")] == [39, 27]
+
+
+def test_the_problem_sets_that_dvc_runs_are_those_of_the_preset(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    raw["problem_sets"] = ["easy"]
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    with pytest.raises(ExperimentError, match=r"problem_sets is \['easy'\], and tiny.sweep has"):
+        load(tmp_path / "params.yaml")
+
+
+def test_every_value_of_the_papers_preset_says_where_it_is_from() -> None:
+    raw = yaml.safe_load(PARAMS.read_text())["paper"]
+    names = [name for name, _ in leaves(raw)]
+    assert [name for name in names if section_of(name) is None] == []
+    # And no section is of a value that is not there.
+    generic = {".".join([p[0], "*", *p[2:]]) for p in (n.split(".") for n in names) if len(p) > 2}
+    known = {*names, *generic, *(name.split(".")[0] for name in names)}
+    assert [name for name in SECTIONS if name not in known] == []
+
+
+def test_the_papers_preset_is_the_papers_experiment() -> None:
+    paper = load(PARAMS, "paper")
+    easy = paper.sweep["easy"]
+    assert easy.pilot.rollouts_per_problem * easy.pilot.problems_per_batch == 1024
+    assert 1e-6 in easy.pilot.learning_rates
+    assert min(easy.pilot.learning_rates) < 1e-6 < max(easy.pilot.learning_rates)
+    assert (paper.sampling.max_new_tokens, paper.sampling.top_p, paper.sampling.temperature) == (8192, 1.0, 0.6)
+    assert len(paper.problems[0].revision) == 40  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("revision", ["", "main"])
+def test_a_dataset_without_a_pinned_commit_is_refused(tmp_path: Path, revision: str) -> None:
+    source = {"kind": "hub", "dataset": "LLM360/guru-RL-92k", "revision": revision}
+    with pytest.raises(ExperimentError, match=r"guru-RL-92k.*pin a commit"):
+        load(changed(tmp_path, "problems", [source]), "smoke")

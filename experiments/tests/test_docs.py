@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import config, stages
+from experiments import settings, stages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not {".nox", "outputs", "work"} & set(p.relative_to(ROOT).parts)]
@@ -26,7 +26,7 @@ def test_the_stages_named_are_there() -> None:
 
 def test_every_preset_of_the_readme_can_be_read() -> None:
     for name in re.findall(r"`(tiny|smoke|paper)`", (ROOT / "README.md").read_text()):
-        assert config.load(ROOT / "params.yaml", name).name == name
+        assert settings.load(ROOT / "params.yaml", name).name == name
 
 
 def test_every_column_of_the_schemas_is_in_the_reference() -> None:

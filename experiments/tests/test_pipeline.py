@@ -1,5 +1,6 @@
 """The whole loop on the preset ``smoke``: real vLLM, Ray, MLflow and DVC, as a newcomer runs it."""
 
+import json
 import os
 import shutil
 import signal
@@ -9,8 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import polars as pl
 import pytest
 import yaml
+from isocompute.rollout import response_seed
 
 ROOT = Path(__file__).parents[2]
 SETS = ("easy", "hard")
@@ -34,7 +37,9 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
 
 
 def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS")}
+    kept = {
+        k: v for k, v in os.environ.items() if k not in ("MLFLOW_TRACKING_URI", "RAY_ADDRESS", "ISOCOMPUTE_SESSION")
+    }
     return {**kept, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"}
 
 
@@ -63,11 +68,79 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_it_prints_what_was_found(finished: tuple[Path, str]) -> None:
     folder, printed = finished
-    end = printed[printed.index("easy: base model") :]
-    for expected in ("avg@8", "n*", "prescribed for", "against fixed n", "outputs/report/report.html", "nox -s ui"):
-        assert expected in end
+    end = printed[printed.index("easy: base model train") :]
+    for expected in (
+        "measured again (avg@8", "as selected)", "n*", "prescribed for", "against fixed n", "Seconds: problems",
+        "sweep@easy", "outputs/report/report.html", "nox -s ui",
+    ):  # fmt: skip
+        assert expected in end, expected
     page = (folder / "outputs" / "report" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
+    assert "as selected" in page
+    assert "measured again" in page
+
+
+@pytest.mark.parametrize("problem_set", SETS)
+def test_the_scores_at_step_0_agree_with_the_fresh_measure(finished: tuple[Path, str], problem_set: str) -> None:
+    """Both are of responses that selected nothing, to the same questions: within four standard errors."""
+    folder, _ = finished
+    table = pl.read_parquet(folder / "outputs" / "difficulty" / f"{problem_set}.parquet")
+    rate = table.filter(pl.col("split") == "validation")["fresh_pass_rate"].to_numpy()
+    fresh = json.loads((folder / "outputs" / "difficulty" / "base.json").read_text())[problem_set]["validation"]
+    assert fresh["fresh"] == pytest.approx(rate.mean())
+    for stage in ("sweep", "prescribe"):
+        path = folder / "outputs" / stage / problem_set / "evals.parquet"
+        if not path.exists():
+            continue
+        for seed, part in pl.read_parquet(path).filter(pl.col("step") == 0).group_by("seed"):
+            # Questions given, a mean over m responses of each has variance Σ p (1 − p) / m over their number squared.
+            own = (rate * (1 - rate)).sum() / part["samples"][0] / len(rate) ** 2
+            error = (own + fresh["fresh_standard_error"] ** 2) ** 0.5
+            assert abs(part["avg_at_4"][0] - fresh["fresh"]) <= 4 * error, seed
+            # One evaluation, whatever n.
+            assert part["avg_at_4"].n_unique() == 1
+
+
+def test_no_response_seed_that_selected_is_used_again(finished: tuple[Path, str]) -> None:
+    """Every seed that selection used, against every one of training, evaluation and the fresh measure."""
+    folder, _ = finished
+    smoke = yaml.safe_load((folder / "params.yaml").read_text())["smoke"]
+    difficulty = smoke["difficulty"]
+    ids = pl.read_parquet(folder / "outputs" / "problems" / "problems.parquet")["problem_id"].to_list()
+
+    def of(phase: str, seed: int, step: int, samples: int) -> set[int]:
+        return {response_seed(seed, phase, step, i, k) for i in ids for k in range(samples)}
+
+    selecting = of("difficulty", difficulty["seed"], 0, difficulty["samples"])
+    again = of("baseline", difficulty["seed"], 0, difficulty["fresh_samples"])
+    for problem_set in SETS:
+        sweep, test = smoke["sweep"][problem_set], smoke["prescribe"][problem_set]
+        evals = [pl.read_parquet(p) for p in folder.glob(f"outputs/*/{problem_set}/evals.parquet")]
+        for seed in (*sweep["seeds"], sweep["pilot"]["seed"], *test["seeds"]):
+            for at in {point for table in evals for point in table["rollouts"].to_list()}:
+                again |= of("eval", seed, at, smoke["evaluation"]["samples"])
+            for step in range(1, 17):
+                again |= of("train", seed, step, max(sweep["rollouts_per_problem"]))
+            again |= of("canary", seed, 0, 2)
+    assert len(selecting) == len(ids) * difficulty["samples"]
+    assert not selecting & again
+
+
+def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    smoke = yaml.safe_load((folder / "params.yaml").read_text())["smoke"]
+    problems = len(pl.read_parquet(folder / "outputs" / "problems" / "problems.parquet"))
+    chosen = [len(pl.read_parquet(folder / "outputs" / "difficulty" / f"{name}.parquet")) for name in SETS]
+    measured = pl.read_parquet(folder / "outputs" / "difficulty" / "ledger.parquet")
+    difficulty = smoke["difficulty"]
+    assert sorted(measured["rollouts"].to_list()) == sorted(
+        [problems * difficulty["samples"], *(size * difficulty["fresh_samples"] for size in chosen)]
+    )
+    sweep = pl.read_parquet(folder / "outputs" / "sweep" / "easy" / "ledger.parquet")
+    first = sweep.filter((pl.col("step") == 0) & (pl.col("cohort") == "eval"))
+    # Of four cells and two pilots: one for each of two seeds, and one for the pilot's.
+    questions = difficulty["sets"]["easy"]["validation"] * smoke["evaluation"]["samples"]
+    assert first["rollouts"].to_list() == [questions] * 3
 
 
 def test_again_nothing_runs_and_the_status_is_clean(finished: tuple[Path, str]) -> None:

@@ -15,10 +15,12 @@ import pytest
 from isocompute.budget import tracking
 from isocompute.rollout import tables
 
-from experiments.cells import Cell
-from experiments.spool import Spool
-from experiments.tests.run_cell import cell
-from experiments.tracker import TABLES, Tracker
+from experiments.running import work
+from experiments.running.cells import Cell
+from experiments.running.spool import Spool
+from experiments.running.tracker import TABLES, Tracker
+
+from .made import cell
 
 
 class Server:
@@ -80,6 +82,8 @@ def finish(folder: Path, one: Cell) -> None:
     }  # fmt: skip
     for name in TABLES:
         tables.write(pl.DataFrame([rows[name]]), name, folder / f"{name}.parquet")
+    nothing = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
+    work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None, paid=nothing, lost=nothing))
 
 
 def test_what_could_not_be_sent_is_named_and_sent_later(

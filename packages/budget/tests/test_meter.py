@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 import threading
@@ -7,7 +8,7 @@ from multiprocessing.managers import BaseManager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, Limits, Meter
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
 
 parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
 
@@ -72,6 +73,28 @@ def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
             "the run has generated 480 response tokens before step 2, and the budget is 400"
         )
         assert tokens.overshoot == Counts(response_tokens=80)
+
+
+def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
+    path = tmp_path / "a.ledger"
+    synced = []
+
+    def spy(handle, sync=os.fsync):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            synced.append(path.read_bytes())
+        sync(handle)
+
+    with Ledger.open(path, run_id="run") as ledger:
+        monkeypatch.setattr(os, "fsync", spy)
+        meter = Meter(ledger, Limits(rollouts=96))
+        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        # A second charge to a step, such as the evaluation after it, waits for the next sync.
+        meter.charge(1, {"eval": Counts(rollouts=8)})
+        assert synced[-1] != path.read_bytes()
+        meter.sync()
+        assert synced[-1] == path.read_bytes()
+    with pytest.raises(LedgerError, match="the ledger is closed"):
+        meter.sync()
 
 
 def test_a_budget_below_one_step_admits_nothing(tmp_path):

@@ -1,7 +1,10 @@
 """Ranks as Ray actors: the same as one learner, and no wait without an end."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import polars as pl
@@ -11,7 +14,7 @@ import torch
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.errors import LearnerError, SyncError
+from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.group import LearnerGroup
 from isocompute.learner.learner import Learner
 
@@ -24,7 +27,7 @@ RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, s
 @pytest.fixture(scope="module")
 def group(cluster: None, model: Path) -> Iterator[LearnerGroup]:
     """Two ranks, which take seconds to start."""
-    ranks = LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2)
+    ranks = LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, update_patience=60, grace=1)
     yield ranks
     ranks.close()
 
@@ -56,8 +59,11 @@ def train(learner: Any, sampler: Any, folder: Path, steps: int) -> loop.Progress
         def charge(self, step: int, counts: Any) -> None:
             pass
 
+        def sync(self) -> None:
+            pass
+
     class Evaluated:
-        def __init__(self, *, step: int, rollouts: int, tokens: int) -> None:
+        def __init__(self, *, step: int, at: int, rollouts: int, tokens: int) -> None:
             self.rollouts_table = sampler.sample(PROBLEMS.head(4), samples=4, seed=99, step=0, phase="eval", run_id="r")
             logprobs = self.rollouts_table["logprobs"].explode().to_list()
             self.row = {"step": step, "rollouts": rollouts, "tokens": tokens, "logprobs": logprobs}
@@ -141,19 +147,82 @@ def test_an_error_of_the_ranks_is_the_error_of_one_learner(two: LearnerGroup, ro
     assert two.version == 1
 
 
-def test_more_ranks_than_the_cluster_has_is_an_error(model: Path, config: LearnerConfig) -> None:
-    with pytest.raises(LearnerError, match=r"3 ranks need 3 CPUs.* has 2 in all"):
-        LearnerGroup(model, config, world_size=3, patience=1)
+def test_ranks_whose_gradient_is_not_finite_refuse_together(two: LearnerGroup, rollouts: pl.DataFrame) -> None:
+    """Also where the fault is in the share of one."""
+    last = pl.int_range(pl.len()) == pl.len() - 1
+    broken = rollouts.with_columns(advantage=pl.when(last).then(float("nan")).otherwise("advantage"))
+    before = flat(dict(two.weights()))
+    with pytest.raises(DivergenceError, match="step 1 has a gradient that is not finite"):
+        two.update(broken)
+    assert not two.broken
+    assert torch.equal(before, flat(dict(two.weights())))
+    two.update(rollouts)
+
+
+def test_more_ranks_than_the_cluster_has_is_an_error_at_once(model: Path, config: LearnerConfig) -> None:
+    began = monotonic()
+    with pytest.raises(LearnerError, match=r"3 ranks need 3 CPUs, and the cluster has 2 in all"):
+        LearnerGroup(model, config, world_size=3, patience=600)
+    with pytest.raises(LearnerError, match=r"1 ranks need 1 GPUs, and the cluster has 0 in all"):
+        LearnerGroup(model, config, world_size=1, device="cuda", patience=600)
+    assert monotonic() - began < 10
+
+
+def test_ranks_for_which_there_is_no_room_now_are_an_error(two: LearnerGroup, config: LearnerConfig) -> None:
+    with pytest.raises(LearnerError, match="in 1 s the cluster, which has 2 in all, had no room for them"):
+        LearnerGroup(two.model, config, world_size=1, patience=1)
+
+
+def process(rank: Any) -> int:
+    return int(ray.get(rank.__ray_call__.remote(lambda actor: os.getpid())))
+
+
+def test_a_rank_that_fails_alone_ends_the_group_within_seconds_and_a_reset_starts_it_anew(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    """The other one waits in a collective for half an hour for the one that has read its share."""
+    report = two.update(rollouts)
+    fresh = two.state()
+    two.reset(config)
+    ended = [process(rank) for rank in two._ranks]
+    second = pl.int_range(pl.len()) == 1
+    unknown = pl.when(second).then(pl.lit([99], pl.List(pl.Int64))).otherwise("prompt_ids")
+    began = monotonic()
+    with pytest.raises(LearnerError, match="a token outside the model's vocabulary of 12"):
+        two.update(rollouts.with_columns(prompt_ids=unknown))
+    assert monotonic() - began < 20
+    assert two.broken
+    with pytest.raises(RankError, match="reset it to start new"):
+        two.update(rollouts)
+    two.reset(config)
+    assert not set(ended) & {process(rank) for rank in two._ranks}
+    assert two.update(rollouts) == report
+    again = two.state()
+    assert again[1] == fresh[1] == {"version": 1}
+    assert all(torch.equal(tensor, again[0][name]) for name, tensor in fresh[0].items())
+
+
+def test_a_rank_that_does_not_answer_is_named_by_what_was_waited_for(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two, "_update_patience", 2.0)
+    os.kill(process(two._ranks[1]), signal.SIGSTOP)
+    with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
+        two.update(rollouts)
+    assert two.broken
+    monkeypatch.undo()
+    two.reset(config)
+    two.update(rollouts)
+    assert two.version == 1
 
 
 def test_a_rank_that_dies_ends_the_update_and_leaves_room_for_others(
-    group: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
 ) -> None:
-    group.reset(config)
-    ray.kill(group._ranks[1])
-    with pytest.raises(LearnerError, match="rank 1 of 2 died before it could update"):
-        group.update(rollouts)
-    group.close()
+    ray.kill(two._ranks[1])
+    with pytest.raises(RankError, match="rank 1 of 2 died before it could update"):
+        two.update(rollouts)
+    assert two.broken
     # One that cannot be made leaves room, too: the second has nobody to wait for.
     for _ in range(2):
         with pytest.raises(LearnerError, match="cannot be loaded"):

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.errors import LearnerError, SyncError
+from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.learner import Learner
 
 
@@ -150,12 +150,54 @@ def test_log_probabilities_that_are_not_finite_are_caught(
 
 def test_a_gradient_that_is_not_finite_makes_no_update(learner: Learner, rollouts: pl.DataFrame) -> None:
     before = weights(learner).clone()
-    with pytest.raises(LearnerError, match="step 1 has a gradient that is not finite"):
+    with pytest.raises(DivergenceError, match="step 1 has a gradient that is not finite"):
         learner.update(rollouts.with_columns(advantage=pl.lit(float("nan"))))
     assert torch.equal(before, weights(learner))
     assert learner.version == 0
     learner.update(rollouts)
     assert weights(learner).isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_sampler_whose_last_log_probability_is_not_finite_is_no_divergence(
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame, rows: int
+) -> None:
+    """Also beyond the first micro-batch, which alone is compared before the backward pass."""
+    learner = Learner(model, replace(config, micro_batch_rollouts=rows))
+    before = weights(learner).clone()
+    last = pl.int_range(pl.len()) == pl.len() - 1
+    off = pl.when(last).then(pl.col("logprobs").list.eval(pl.element() * float("nan"))).otherwise(pl.col("logprobs"))
+    with pytest.raises(SyncError, match="no update was made"):
+        learner.update(rollouts.with_columns(off))
+    assert torch.equal(before, weights(learner))
+
+
+@pytest.mark.parametrize("sampled", [-1.0, float("nan")])
+def test_a_learner_whose_own_log_probabilities_are_not_finite_has_diverged(
+    learner: Learner, rollouts: pl.DataFrame, sampled: float
+) -> None:
+    """Whatever the sampler says."""
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.fill_(float("inf"))
+    before = weights(learner).clone()
+    batch = rollouts.with_columns(pl.col("logprobs").list.eval(pl.element() * 0 + sampled))
+    with pytest.raises(DivergenceError, match=r"before step 1 .* the policy has diverged; no update was made"):
+        learner.update(batch)
+    with pytest.raises(DivergenceError, match="the policy has diverged"):
+        learner.sync_error(batch)
+    assert torch.equal(before, weights(learner))
+    assert learner.version == 0
+
+
+def test_a_policy_so_far_from_the_base_model_that_its_kl_overflows_has_diverged(
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    learner = Learner(model, replace(config, sync_tolerance=1e9))
+    with torch.no_grad():
+        learner.policy.get_output_embeddings().weight.mul_(1e4)
+    with pytest.raises(DivergenceError, match="the policy has diverged; no update was made"):
+        learner.update(rollouts)
 
 
 def test_responses_without_a_token_change_nothing(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:

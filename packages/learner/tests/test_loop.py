@@ -11,7 +11,7 @@ import torch
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoints
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.errors import LearnerError, SyncError
+from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.learner import Learner
 from isocompute.learner.timings import timings_table
 
@@ -32,6 +32,9 @@ class Steps:
     def charge(self, step: int, counts: Mapping[str, Any]) -> None:
         self.charged.append((step, dict(counts)))
 
+    def sync(self) -> None:
+        self.charged.append((0, {"synced": True}))
+
 
 @dataclass
 class LogLikelihood:
@@ -39,10 +42,10 @@ class LogLikelihood:
 
     sampler: Any
 
-    def __call__(self, *, step: int, rollouts: int, tokens: int) -> Any:
+    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Any:
         table = self.sampler.sample(PROBLEMS.head(2), samples=2, seed=99, step=0, phase="eval", run_id="r")
         score = float(table["logprobs"].explode().mean())
-        return Evaluated({"step": step, "rollouts": rollouts, "tokens": tokens, "avg_at_2": score}, table)
+        return Evaluated({"step": step, "rollouts": rollouts, "tokens": tokens, "at": at, "avg_at_2": score}, table)
 
 
 @dataclass
@@ -51,7 +54,9 @@ class Evaluated:
     rollouts_table: pl.DataFrame
 
 
-def run(learner: Any, sampler: Any, folder: Path, *, steps: int, told: list[Any] | None = None) -> loop.Progress:
+def run(
+    learner: Any, sampler: Any, folder: Path, *, steps: int, told: list[Any] | None = None, meter: Steps | None = None
+) -> loop.Progress:
     """Train, or go on training, for so many steps in all."""
     store = Checkpoints(folder)
     progress = loop.restore(learner, store)
@@ -61,8 +66,13 @@ def run(learner: Any, sampler: Any, folder: Path, *, steps: int, told: list[Any]
     def watch(step: int, rollouts: int, metrics: Mapping[str, float]) -> None:
         lines.append({"step": step, "rollouts": rollouts, "metrics": dict(metrics)})
 
-    meter = Steps(steps)
+    meter = meter or Steps(steps)
     return loop.train(RUN, PROBLEMS, sampler, learner, LogLikelihood(sampler), meter, len, store, progress, watch)
+
+
+def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
+    """What was charged for training, step by step."""
+    return [(step, counts) for step, counts in meter.charged if not counts.keys() & {"eval", "synced"}]
 
 
 def weights(learner: Any) -> torch.Tensor:
@@ -103,17 +113,182 @@ def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_nothing(
         return answered(problems, **settings).with_columns(reward=pl.lit(0.0))
 
     replay.sample = never_right
-    meter = Steps(2)
-    progress = loop.restore(learner, Checkpoints(tmp_path))
-    told: list[Mapping[str, float]] = []
-    loop.train(
-        RUN, PROBLEMS, replay, learner, LogLikelihood(replay), meter, len, Checkpoints(tmp_path), progress,
-        lambda step, rollouts, metrics: told.append(metrics),
-    )  # fmt: skip
-    paid = [(step, counts) for step, counts in meter.charged if "eval" not in counts]
-    assert paid == [(1, {"filtered": 16}), (2, {"filtered": 16})]
+    meter, told = Steps(2), []
+    run(learner, replay, tmp_path, steps=2, told=told, meter=meter)
+    assert paid(meter) == [(1, {"filtered": 16}), (2, {"filtered": 16})]
     assert torch.equal(before, weights(learner))
-    assert told[1]["zero_variance_share"] == 1.0
+    assert told[1]["metrics"]["zero_variance_share"] == 1.0
+
+
+def test_a_run_extended_is_the_run_at_once_bit_for_bit(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    at_once = Learner(model, config)
+    whole = run(at_once, replay, tmp_path / "at once", steps=10)
+    first = run(Learner(model, config), replay, tmp_path / "extended", steps=6)
+    assert first.evals == whole.evals[:4]
+    extended, meter = Learner(model, config), Steps(10)
+    assert run(extended, replay, tmp_path / "extended", steps=10, meter=meter) == whole
+    assert torch.equal(weights(at_once), weights(extended))
+    assert [step for step, _ in paid(meter)] == [7, 8, 9, 10]
+
+
+def with_a_failed_try(sampler: Any, step: int) -> None:
+    """Let one response to a step fail at first: one row more than was asked for."""
+    answered = sampler.sample
+
+    def sample(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
+        rollouts = answered(problems, **settings)
+        if settings["phase"] != "train" or settings["step"] != step:
+            return rollouts
+        failed = rollouts.head(1).with_columns(sample=pl.lit(99, pl.Int64), finish_reason=pl.lit("aborted"))
+        return pl.concat([rollouts, failed])
+
+    sampler.sample = sample
+
+
+def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    clean = Learner(model, config)
+    expected = run(clean, replay, tmp_path / "clean", steps=4)
+    with_a_failed_try(replay, step=1)
+    learner, meter = Learner(model, config), Steps(4)
+    found = run(learner, replay, tmp_path / "failed", steps=4, meter=meter)
+    assert paid(meter)[:2] == [(1, {"trained": 16, "failed": 1}), (2, {"trained": 16})]
+    assert [(row["at"], row["rollouts"]) for row in found.evals] == [(0, 0), (32, 33), (64, 65)]
+    assert found.rollouts == expected.rollouts + 1
+    assert [row["avg_at_2"] for row in found.evals] == [row["avg_at_2"] for row in expected.evals]
+    assert torch.equal(weights(clean), weights(learner))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (pl.lit(float("nan"), pl.Float64).alias("reward"), "is not a finite number"),
+        (pl.concat_str("problem_id", pl.col("sample").cast(pl.String)).alias("problem_id"), "a group has one rollout"),
+    ],
+)
+def test_what_no_advantage_can_be_made_of_is_charged_first(
+    learner: Learner, replay: Any, tmp_path: Path, changed: pl.Expr, message: str
+) -> None:
+    answered = replay.sample
+
+    def sample(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
+        rollouts = answered(problems, **settings)
+        return rollouts.with_columns(changed) if settings["phase"] == "train" else rollouts
+
+    replay.sample = sample
+    meter = Steps(2)
+    with pytest.raises(LearnerError, match=message):
+        run(learner, replay, tmp_path, steps=2, meter=meter)
+    assert paid(meter) == [(1, {"trained": 16})]
+
+
+def test_charges_are_on_the_disk_before_a_checkpoint_is(
+    learner: Learner, replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Steps(2)
+    save = Checkpoints.save
+
+    def saved(store: Checkpoints, checkpoint: Any) -> Path:
+        meter.charged.append((checkpoint.step, {"saved": True}))
+        return save(store, checkpoint)
+
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    run(learner, replay, tmp_path, steps=2, meter=meter)
+    assert [next(iter(counts)) for _, counts in meter.charged] == [
+        *("eval", "synced", "saved"), "trained", "trained", *("eval", "synced", "saved"),
+    ]  # fmt: skip
+
+
+def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
+    learner: Learner, replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluated = LogLikelihood.__call__
+
+    def shared(self: LogLikelihood, *, step: int, **counted: int) -> Any:
+        found = evaluated(self, step=step, **counted)
+        return replace(found, rollouts_table=None) if step == 0 else found
+
+    monkeypatch.setattr(LogLikelihood, "__call__", shared)
+    meter = Steps(2)
+    progress = run(learner, replay, tmp_path, steps=2, meter=meter)
+    assert [row["step"] for row in progress.evals] == [0, 2]
+    assert [(step, counts) for step, counts in meter.charged if "eval" in counts] == [(2, {"eval": 4})]
+
+
+class Hot(Learner):
+    """A learner whose third update leaves weights so large that the next gradient is not finite."""
+
+    def update(self, rollouts: pl.DataFrame) -> Any:
+        report = super().update(rollouts)
+        if self.version == 3:
+            with torch.no_grad():
+                for parameter in self.policy.parameters():
+                    parameter.mul_(1e20)
+        return report
+
+
+class Flickering(Learner):
+    """A learner whose device errs in the first try of its second update."""
+
+    tries = 0
+
+    def update(self, rollouts: pl.DataFrame) -> Any:
+        self.tries += 1
+        if self.tries == 2:
+            rollouts = rollouts.with_columns(advantage=pl.lit(float("nan")))
+        return super().update(rollouts)
+
+
+def test_a_gradient_that_is_not_finite_once_is_tried_again_and_recorded(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    steady, flickering = Learner(model, config), Flickering(model, config)
+    expected = run(steady, replay, tmp_path / "steady", steps=4)
+    told: list[Any] = []
+    assert run(flickering, replay, tmp_path / "flickering", steps=4, told=told) == expected
+    assert expected.diverged_at is None
+    assert [line["step"] for line in told if "gradient_retries" in line["metrics"]] == [2]
+    assert torch.equal(weights(steady), weights(flickering))
+
+
+def test_a_run_that_diverges_ends_with_its_evaluations_and_does_so_again_when_resumed(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steady = run(Learner(model, config), replay, tmp_path / "steady", steps=2)
+    told: list[Any] = []
+    hot, meter = Hot(model, config), Steps(9)
+    ended = run(hot, replay, tmp_path / "hot", steps=9, told=told, meter=meter)
+    assert (ended.diverged_at, ended.step, hot.version, replay.weights_version) == (4, 3, 3, 3)
+    assert ended.evals == steady.evals
+    assert paid(meter)[-1] == (4, {"trained": 16})
+    assert ended.rollouts == told[-1]["rollouts"] == 64
+    assert (told[-1]["step"], told[-1]["metrics"]["gradient_retries"]) == (4, 1.0)
+    assert caplog.text.count("the policy has diverged; no update was made") == 2
+    saved = Checkpoints(tmp_path / "hot").newest()
+    assert saved is not None
+    assert saved.step == 2
+    # Killed one step before it diverged, and started again; and asked once more after it had.
+    run(Hot(model, config), replay, tmp_path / "killed", steps=3)
+    for folder in ("killed", "hot"):
+        assert run(Hot(model, config), replay, tmp_path / folder, steps=9) == ended
+
+
+def test_the_canary_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.fill_(float("inf"))
+    learner.version = 3
+    assert len(loop.canary(learner, replay, PROBLEMS, run_id="r")) == 8
+    learner.version = 0
+    with pytest.raises(DivergenceError, match="before step 1"):
+        loop.canary(learner, replay, PROBLEMS, run_id="r")
+
+
+def test_the_canary_has_a_phase_of_its_own(learner: Learner, replay: Any) -> None:
+    assert loop.canary(learner, replay, PROBLEMS, run_id="r")["phase"].unique().to_list() == ["canary"]
 
 
 def test_a_sampler_that_takes_no_weights_is_caught_by_the_canary(learner: Learner, replay: Any, tmp_path: Path) -> None:

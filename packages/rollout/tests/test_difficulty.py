@@ -1,6 +1,14 @@
 import polars as pl
 import pytest
-from isocompute.rollout import DifficultySplit, RolloutError, histogram, split, with_pass_rates
+from isocompute.rollout import (
+    DifficultySplit,
+    RolloutError,
+    histogram,
+    response_seed,
+    split,
+    tables,
+    with_pass_rates,
+)
 
 PROBLEMS = pl.DataFrame(
     {
@@ -31,3 +39,31 @@ def test_a_split_that_cannot_be_filled_says_what_would_help() -> None:
     wanted = DifficultySplit(name="easy", lowest=0.25, highest=0.5, train=3, validation=2)
     with pytest.raises(RolloutError, match=r"needs 3 train problems.*and 2 of 4.*generate about"):
         split(with_pass_rates(PROBLEMS, ROLLOUTS), wanted)
+
+
+def test_fresh_responses_are_kept_apart_from_those_that_select() -> None:
+    selected = with_pass_rates(PROBLEMS, ROLLOUTS.with_columns(phase=pl.lit("difficulty")))
+    again = ROLLOUTS.with_columns(phase=pl.lit("baseline"), reward=pl.lit(1.0))
+    measured = with_pass_rates(selected, again, fresh=True)
+    assert measured["pass_rate"].to_list() == [0, 0.25, 0.5, 0.75] * 2
+    assert measured["fresh_pass_rate"].to_list() == [1.0] * 8
+    assert measured["fresh_pass_rate_samples"].to_list() == [4] * 8
+    tables.check(measured, "problems", where="measured")
+    with pytest.raises(RolloutError, match="phase difficulty"):
+        with_pass_rates(selected, ROLLOUTS.with_columns(phase=pl.lit("difficulty")), fresh=True)
+    with pytest.raises(RolloutError, match="phase baseline"):
+        with_pass_rates(PROBLEMS, again)
+
+
+def test_no_two_phases_share_a_response_seed() -> None:
+    phases = next(c for c in tables.schema("rollouts").columns if c.name == "phase").values
+    assert set(phases) == {"train", "eval", "difficulty", "baseline", "canary"}
+    seeds = [
+        response_seed(seed, phase, step, f"p{problem}", sample)
+        for phase in phases
+        for seed in range(3)
+        for step in (0, 1, 64)
+        for problem in range(20)
+        for sample in range(16)
+    ]
+    assert len(set(seeds)) == len(seeds)

@@ -1,6 +1,7 @@
 """A real server on CPU: seeds, log-probabilities, refusals."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -85,6 +86,15 @@ def test_a_server_gives_the_tokens_and_log_probabilities_of_the_engine_in_proces
     assert tiny.largest_difference(policy, served) < 1e-4
     assert set(served["finish_reason"]) == {"stop", "length"}
     assert tiny.sample(sampler, seed=4)["response_ids"].to_list() != here["response_ids"].to_list()
+
+
+def test_a_server_samples_with_the_same_top_p(url: str, vllm_sampler: Any, tiny: Any, monkeypatch: Any) -> None:
+    narrow = dataclasses.replace(tiny.sampling, top_p=0.5)
+    sampler = open_sampler("openai", str(tiny.folder), narrow, base_url=url, api_key=KEY)
+    wide = tiny.sample(vllm_sampler)
+    monkeypatch.setattr(vllm_sampler, "sampling", narrow)
+    served, here = tiny.sample(sampler), tiny.sample(vllm_sampler)
+    assert served["response_ids"].to_list() == here["response_ids"].to_list() != wide["response_ids"].to_list()
 
 
 def test_without_token_ids_from_the_server_the_text_is_tokenized(sampler: Any, tiny: Any) -> None:

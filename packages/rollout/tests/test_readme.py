@@ -1,6 +1,8 @@
 import re
 from pathlib import Path
 
+from isocompute.rollout.refused import REFUSED
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -9,3 +11,9 @@ def test_the_examples_of_the_readme_run() -> None:
     assert examples
     for example in examples:
         exec(compile(example, str(README), "exec"), {})
+
+
+def test_the_readme_lists_the_refused_tasks_and_why() -> None:
+    text = README.read_text()
+    for task, reason in REFUSED.items():
+        assert f"| `{task}` | {reason} |" in text

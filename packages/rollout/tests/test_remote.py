@@ -52,8 +52,12 @@ def test_an_engine_of_its_own_refuses_as_one_in_process_does(remote: Any, tiny: 
     long = tiny.problems.head(1).with_columns(prompt=pl.lit("1+1+1+1+1="), problem_id=pl.lit("long"))
     with pytest.raises(RolloutError, match=r"^problem long has a prompt of 10 tokens"):
         tiny.sample(remote, long)
-    with pytest.raises(RolloutError, match="did not take over the weights: update_weights failed"):
+    with pytest.raises(RolloutError, match=r"brings the tensor model.norm.nonsense, which the model has not"):
         remote.sync([("model.norm.nonsense", torch.zeros(1))], 4)
+    whole = dict(tiny.save(tiny.folder, seed=0).state_dict())
+    last = list(whole)[-1]
+    with pytest.raises(RolloutError, match=f"a sync lacks the tensor {last}"):
+        remote.sync({name: tensor for name, tensor in whole.items() if name != last}, 4)
     with pytest.raises(RolloutError, match="holds no whole model"):
         tiny.sample(remote)
 

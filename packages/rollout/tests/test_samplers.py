@@ -1,11 +1,12 @@
 """Real engines on a tiny random model: seeds, log-probabilities, syncs."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, open_sampler, tables
+from isocompute.rollout import RolloutError, Sampling, open_sampler, tables
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
@@ -60,3 +61,120 @@ def test_a_prompt_that_is_too_long_is_named(sampler: Any, tiny: Any) -> None:
 def test_a_model_that_cannot_be_loaded_is_named(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(RolloutError, match="cannot be loaded"):
         open_sampler("transformers", str(tmp_path), tiny.sampling)
+
+
+def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampler: Any, tiny: Any) -> None:
+    import torch
+
+    policy = tiny.save(tiny.folder, seed=0)
+    whole = dict(policy.state_dict())
+    before, version = tiny.sample(sampler), sampler.weights_version
+    last = list(whole)[-1]
+    wrong = {
+        f"a sync lacks the tensor {last}": {k: v for k, v in whole.items() if k != last},
+        r"a sync lacks the tensor .* and \d+ more": {},
+        "brings the tensor model.norm.nonsense, which the model has not": whole
+        | {"model.norm.nonsense": torch.zeros(1)},
+        r"brings the tensor model.norm.weight as \(1,\); the model has it as \(32,\)": whole
+        | {"model.norm.weight": torch.zeros(1)},
+    }
+    for said, weights in wrong.items():
+        with pytest.raises(RolloutError, match=said):
+            sampler.sync(weights, version + 1)
+        with pytest.raises(RolloutError, match="the latest sync failed"):
+            tiny.sample(sampler)
+    with pytest.raises(RolloutError, match=r"brings the tensor .* twice"):
+        sampler.sync([*whole.items(), (last, whole[last])], version + 1)
+    sampler.sync(whole, version + 1)
+    after = tiny.sample(sampler)
+    assert sampler.weights_version == version + 1
+    assert after["response_ids"].to_list() == before["response_ids"].to_list()
+
+
+def test_weights_that_end_in_an_error_block_sampling(sampler: Any, tiny: Any) -> None:
+    whole = dict(tiny.save(tiny.folder, seed=0).state_dict())
+
+    def torn() -> Any:
+        yield from list(whole.items())[:3]
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        sampler.sync(torn(), 9)
+    with pytest.raises(RolloutError, match="the latest sync failed"):
+        tiny.sample(sampler)
+    sampler.sync(whole, 9)
+    assert len(tiny.sample(sampler)) == 24
+
+
+def test_a_second_table_with_the_same_ids_is_answered_with_its_own_prompts(sampler: Any, tiny: Any) -> None:
+    first = tiny.sample(sampler)
+    other = tiny.problems.with_columns(prompt=pl.lit("9-9="))
+    second = tiny.sample(sampler, other)
+    ids = sampler.tokenizer("9-9=", add_special_tokens=False)["input_ids"]
+    assert second["prompt_ids"].to_list() == [ids] * len(second)
+    assert tiny.sample(sampler).equals(first)
+
+
+def test_later_samples_are_those_that_more_samples_would_have(sampler: Any, tiny: Any) -> None:
+    whole, later = tiny.sample(sampler, samples=4), tiny.sample(sampler, samples=2, first_sample=2)
+    same = ["problem_id", "sample", "prompt_ids", "response_ids", "reward", "finish_reason"]
+    assert later.select(same).equals(whole.filter(pl.col("sample") >= 2).select(same))
+
+
+def test_rewards_use_the_metadata_of_a_problem(sampler: Any, tiny: Any) -> None:
+    pytest.importorskip("reasoning_gym")
+    problems = tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:number_format"), answer=pl.lit("2"))
+    sums = {}
+    for solution in (2, -1):
+        known = problems.with_columns(metadata=pl.lit(json.dumps({"metadata": {"solution": solution}})))
+        rollouts = tiny.sample(sampler, known, samples=64)
+        texts = sampler.tokenizer.batch_decode(rollouts["response_ids"].to_list(), skip_special_tokens=True)
+        right = [text.strip().isdigit() and int(text) == solution for text in texts]
+        assert all(reward == 1 for reward, here in zip(rollouts["reward"], right, strict=True) if here)
+        sums[solution] = rollouts["reward"].sum()
+    assert sums[2] != sums[-1]
+    for without in (problems, problems.with_columns(metadata=pl.lit(None, dtype=pl.String))):
+        with pytest.raises(RolloutError, match="number_format needs the metadata"):
+            tiny.sample(sampler, without)
+
+
+def test_refused_tasks_are_refused_before_anything_is_sampled(
+    sampler: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "_generate", None)
+    with pytest.raises(RolloutError, match="task spiral_matrix is refused"):
+        tiny.sample(sampler, tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:spiral_matrix")))
+
+
+def test_top_p_samples_from_the_most_probable_tokens_only(sampler: Any, tiny: Any, tmp_path: Path) -> None:
+    import dataclasses
+
+    import torch
+
+    policy = tiny.save(tiny.folder, seed=0)
+    monkey = dataclasses.replace(tiny.sampling, top_p=0.5)
+    sampler.sampling, kept = monkey, sampler.sampling
+    try:
+        rollouts = tiny.sample(sampler, samples=8)
+    finally:
+        sampler.sampling = kept
+    assert rollouts["response_ids"].to_list() != tiny.sample(sampler, samples=8)["response_ids"].to_list()
+    for row in rollouts.iter_rows(named=True):
+        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
+        with torch.no_grad():
+            chances = torch.softmax(policy(ids).logits[0].double(), -1)
+        begin = len(row["prompt_ids"]) - 1
+        for place, token in enumerate(row["response_ids"]):
+            ordered, tokens = chances[begin + place].sort(descending=True)
+            count = int((ordered.cumsum(0) - ordered < 0.5).sum())
+            nucleus = dict(
+                zip(tokens[:count].tolist(), (ordered[:count] / ordered[:count].sum()).tolist(), strict=True)
+            )
+            assert token in nucleus
+            assert abs(torch.tensor(nucleus[token]).log().item() - row["logprobs"][place]) < 1e-4
+
+
+@pytest.mark.parametrize("top_p", [0.0, -1.0, 1.5])
+def test_a_top_p_outside_its_range_is_refused(top_p: float) -> None:
+    with pytest.raises(RolloutError, match="top_p is"):
+        Sampling(top_p=top_p)

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, load_problems, source_from, verifier
+from isocompute.rollout import RolloutError, load_checked, load_problems, source_from, verifier
+from isocompute.rollout.refused import REFUSED
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_other_tasks_ask_with_their_question_and_accept_their_answer(task: str) 
     pytest.importorskip("reasoning_gym")
     table = load_problems(source_from({"kind": "reasoning_gym", "task": task, "train": 5, "validation": 3}))
     right = verifier(f"reasoning_gym:{task}")
-    assert all(right(answer, answer) for answer in table["answer"])
+    assert all(right(*row) for row in table.select("answer", pl.col("answer").alias("again"), "metadata").iter_rows())
 
 
 def test_only_a_full_score_is_a_success() -> None:
@@ -83,3 +84,51 @@ def test_a_hub_dataset_needs_a_pinned_revision() -> None:
     pytest.importorskip("datasets")
     with pytest.raises(RolloutError, match="no revision"):
         load_problems(source_from({"kind": "hub", "dataset": "somebody/something"}))
+
+
+WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rush_hour"}
+"""Tasks of reasoning-gym that score a response by its metadata and give no answer of their own."""
+
+
+def test_every_task_is_refused_or_its_problems_score_their_own_answers() -> None:
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    for task in sorted(set(reasoning_gym.factory.DATASETS) - set(REFUSED)):
+        source = source_from({"kind": "reasoning_gym", "task": task, "train": 3, "validation": 1})
+        if task in WITHOUT_ANSWER:
+            with pytest.raises(RolloutError, match=f"reasoning_gym:{task} is refused: 1 of the first 1 problems"):
+                load_problems(source)
+            continue
+        loaded = load_checked(source)
+        assert len(loaded.problems) == 4, task
+        assert loaded.dropped.is_empty(), task
+        assert loaded.dropped.columns == ["problem_id", "prompt", "answer", "verifier", "reason"]
+
+
+def test_a_source_above_one_percent_of_wrong_answers_is_refused_and_one_below_is_filled_up(tmp_path: Path) -> None:
+    pytest.importorskip("reasoning_gym")
+    path = tmp_path / "own.jsonl"
+    # gcd's scorer is that of a text: an answer with white space round it is not the text that is left of it.
+    answers = [str(i) for i in range(400)]
+    answers[7], answers[11] = " 7", "  "
+    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(400)], "answer": answers})
+    frame.write_ndjson(path)
+    own = {"kind": "file", "path": str(path), "verifier": "reasoning_gym:gcd"}
+    loaded = load_checked(source_from({**own, "train": 298, "validation": 100}))
+    assert len(loaded.problems) == 398
+    assert loaded.problems.filter(pl.col("answer").is_in([" 7", "  "])).is_empty()
+    assert {row["answer"]: row["reason"] for row in loaded.dropped.iter_rows(named=True)} == {
+        " 7": "its own answer does not score 1", "  ": "it has no reference answer",
+    }  # fmt: skip
+    assert loaded.dropped["problem_id"].is_in(loaded.problems["problem_id"].to_list()).sum() == 0
+    frame.with_columns(answer=" " + pl.col("answer")).write_ndjson(path)
+    with pytest.raises(RolloutError, match=r"file:own.jsonl is refused: 1 of the first 1 problems .*'\s?\d+'\)$"):
+        load_checked(source_from({**own, "train": 20, "validation": 20}))
+
+
+def test_reference_answers_for_math_are_scored_in_a_box(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    path = tmp_path / "own.jsonl"
+    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(3)], "answer": ["1/2", "x^2", r"\frac{3}{4}"]})
+    frame.write_ndjson(path)
+    own = {"kind": "file", "path": str(path), "verifier": "math", "train": 2, "validation": 1}
+    assert len(load_problems(source_from(own))) == 3

@@ -9,5 +9,13 @@ class SyncError(LearnerError):
     """The sampler does not hold the learner's weights."""
 
 
+class DivergenceError(LearnerError):
+    """The policy has diverged: its gradient, its loss or its own log-probabilities are not finite."""
+
+
+class RankError(LearnerError):
+    """A learner rank died or did not answer in time; its group must be reset before it is used again."""
+
+
 class CheckpointError(LearnerError):
     """A checkpoint cannot be read or written."""

@@ -1,90 +1,30 @@
-"""Learner ranks as Ray actors in a placement group, with ``torch.distributed`` between them.
+"""Learner ranks as Ray actors in a placement group: they take every update together, or end together.
 
-The actor is a thin wrapper round ``Learner``; the group shows the same methods as one learner does, so the
-training loop does not know which of the two it drives.
+The group shows the same methods as one learner does, so the training loop does not know which of the two it drives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import torch
-import torch.distributed as dist
 
 from .config import LearnerConfig
-from .errors import LearnerError
-from .learner import Learner, UpdateReport
-
-COLLECTIVE_PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for another in the middle of an update before it fails."""
-
-
-class RankActor:
-    """One rank: joins the process group, then is a ``Learner``."""
-
-    def __init__(self, rank: int, world_size: int, device: str) -> None:
-        self._rank, self._world_size, self._device = rank, world_size, device
-
-    def host(self) -> tuple[str, int]:
-        """Open the store at which the ranks meet, on a free port of this rank's machine, and say where."""
-        import ray
-
-        machine = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(
-            machine, 0, self._world_size, is_master=True, timeout=COLLECTIVE_PATIENCE, wait_for_workers=False
-        )
-        return machine, self._store.port
-
-    def join(self, machine: str, port: int) -> None:
-        """Join the process group."""
-        if self._device == "cpu":
-            torch.set_num_threads(1)
-        if self._rank:
-            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=COLLECTIVE_PATIENCE)
-        dist.init_process_group(
-            "gloo" if self._device == "cpu" else "nccl",
-            store=self._store,
-            rank=self._rank,
-            world_size=self._world_size,
-            timeout=COLLECTIVE_PATIENCE,
-        )
-
-    def load(self, model: str, config: LearnerConfig) -> None:
-        """Load the policy."""
-        self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
-
-    def reset(self, config: LearnerConfig) -> None:
-        """See ``Learner.reset``."""
-        self._learner.reset(config)
-
-    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Update from this rank's share."""
-        return self._learner.update(rollouts)
-
-    def sync_error(self, rollouts: pl.DataFrame) -> float:
-        """See ``Learner.sync_error``."""
-        return self._learner.sync_error(rollouts)
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's tensors, on the CPU."""
-        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
-
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See ``Learner.state``; on the CPU, as the driver may have no device."""
-        tensors, values = self._learner.state()
-        return {name: tensor.cpu() for name, tensor in tensors.items()}, values
-
-    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """See ``Learner.load_state``."""
-        self._learner.load_state(tensors, values)
+from .errors import LearnerError, RankError
+from .learner import UpdateReport
+from .rank import RankActor
+from .waiting import outcomes
 
 
 class LearnerGroup:
     """Ranks that take every update together.
+
+    Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
+    as well; a group whose ranks did not all refuse alike is broken, and its ranks are ended. ``reset`` starts new
+    ones in their place. No wait is without an end, and each says what it waited for.
 
     Args:
         model: The base model.
@@ -92,10 +32,13 @@ class LearnerGroup:
         world_size: Ranks.
         device: ``cpu`` or ``cuda``; one processor of it a rank.
         patience: Seconds to wait for places in the cluster, and again for the ranks to start and to meet.
+        load_patience: Seconds for the ranks to load the model.
+        update_patience: Seconds for an update, and for any other call.
+        grace: Seconds that the peers of a rank that failed have to end their call, too.
 
     Raises:
-        LearnerError: The cluster has no room for the ranks, a rank did not start or died, or the model
-            cannot be loaded. Nothing is left of the group.
+        LearnerError: The cluster is too small or has no room for the ranks, a rank did not start or died, or the
+            model cannot be loaded. Nothing is left of the group.
     """
 
     def __init__(
@@ -106,63 +49,61 @@ class LearnerGroup:
         world_size: int,
         device: str = "cpu",
         patience: float = 300.0,
+        load_patience: float = 1800.0,
+        update_patience: float = 1800.0,
+        grace: float = 5.0,
     ) -> None:
-        import ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         if world_size < 1:
             raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
-        kind = "CPU" if device == "cpu" else "GPU"
-        self.config, self.version = config, 0
+        self.model, self.config, self.version = str(model), config, 0
+        self._world_size, self._device = world_size, device
+        self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
+        self._grace = grace
         self._ranks: list[Any] = []
-        self._placement = placement_group([{"CPU": 1.0, kind: 1.0}] * world_size, strategy="PACK")
-        try:
-            # Unlike ready(), wait() asks no worker process, so that no room and no workers are told apart.
-            if not self._placement.wait(patience):
-                raise LearnerError(
-                    f"{world_size} ranks need {world_size} {kind}s, and in {patience:g} s the cluster, which has "
-                    f"{ray.cluster_resources().get(kind, 0):g} in all, had no room for them"
-                )
-            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if kind == "CPU" else 1)(RankActor)
-            strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
-            self._ranks = [
-                actor.options(scheduling_strategy=strategy).remote(rank, world_size, device)
-                for rank in range(world_size)
-            ]
-            (meeting,) = self._wait([self._ranks[0].host.remote()], "start", patience)
-            self._wait([rank.join.remote(*meeting) for rank in self._ranks], "meet", patience)
-            # A large model may take its time; a rank that dies of it is noticed.
-            self._wait([rank.load.remote(str(model), config) for rank in self._ranks], "load the model")
-        except BaseException:
-            self.close()
-            raise
+        self._placement: Any = None
+        self._start(config)
+
+    @property
+    def broken(self) -> bool:
+        """Whether its ranks were ended, so that it must be reset before it is used again."""
+        return not self._ranks
 
     def reset(self, config: LearnerConfig) -> None:
-        """Take every rank back to the base model, a fresh optimizer and version 0."""
-        self._wait([rank.reset.remote(config) for rank in self._ranks], "reset")
+        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
+
+        Raises:
+            LearnerError: As when the group was made.
+        """
+        if self.broken:
+            self._start(config)
+        else:
+            self._wait([rank.reset.remote(config) for rank in self._ranks], "reset")
         self.config, self.version = config, 0
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Deal the responses out to the ranks by index and take one step together; see ``Learner.update``."""
-        world = len(self._ranks)
-        shares = [rollouts[i::world] for i in range(world)]
-        updates = [rank.update.remote(share) for rank, share in zip(self._ranks, shares, strict=True)]
+        """Deal the responses out to the ranks by index and take one step together; see ``Learner.update``.
+
+        Raises:
+            RankError: A rank died or did not answer in time; the group is broken.
+        """
+        ranks = self._in_use()
+        shares = [rollouts[i :: len(ranks)] for i in range(len(ranks))]
+        updates = [rank.update.remote(share) for rank, share in zip(ranks, shares, strict=True)]
         first: UpdateReport = self._wait(updates, "update")[0]
         self.version += 1
         return first
 
     def sync_error(self, rollouts: pl.DataFrame) -> float:
         """See ``Learner.sync_error``; asked of the first rank."""
-        return float(self._wait([self._ranks[0].sync_error.remote(rollouts)], "compare")[0])
+        return float(self._wait([self._in_use()[0].sync_error.remote(rollouts)], "compare")[0])
 
     def weights(self) -> Any:
         """The first rank's tensors; all ranks hold the same."""
-        return iter(self._wait([self._ranks[0].weights.remote()], "hand over the weights")[0].items())
+        return iter(self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0].items())
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The first rank's state."""
-        tensors, values = self._wait([self._ranks[0].state.remote()], "hand over the state")[0]
+        tensors, values = self._wait([self._in_use()[0].state.remote()], "hand over the state")[0]
         return tensors, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
@@ -170,40 +111,82 @@ class LearnerGroup:
         import ray
 
         kept = ray.put(tensors)
-        self._wait([rank.load_state.remote(kept, values) for rank in self._ranks], "load the state")
+        self._wait([rank.load_state.remote(kept, values) for rank in self._in_use()], "load the state")
         self.version = int(values["version"])
 
     def close(self) -> None:
-        """End the ranks and free their places."""
+        """End the ranks, whatever they are in the middle of, and free their places."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
         for rank in self._ranks:
             ray.kill(rank)
-        self._ranks = []
-        remove_placement_group(self._placement)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+        self._ranks, self._placement = [], None
+
+    def _start(self, config: LearnerConfig) -> None:
+        """Find places, start the ranks in them, let them meet and load the model; all of it or nothing."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        try:
+            self._find_places()
+            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else 1)(RankActor)
+            strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
+            # Without a name nobody can take a rank for its own, and it ends with the process that started it.
+            self._ranks = [
+                actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device)
+                for rank in range(self._world_size)
+            ]
+            (meeting,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
+            self._wait([rank.join.remote(*meeting) for rank in self._ranks], "meet", self._patience)
+            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
+            self._wait(loads, "load the model", self._load_patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _find_places(self) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+
+        ranks, kinds = self._world_size, ("CPU",) if self._device == "cpu" else ("GPU", "CPU")
+        cluster = ray.cluster_resources()
+        for kind in kinds:
+            if cluster.get(kind, 0) < ranks:
+                raise LearnerError(
+                    f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
+                )
+        self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
+        # Unlike ready(), wait() asks no worker process, so that no room and no workers are told apart.
+        if not self._placement.wait(self._patience):
+            raise LearnerError(
+                f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
+                f"{cluster[kinds[0]]:g} in all, had no room for them"
+            )
+
+    def _in_use(self) -> list[Any]:
+        if self.broken:
+            raise RankError("the group has no ranks since one of them failed or it was closed: reset it to start new")
+        return self._ranks
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls; the first that fails ends the wait, since its peers may wait for it for ever."""
-        import ray
+        """Results of the calls.
 
-        pending = list(calls)
-        while pending:
-            done, pending = ray.wait(pending, timeout=patience)
-            if not done:
-                raise LearnerError(
-                    f"{len(pending)} of {len(calls)} ranks did not {task} in {patience:g} s: "
-                    "see raylet.err in the logs of the Ray session"
-                )
-            try:
-                ray.get(done)
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, LearnerError):
-                    raise error.cause from None
-                raise
-            except ray.exceptions.RayActorError as error:
-                reason = str(error).strip().splitlines()[0]
-                raise LearnerError(
-                    f"rank {calls.index(done[0])} of {len(calls)} died before it could {task} ({reason})"
-                ) from None
-        return list(ray.get(list(calls)))
+        The ranks stay in use when every one asked refused with an error of the learner, before which it made no
+        change. After any other error, or none from some of them, nobody knows what they hold.
+        """
+        patience = self._update_patience if patience is None else patience
+        try:
+            found = outcomes(calls, patience=patience, grace=self._grace)
+            error = found.error(task, patience)
+        except BaseException:
+            # Interrupted, in the middle of whatever the ranks are doing.
+            self.close()
+            raise
+        if error is None:
+            return found.values
+        if not found.all_refused:
+            self.close()
+        raise error from None

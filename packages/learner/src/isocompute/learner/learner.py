@@ -15,9 +15,9 @@ import torch.distributed as dist
 from . import policy as policies
 from .batch import MicroBatch, micro_batches
 from .config import LearnerConfig
-from .errors import LearnerError, SyncError
+from .errors import DivergenceError, LearnerError, SyncError
 from .losses import TokenTerms, importance_weights, kl_k3, policy_loss
-from .sync import check_sync, largest_difference
+from .sync import check_finite, check_sync, compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +91,15 @@ class Learner:
         """Largest |sampler − learner| log-probability difference over all responses (nats).
 
         Raises:
+            DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: There is no response token to compare.
         """
-        worst = [self._difference(batch) for batch in self._batches(rollouts)]
-        if not worst:
+        compared = [self._compared(batch) for batch in self._batches(rollouts)]
+        if not compared:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
-        return float(torch.stack(worst).max())
+        difference, broken = torch.stack(compared).amax(0).tolist()
+        check_finite(broken, step=self.version + 1)
+        return float(difference)
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
         """Take one optimizer step.
@@ -110,47 +113,27 @@ class Learner:
         Raises:
             SyncError: The responses were sampled with other weights than the learner's. The policy is as
                 it was.
-            LearnerError: No rank has a response token, the rollouts do not fit the model, or the gradient is
-                not finite. The policy is as it was.
+            DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite. The
+                policy is as it was.
+            LearnerError: No rank has a response token, or the rollouts do not fit the model. The policy is as
+                it was.
         """
-        stale = rollouts.filter(pl.col("weights_version") != self.version)
-        if self._total(len(stale)):
-            versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
-            raise SyncError(
-                f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
-                f"and the learner is at {self.version}: a sync was skipped"
-            )
+        self._check_version(rollouts)
         tokens = self._total(int(rollouts["response_ids"].list.len().sum()))
         if not tokens:
             raise LearnerError(f"step {self.version + 1} has no response token to learn from")
-        self._optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(4, dtype=torch.float64, device=self.device)
-        error = 0.0
-        for index, batch in enumerate(self._batches(rollouts)):
-            terms = self._terms(self.policy, batch)
-            if index == 0:
-                error = self._verify(terms, batch)
-            loss, parts = self._objective(terms, batch)
-            (loss.sum() / tokens).backward()
-            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts)]).double()
-        if not rollouts["response_ids"].list.len().sum():
-            # This rank's share is empty, and the others wait for its word.
-            error = self._verify(None, None)
+        error, sums = self._backward(rollouts, tokens)
         norm = self._reduce_gradients()
-        if not math.isfinite(norm):
-            raise LearnerError(
-                f"step {self.version + 1} has a gradient that is not finite ({norm}): an advantage or a "
-                "log-probability of the batch is not finite, or the policy has diverged; no update was made"
-            )
+        self._all_reduce(sums)
+        loss, weight, kl, entropy = (sums[:4] / tokens).tolist()
+        self._check_outcome(norm, loss, *sums[4:].tolist())
         rate = self.config.learning_rate_at(self.version + 1)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
         self.version += 1
-        self._all_reduce(sums)
-        loss_mean, weight, kl, entropy = (sums / tokens).tolist()
         return UpdateReport(
-            loss=loss_mean,
+            loss=loss,
             kl=kl,
             entropy=entropy,
             importance_weight=weight,
@@ -158,6 +141,53 @@ class Learner:
             learning_rate=rate,
             sync_error=error,
         )
+
+    def _check_version(self, rollouts: pl.DataFrame) -> None:
+        stale = rollouts.filter(pl.col("weights_version") != self.version)
+        if self._total(len(stale)):
+            versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
+            raise SyncError(
+                f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
+                f"and the learner is at {self.version}: a sync was skipped"
+            )
+
+    def _backward(self, rollouts: pl.DataFrame, tokens: int) -> tuple[float, torch.Tensor]:
+        """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
+
+        Returns:
+            The difference to the sampler (of all ranks), and this rank's sums over tokens: objective, importance
+            weight, KL, entropy, then how many log-probabilities of the learner and of the sampler are not finite.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(6, dtype=torch.float64, device=self.device)
+        error = None
+        for batch in self._batches(rollouts):
+            terms = self._terms(self.policy, batch)
+            if error is None:
+                error = self._verify(compared(terms, batch))
+            loss, parts = self._objective(terms, batch)
+            (loss.sum() / tokens).backward()
+            broken = [(~logprobs.isfinite()).sum() for logprobs in (terms.logprobs, batch.sampler_logprobs)]
+            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts), *broken]).double()
+        if error is None:
+            # This rank's share is empty, and the others wait for its word.
+            error = self._verify(torch.zeros(2, device=self.device))
+        return error, sums
+
+    def _check_outcome(self, norm: float, loss: float, learner_broken: float, sampler_broken: float) -> None:
+        """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does."""
+        step = self.version + 1
+        check_finite(learner_broken, step=step)
+        check_sync(float("inf") if sampler_broken else 0.0, self.config.sync_tolerance, step=step)
+        if not math.isfinite(norm):
+            raise DivergenceError(
+                f"step {step} has a gradient that is not finite ({norm}): an advantage of the batch is not finite, "
+                "or the policy has diverged; no update was made"
+            )
+        if not math.isfinite(loss):
+            raise DivergenceError(
+                f"step {step} has a loss that is not finite ({loss}): the policy has diverged; no update was made"
+            )
 
     def _batches(self, rollouts: pl.DataFrame) -> Iterator[MicroBatch]:
         if "advantage" not in rollouts.columns:
@@ -168,19 +198,18 @@ class Learner:
     def _terms(self, policy: Any, batch: MicroBatch) -> TokenTerms:
         return policies.terms(policy, batch, temperature=self.config.temperature)
 
-    def _difference(self, batch: MicroBatch) -> torch.Tensor:
+    def _compared(self, batch: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            return largest_difference(self._terms(self.policy, batch), batch)
+            return compared(self._terms(self.policy, batch), batch)
 
-    def _verify(self, terms: TokenTerms | None, batch: MicroBatch | None) -> float:
+    def _verify(self, worst: torch.Tensor) -> float:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
-        # Collectives of GPUs take tensors of GPUs.
-        worst = torch.zeros((), dtype=torch.float64, device=self.device)
-        if terms is not None and batch is not None:
-            worst = largest_difference(terms, batch).double()
+        worst = worst.double()
         self._all_reduce(worst, dist.ReduceOp.MAX)
-        check_sync(float(worst), self.config.sync_tolerance, step=self.version + 1)
-        return float(worst)
+        difference, broken = worst.tolist()
+        check_finite(broken, step=self.version + 1)
+        check_sync(difference, self.config.sync_tolerance, step=self.version + 1)
+        return float(difference)
 
     def _objective(self, terms: TokenTerms, batch: MicroBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         weights = importance_weights(terms.logprobs, batch.sampler_logprobs, cap=self.config.importance_cap)

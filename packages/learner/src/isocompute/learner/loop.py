@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -10,12 +11,14 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from .advantages import with_advantages
+from .advantages import with_advantages, with_cohorts
 from .checkpoint import Checkpoint, Checkpoints
-from .errors import LearnerError
+from .errors import DivergenceError, LearnerError
 from .order import ProblemOrder
 from .protocols import Evaluator, Meter, Sampler
 from .sync import check_sync
+
+logger = logging.getLogger(__name__)
 
 
 class Updater(Protocol):
@@ -41,7 +44,7 @@ class RunConfig:
         rollouts_per_problem: n, at least 2.
         problems_per_batch: B_p.
         seed: Fixes the order of problems and every response's seed.
-        evaluate_every: Cumulative rollouts between evaluations, a multiple of B_p · n.
+        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n.
 
     Raises:
         LearnerError: n is 1 (a group baseline needs two), there is no problem in a batch, or the grid is no
@@ -73,12 +76,22 @@ class RunConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is: cumulative training counts and the evaluations so far."""
+    """How far a run is.
+
+    Attributes:
+        step: Updates taken.
+        rollouts: Rollouts generated for training so far, whatever became of them.
+        tokens: Their response tokens.
+        evals: Rows of the ``evals`` table so far.
+        diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
+            rollouts are counted, its update was not made. Never saved: the run would find it again.
+    """
 
     step: int
     rollouts: int
     tokens: int
     evals: list[dict[str, Any]]
+    diverged_at: int | None = None
 
 
 def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
@@ -93,12 +106,20 @@ def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
 def canary(learner: Updater, sampler: Sampler, problems: pl.DataFrame, *, run_id: str) -> pl.DataFrame:
     """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
 
+    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
+    the same, and ends the run as it did the first time.
+
     Raises:
         SyncError: The sampler does not hold the learner's weights.
+        DivergenceError: The log-probabilities of the base model itself are not finite.
     """
     sampler.sync(learner.weights(), learner.version)
-    rollouts = sampler.sample(problems.head(4), samples=2, seed=0, step=learner.version, phase="eval", run_id=run_id)
-    check_sync(learner.sync_error(rollouts), learner.config.sync_tolerance, step=learner.version + 1)
+    rollouts = sampler.sample(problems.head(4), samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    try:
+        check_sync(learner.sync_error(rollouts), learner.config.sync_tolerance, step=learner.version + 1)
+    except DivergenceError:
+        if learner.version == 0:
+            raise
     return rollouts
 
 
@@ -114,71 +135,131 @@ def train(
     progress: Progress,
     watch: Callable[[int, int, Mapping[str, float]], None],
 ) -> Progress:
-    """Train until the meter admits no further step.
+    """Train until the meter admits no further step, or the policy has diverged.
+
+    A longer run begins as a shorter one: nothing but ``meter`` knows where it ends.
 
     Args:
         run: The cell.
         problems: Training problems.
         sampler: Answers them; holds the learner's weights already (see ``canary``).
         learner: Learns.
-        evaluator: Called at step 0 and on the grid of cumulative rollouts.
+        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
         meter: The budget.
         count: Makes the meter's counts from a ``rollouts`` table.
         checkpoints: Where to save, after every evaluation.
         progress: From ``restore``.
-        watch: Told (step, cumulative rollouts, metrics) after each step and evaluation.
+        watch: Told (step, cumulative rollouts, metrics) after each step and evaluation. ``gradient_retries`` is
+            among the metrics of a step whose gradient was not finite at first.
 
     Returns:
         The progress at the end, its evaluations included.
+
+    Raises:
+        LearnerError: No advantages or no update can be made of what was sampled; that was charged before.
     """
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed)
-
-    def evaluate() -> None:
-        metrics: dict[str, float] = {}
-        with _timed(metrics, "evaluate_seconds"):
-            result = evaluator(step=progress.step, rollouts=progress.rollouts, tokens=progress.tokens)
-        meter.charge(progress.step, {"eval": count(result.rollouts_table)})
-        progress.evals.append(dict(result.row))
-        scores = {k: v for k, v in result.row.items() if "_at_" in k}
-        watch(progress.step, progress.rollouts, {**scores, **metrics})
-        tensors, values = learner.state()
-        kept = {k: v for k, v in asdict(progress).items() if k != "step"}
-        checkpoints.save(Checkpoint(step=progress.step, tensors=tensors, values=values, progress=kept))
-
+    cell = _Cell(run, order, sampler, learner, evaluator, meter, count, checkpoints, progress, watch)
     if progress.step == 0 and not progress.evals:
-        evaluate()
+        cell.evaluate()
     while meter.admit(progress.step + 1, run.batch_rollouts):
+        if not cell.take(progress.step + 1):
+            break
+        # On steps, not on what was counted: a failed rollout shifts no evaluation.
+        if progress.step * run.batch_rollouts % run.evaluate_every == 0:
+            cell.evaluate()
+    return progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """What ``train`` was given; its fields are described there."""
+
+    run: RunConfig
+    order: ProblemOrder
+    sampler: Sampler
+    learner: Updater
+    evaluator: Evaluator
+    meter: Meter
+    count: Callable[[pl.DataFrame], Any]
+    checkpoints: Checkpoints
+    progress: Progress
+    watch: Callable[[int, int, Mapping[str, float]], None]
+
+    def take(self, step: int) -> bool:
+        """Take a step: sample, charge, update, sync. False when the policy has diverged and no update was made."""
+        run, progress, config = self.run, self.progress, self.learner.config
         metrics: dict[str, float] = {}
-        step = progress.step + 1
         with _timed(metrics, "sample_seconds"):
-            rollouts = sampler.sample(
-                order.batch(step),
+            rollouts = self.sampler.sample(
+                self.order.batch(step),
                 samples=run.rollouts_per_problem,
                 seed=run.seed,
                 step=step,
                 phase="train",
                 run_id=run.run_id,
             )
-        batch = with_advantages(rollouts, filter_zero_variance=learner.config.filter_zero_variance)
-        cohorts = batch.partition_by("cohort", as_dict=True)
-        meter.charge(step, {str(cohort): count(rows) for (cohort,), rows in cohorts.items()})
+        # Before anything is asked of the rollouts: they were paid for, whatever is wrong with them.
+        self.charge(step, with_cohorts(rollouts, filter_zero_variance=config.filter_zero_variance))
+        batch = with_advantages(
+            rollouts, filter_zero_variance=config.filter_zero_variance, advantage_std=config.advantage_std
+        )
         with _timed(metrics, "update_seconds"):
-            trained = batch.filter(pl.col("cohort") == "trained")
-            # A batch of filtered groups only is paid for and teaches nothing.
-            report = asdict(learner.update(trained)) if len(trained) else {}
-        with _timed(metrics, "sync_seconds"):
-            sampler.sync(learner.weights(), learner.version)
-        progress.step = step
-        progress.rollouts += len(rollouts)
-        progress.tokens += int(rollouts["response_ids"].list.len().sum())
+            metrics |= self.learn(step, batch.filter(pl.col("cohort") == "trained"))
+        if progress.diverged_at is None:
+            with _timed(metrics, "sync_seconds"):
+                self.sampler.sync(self.learner.weights(), self.learner.version)
+            progress.step = step
         completed = batch.filter(pl.col("cohort") != "failed")
         if len(completed):
             metrics["reward"] = float(completed["reward"].to_numpy().mean())
             metrics["zero_variance_share"] = float(completed["zero_variance"].to_numpy().mean())
-        watch(step, progress.rollouts, {**report, **metrics})
-        if step * run.batch_rollouts % run.evaluate_every == 0:
-            evaluate()
-    return progress
+        self.watch(step, progress.rollouts, metrics)
+        return progress.diverged_at is None
+
+    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+        """Charge what a step generated, by cohort, and count it."""
+        cohorts = rollouts.partition_by("cohort", as_dict=True)
+        self.meter.charge(step, {str(cohort): self.count(rows) for (cohort,), rows in cohorts.items()})
+        self.progress.rollouts += len(rollouts)
+        self.progress.tokens += int(rollouts["response_ids"].list.len().sum())
+
+    def learn(self, step: int, trained: pl.DataFrame) -> dict[str, float]:
+        """Update, and say what it did; a batch of filtered groups only is paid for and teaches nothing.
+
+        A gradient that is not finite is tried once more on the same batch, since a device may err once. A policy
+        that has diverged errs again: the run then ends at this step, with the policy as it was.
+        """
+        if not len(trained):
+            return {}
+        for again in ({}, {"gradient_retries": 1.0}):
+            try:
+                return asdict(self.learner.update(trained)) | again
+            except DivergenceError as error:
+                logger.warning("run %s: %s", self.run.run_id, error)
+        self.progress.diverged_at = step
+        return {"gradient_retries": 1.0}
+
+    def evaluate(self) -> None:
+        """Evaluate, charge it, and save a checkpoint that continues after it."""
+        progress, metrics = self.progress, dict[str, float]()
+        with _timed(metrics, "evaluate_seconds"):
+            result = self.evaluator(
+                step=progress.step,
+                at=progress.step * self.run.batch_rollouts,
+                rollouts=progress.rollouts,
+                tokens=progress.tokens,
+            )
+        if result.rollouts_table is not None:
+            self.meter.charge(progress.step, {"eval": self.count(result.rollouts_table)})
+        progress.evals.append(dict(result.row))
+        scores = {k: v for k, v in result.row.items() if "_at_" in k}
+        self.watch(progress.step, progress.rollouts, {**scores, **metrics})
+        tensors, values = self.learner.state()
+        kept = {k: v for k, v in asdict(progress).items() if k not in ("step", "diverged_at")}
+        # A checkpoint that outlives its charges in a power cut could not be continued.
+        self.meter.sync()
+        self.checkpoints.save(Checkpoint(step=progress.step, tensors=tensors, values=values, progress=kept))
 
 
 @contextmanager

@@ -31,8 +31,16 @@ class Sampler(Protocol):
 class Evaluator(Protocol):
     """Measures the policy on problems that it does not train on."""
 
-    def __call__(self, *, step: int, rollouts: int, tokens: int) -> Evaluation:
-        """Evaluate after ``step`` updates, ``rollouts`` generated and ``tokens`` sampled for training."""
+    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluation:
+        """Evaluate the policy.
+
+        Args:
+            step: Updates taken.
+            at: The point of the grid, step · B_p · n, on which the evaluation's seeds may depend: one and the
+                same for all runs, whatever failed in one of them.
+            rollouts: What was counted as generated for training, failed tries included.
+            tokens: Response tokens of these.
+        """
         ...
 
 
@@ -45,8 +53,11 @@ class Evaluation(Protocol):
         ...
 
     @property
-    def rollouts_table(self) -> pl.DataFrame:
-        """The responses behind it, as a ``rollouts`` table."""
+    def rollouts_table(self) -> pl.DataFrame | None:
+        """The responses behind it, as a ``rollouts`` table; None when they were charged elsewhere.
+
+        So it is with an evaluation at step 0 that several runs share: nothing is charged to this one.
+        """
         ...
 
 
@@ -59,4 +70,8 @@ class Meter(Protocol):
 
     def charge(self, step: int, counts: Mapping[str, Any]) -> None:
         """Record counts by cohort."""
+        ...
+
+    def sync(self) -> None:
+        """Put every charge on the disk; asked before a checkpoint that follows from them is saved."""
         ...

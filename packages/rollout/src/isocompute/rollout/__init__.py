@@ -5,19 +5,21 @@ from .errors import RolloutError
 from .evaluation import EvaluationResult, evaluate, successes
 from .samplers import Sampling, open_sampler
 from .seeds import response_seed
-from .sources import HubSource, LocalSource, ReasoningGymSource, load_problems, source_from
+from .sources import HubSource, Loaded, LocalSource, ReasoningGymSource, load_checked, load_problems, source_from
 from .verifiers import verifier
 
 __all__ = [
     "DifficultySplit",
     "EvaluationResult",
     "HubSource",
+    "Loaded",
     "LocalSource",
     "ReasoningGymSource",
     "RolloutError",
     "Sampling",
     "evaluate",
     "histogram",
+    "load_checked",
     "load_problems",
     "open_sampler",
     "response_seed",

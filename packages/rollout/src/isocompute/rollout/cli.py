@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,12 @@ from . import tables
 from .difficulty import DifficultySplit, split, with_pass_rates
 from .errors import RolloutError
 from .samplers import KINDS, Sampling, open_sampler
-from .sources import load_problems, source_from
+from .sources import load_checked, source_from
 from .verifiers import verifier
 
+PHASES = ("difficulty", "baseline", "eval")
+NAMED = 3
+"""Dropped problems that are named."""
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
 
 
@@ -96,7 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--problems", required=True, help=SOURCE)
     two.add_argument("--samples", type=int, default=16, help="responses per problem (default 16)")
     two.add_argument("--sampler", default="vllm", choices=KINDS)
+    two.add_argument(
+        "--phase", default="difficulty", choices=PHASES,
+        help="what the responses are for: to select problems (difficulty, the default), to measure those selected "
+        "(baseline) or to evaluate; each has seeds of its own",
+    )  # fmt: skip
     two.add_argument("--temperature", type=float, default=1.0)
+    two.add_argument("--top-p", type=float, default=1.0, help="share of the probability sampled from (default 1)")
     two.add_argument("--max-new-tokens", type=int, default=16)
     two.add_argument("--max-prompt-tokens", type=int, default=48)
     two.add_argument("--seed", type=int, default=0)
@@ -111,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     four = commands.add_parser("difficulty", help="add pass rates to problems")
     four.add_argument("rollouts", help=SOURCE)
     four.add_argument("--problems", required=True, help=SOURCE)
+    four.add_argument("--fresh", action="store_true", help="responses that selected nothing: add fresh pass rates")
     five = commands.add_parser("split", help="choose the problems of an interval of pass rates")
     five.add_argument("problems", help=SOURCE)
     five.add_argument("--interval", type=float, nargs=2, required=True, metavar=("LOWEST", "HIGHEST"))
@@ -130,29 +142,52 @@ def _problems(arguments: argparse.Namespace) -> Made:
     except (OSError, yaml.YAMLError) as error:
         raise RolloutError(f"{arguments.config}: cannot be read ({str(error).splitlines()[0]})") from None
     if not isinstance(settings, dict):
-        raise RolloutError(f"{arguments.config}: has to be a mapping with the key kind")
-    table = load_problems(source_from(settings))
-    return Made(name="problems", table=table, said=f"{len(table):,} problems", params=settings)
+        raise RolloutError(f"{arguments.config}: must be a mapping with the key kind")
+    loaded = load_checked(source_from(settings))
+    said = f"{len(loaded.problems):,} problems"
+    if len(loaded.dropped):
+        some = ", ".join(
+            f"{row['problem_id']} ({row['reason']}: {row['answer'][:40]!r})"
+            for row in loaded.dropped.head(NAMED).iter_rows(named=True)
+        )
+        said = f"{len(loaded.dropped):,} dropped, such as {some}; {said}"
+    return Made(
+        name="problems", table=loaded.problems, said=said, params=settings,
+        metrics={"dropped_problems": float(len(loaded.dropped))},
+    )  # fmt: skip
 
 
 def _generate(arguments: argparse.Namespace) -> Made:
     problems = tables.read(arguments.problems, "problems")
     sampling = Sampling(
         temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens,
-        max_prompt_tokens=arguments.max_prompt_tokens,
+        max_prompt_tokens=arguments.max_prompt_tokens, top_p=arguments.top_p,
     )  # fmt: skip
     if arguments.samples < 1:
-        raise RolloutError(f"--samples is {arguments.samples}; it has to be at least 1")
+        raise RolloutError(f"--samples is {arguments.samples}; it must be at least 1")
     sampler = open_sampler(arguments.sampler, arguments.model, sampling, **_server(arguments))
     with contextlib.closing(sampler):
         rollouts = sampler.sample(
-            problems, samples=arguments.samples, seed=arguments.seed, step=0, phase="eval", run_id="generate"
-        )
+            problems, samples=arguments.samples, seed=arguments.seed, step=0, phase=arguments.phase,
+            run_id=_run_id(arguments, problems, sampling),
+        )  # fmt: skip
     params = {
         name: getattr(arguments, name)
-        for name in ("model", "sampler", "samples", "temperature", "max_new_tokens", "seed")
+        for name in ("model", "sampler", "samples", "phase", "temperature", "top_p", "max_new_tokens", "seed")
     }
     return _rewarded(rollouts, sources={"problems": arguments.problems}, params=params)
+
+
+def _run_id(arguments: argparse.Namespace, problems: pl.DataFrame, sampling: Sampling) -> str:
+    """Hash of what was asked, so that responses of two seeds, say, are two runs and read as one table."""
+    columns = [name for name in ("problem_id", "prompt", "answer", "verifier", "metadata") if name in problems.columns]
+    asked = {
+        **{name: getattr(arguments, name) for name in ("model", "sampler", "samples", "seed", "phase")},
+        "served_model": arguments.served_model,
+        "sampling": asdict(sampling),
+        "problems": hashlib.sha256(problems.select(columns).write_json().encode()).hexdigest(),
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _server(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -171,20 +206,21 @@ def _server(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _score(arguments: argparse.Namespace) -> Made:
-    from .samplers.base import load_tokenizer
+    from .samplers.base import load_tokenizer, metadata_of
 
     rollouts = tables.read(arguments.rollouts, "rollouts")
-    known = tables.read(arguments.problems, "problems").select("problem_id", "answer", "verifier")
+    known = tables.read(arguments.problems, "problems")
+    known = known.select("problem_id", "answer", "verifier", metadata=pl.Series(metadata_of(known), dtype=pl.String))
     joined = rollouts.join(known, on="problem_id", how="left", maintain_order="left")
     lost = joined.filter(pl.col("verifier").is_null())["problem_id"].unique()
     if len(lost):
         raise RolloutError(f"{arguments.problems}: lacks {len(lost)} problems answered, such as {lost[0]}")
     tokenizer = load_tokenizer(arguments.model)
     texts = tokenizer.batch_decode(joined["response_ids"].to_list(), skip_special_tokens=True)
-    columns = (joined[name].to_list() for name in ("answer", "verifier", "finish_reason"))
+    columns = (joined[name].to_list() for name in ("answer", "verifier", "metadata", "finish_reason"))
     rewards = [
-        float(reason != "aborted" and verifier(rule)(text, answer))
-        for text, answer, rule, reason in zip(texts, *columns, strict=True)
+        float(reason != "aborted" and verifier(rule)(text, answer, metadata))
+        for text, answer, rule, metadata, reason in zip(texts, *columns, strict=True)
     ]
     scored = rollouts.with_columns(reward=pl.Series(rewards, dtype=pl.Float32))
     return _rewarded(scored, sources={"rollouts": arguments.rollouts, "problems": arguments.problems})
@@ -200,13 +236,14 @@ def _rewarded(rollouts: pl.DataFrame, **other: Any) -> Made:
 
 def _difficulty(arguments: argparse.Namespace) -> Made:
     problems = tables.read(arguments.problems, "problems")
-    measured = with_pass_rates(problems, tables.read(arguments.rollouts, "rollouts"))
+    measured = with_pass_rates(problems, tables.read(arguments.rollouts, "rollouts"), fresh=arguments.fresh)
     if measured.is_empty():
         raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
-    mean = float(measured["pass_rate"].to_numpy().mean())
+    name = "fresh_pass_rate" if arguments.fresh else "pass_rate"
+    mean = float(measured[name].to_numpy().mean())
     return Made(
-        name="problems", table=measured, said=f"{len(measured):,} problems, mean pass rate {mean:.3f}",
-        metrics={"mean_pass_rate": mean},
+        name="problems", table=measured, said=f"{len(measured):,} problems, mean {name.replace('_', ' ')} {mean:.3f}",
+        metrics={f"mean_{name}": mean},
         sources={"rollouts": arguments.rollouts, "problems": arguments.problems},
     )  # fmt: skip
 

@@ -42,14 +42,32 @@ class DifficultySplit:
             raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
 
 
-def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered."""
+def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered.
+
+    What selects never measures: responses that selected problems say how hard those look, not how hard they are.
+
+    Args:
+        problems: A ``problems`` table.
+        rollouts: Responses to them.
+        fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
+
+    Raises:
+        RolloutError: Responses of phase ``difficulty`` are given as fresh, or those of phase ``baseline`` are not.
+    """
+    wrong = "difficulty" if fresh else "baseline"
+    if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
+        raise RolloutError(
+            f"the rollouts are of phase {wrong}; "
+            + ("they select problems, and fresh ones measure" if fresh else "they measure what was selected already")
+        )
+    name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = successes(rollouts).select(
         "problem_id",
-        pass_rate=pl.col("successes") / pl.col("samples"),
-        pass_rate_samples=pl.col("samples"),
+        (pl.col("successes") / pl.col("samples")).alias(name),
+        pl.col("samples").alias(f"{name}_samples"),
     )
-    return problems.drop("pass_rate", "pass_rate_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
+    return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:

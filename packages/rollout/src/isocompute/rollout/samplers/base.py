@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,14 @@ import pyarrow as pa
 
 from ..errors import RolloutError
 from ..seeds import response_seed
-from ..verifiers import verifier
+from ..verifiers import Verifier, verifier
+from .manifest import Shapes, check, manifest, not_loaded, shapes_of
 
 if TYPE_CHECKING:
     import torch
+
+
+NOT_WHOLE = "the latest sync failed, and the engine holds no whole model; sync it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,8 @@ class Sampling:
         temperature: Softmax temperature, above 0.
         max_new_tokens: Longest response (tokens), its end-of-sequence token included.
         max_prompt_tokens: Longest prompt (tokens).
+        top_p: Sample from the most probable tokens that together have this probability, above 0 and up to 1;
+            log-probabilities are those of the distribution that is left.
 
     Raises:
         RolloutError: A value is out of its range.
@@ -35,10 +41,13 @@ class Sampling:
     temperature: float = 1.0
     max_new_tokens: int = 16
     max_prompt_tokens: int = 48
+    top_p: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.temperature < 100:
             raise RolloutError(f"temperature is {self.temperature}; it has to lie above 0 and below 100")
+        if not 0 < self.top_p <= 1:
+            raise RolloutError(f"top_p is {self.top_p}; it must lie above 0 and be at most 1")
         for name in ("max_new_tokens", "max_prompt_tokens"):
             if getattr(self, name) < 1:
                 raise RolloutError(f"{name} is {getattr(self, name)}; it has to be at least 1")
@@ -69,6 +78,8 @@ class LocalSampler:
         self.sampling = sampling
         self.tokenizer = load_tokenizer(self.model)
         self._version = 0
+        self._whole = True
+        self._shapes: Shapes | None = None
         self._prompts: dict[str, list[int]] = {}
 
     @property
@@ -85,6 +96,7 @@ class LocalSampler:
         step: int,
         phase: str = "train",
         run_id: str = "",
+        first_sample: int = 0,
     ) -> pl.DataFrame:
         """Answer each problem ``samples`` times.
 
@@ -93,32 +105,38 @@ class LocalSampler:
             samples: Responses per problem.
             seed: The run's seed; every response's own is derived from it (``seeds.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
-            phase: ``train`` or ``eval``.
+            phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
             run_id: The run.
+            first_sample: Index of a problem's first response; above 0 where earlier tries have failed.
 
         Returns:
             The ``rollouts`` table sorted by problem and sample. ``response_ids`` holds the end-of-sequence
             token where it was sampled, since stopping is learnt too.
 
         Raises:
-            RolloutError: A prompt is longer than ``max_prompt_tokens``.
+            RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, or the
+                latest sync failed.
         """
+        if not self._whole:
+            raise RolloutError(NOT_WHOLE)
+        rules = [verifier(name) for name in problems.sort("problem_id")["verifier"].to_list()]
         problems = problems.sort("problem_id")
         ids = problems["problem_id"].to_list()
         prompts = [self._prompt(i, text) for i, text in zip(ids, problems["prompt"].to_list(), strict=True)]
         requests = [
             Request(prompt_ids=prompt, seed=response_seed(seed, phase, step, problem_id, sample))
             for problem_id, prompt in zip(ids, prompts, strict=True)
-            for sample in range(samples)
+            for sample in range(first_sample, first_sample + samples)
         ]
         responses = self._generate(requests)
-        rewards = self._rewards(problems, responses, samples)
+        rewards = self._rewards(problems, rules, responses, samples)
         return _table(
             requests,
             responses,
             rewards,
             ids,
             samples,
+            first_sample=first_sample,
             step=step,
             phase=phase,
             run_id=run_id,
@@ -126,9 +144,27 @@ class LocalSampler:
         )
 
     def sync(self, weights: Any, version: int) -> None:
-        """Take over weights by their Hugging Face names, and stamp what is sampled with ``version``."""
-        self._load(weights)
-        self._version = version
+        """Take over weights by their Hugging Face names, and stamp what is sampled with ``version``.
+
+        Raises:
+            RolloutError: A tensor is missing, unknown or of another shape. After any failure nothing is sampled
+                until a sync succeeds.
+        """
+        self._whole = False
+        tensors = named_tensors(weights)
+        self.check(shapes_of(tensors))
+        self._load(tensors)
+        self._version, self._whole = version, True
+
+    def check(self, given: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+        """Compare the names and shapes that a sync brings with the model's.
+
+        Raises:
+            RolloutError: They differ.
+        """
+        if self._shapes is None:
+            self._shapes = manifest(self.model)
+        check(self._shapes, given)
 
     def close(self) -> None:
         """Free the engine."""
@@ -140,25 +176,34 @@ class LocalSampler:
         raise AttributeError("a sampler says how it loads weights")
 
     def _prompt(self, problem_id: str, text: str) -> list[int]:
-        if problem_id not in self._prompts:
+        # By text: two tables may give one id to two prompts.
+        if text not in self._prompts:
             ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
             if not 0 < len(ids) <= self.sampling.max_prompt_tokens:
                 raise RolloutError(
                     f"problem {problem_id} has a prompt of {len(ids)} tokens; it has to have between 1 and "
                     f"max_prompt_tokens = {self.sampling.max_prompt_tokens}"
                 )
-            self._prompts[problem_id] = ids
-        return self._prompts[problem_id]
+            self._prompts[text] = ids
+        return self._prompts[text]
 
-    def _rewards(self, problems: pl.DataFrame, responses: list[Response], samples: int) -> list[float]:
+    def _rewards(
+        self, problems: pl.DataFrame, rules: list[Verifier], responses: list[Response], samples: int
+    ) -> list[float]:
         # Batch decoding is several times cheaper than one call a response.
         texts = self.tokenizer.batch_decode([list(r.ids) for r in responses], skip_special_tokens=True)
-        rules = [verifier(name) for name in problems["verifier"].to_list()]
-        answers = problems["answer"].to_list()
+        answers, known = problems["answer"].to_list(), metadata_of(problems)
         return [
-            float(response.finish_reason != "aborted" and rules[i // samples](text, answers[i // samples]))
-            for i, (text, response) in enumerate(zip(texts, responses, strict=True))
+            float(response.finish_reason != "aborted" and rules[row](text, answers[row], known[row]))
+            for row, text, response in zip((i // samples for i in range(len(responses))), texts, responses, strict=True)
         ]
+
+
+def metadata_of(problems: pl.DataFrame) -> list[str]:
+    """What each problem's verifier needs besides the answer; nothing where a table has no such column."""
+    if "metadata" not in problems.columns:
+        return [""] * len(problems)
+    return [text or "" for text in problems["metadata"].to_list()]
 
 
 def load_tokenizer(model: str) -> Any:
@@ -190,12 +235,6 @@ def check_folder(model: str | Path) -> None:
         raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
 
 
-def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load, with the first words of its reason."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RolloutError(f"the base model {model} cannot be loaded ({lines[0] if lines else type(error).__name__})")
-
-
 def named_tensors(weights: Any) -> list[tuple[str, torch.Tensor]]:
     """Weights as a list, whatever they came as."""
     return list(weights.items() if hasattr(weights, "items") else weights)
@@ -208,6 +247,7 @@ def _table(
     problem_ids: list[str],
     samples: int,
     *,
+    first_sample: int,
     step: int,
     phase: str,
     run_id: str,
@@ -221,7 +261,9 @@ def _table(
             "step": pl.repeat(step, rows, dtype=pl.Int64, eager=True),
             "phase": pl.repeat(phase, rows, dtype=pl.String, eager=True),
             "problem_id": pl.Series(np.repeat(np.array(problem_ids, dtype=object), samples), dtype=pl.String),
-            "sample": pl.Series(np.tile(np.arange(samples, dtype=np.int32), len(problem_ids))),
+            "sample": pl.Series(
+                np.tile(np.arange(first_sample, first_sample + samples, dtype=np.int32), len(problem_ids))
+            ),
             "prompt_ids": _lists([r.prompt_ids for r in requests], np.int32),
             "response_ids": _lists([r.ids for r in responses], np.int32),
             "logprobs": _lists([r.logprobs for r in responses], np.float32),

@@ -116,7 +116,8 @@ class OpenAISampler(LocalSampler):
         """Return one response, or why there is none."""
         asked = {
             "model": self.served_model, "prompt": request.prompt_ids, "seed": request.seed, "logprobs": 1,
-            "temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens, "top_p": 1.0,
+            "temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens,
+            "top_p": self.sampling.top_p,
         }  # fmt: skip
         fields = self._fields
         try:

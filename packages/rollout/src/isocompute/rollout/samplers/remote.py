@@ -12,7 +12,8 @@ import polars as pl
 
 from ..errors import RolloutError
 from . import transfer
-from .base import Sampling, named_tensors
+from .base import NOT_WHOLE, Sampling, named_tensors
+from .manifest import shapes_of
 
 
 class Engine:
@@ -40,6 +41,10 @@ class Engine:
         """Return a ``rollouts`` table, as every sampler does."""
         answered: pl.DataFrame = self._sampler.sample(problems, **asked)
         return answered
+
+    def check(self, given: list[tuple[str, tuple[int, ...]]]) -> None:
+        """Compare the names and shapes that a sync brings with the model's, where the model is."""
+        self._sampler.check(given)
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
         """Call a method of vLLM's worker; what weight transfer is made of."""
@@ -110,6 +115,7 @@ class RemoteSampler:
         step: int,
         phase: str = "train",
         run_id: str = "",
+        first_sample: int = 0,
     ) -> pl.DataFrame:
         """Answer each problem ``samples`` times; see ``LocalSampler.sample``.
 
@@ -117,8 +123,11 @@ class RemoteSampler:
             RolloutError: A prompt is too long, the latest sync failed, or the engine's process has died.
         """
         if not self._whole:
-            raise RolloutError("the latest sync failed, and the engine holds no whole model; sync it again")
-        asked = {"samples": samples, "seed": seed, "step": step, "phase": phase, "run_id": run_id}
+            raise RolloutError(NOT_WHOLE)
+        asked = {
+            "samples": samples, "seed": seed, "step": step, "phase": phase, "run_id": run_id,
+            "first_sample": first_sample,
+        }  # fmt: skip
         answered: pl.DataFrame = self._call("sample", problems, asked)
         return answered
 
@@ -126,13 +135,16 @@ class RemoteSampler:
         """Send weights by their Hugging Face names, and stamp what is sampled with ``version``.
 
         Raises:
-            RolloutError: The engine did not take them over, and samples nothing until a sync succeeds.
+            RolloutError: A tensor is missing, unknown or of another shape, or the engine did not take them over. After
+                any failure nothing is sampled until a sync succeeds.
         """
         self._whole = False
+        tensors = named_tensors(weights)
+        self._call("check", shapes_of(tensors))
         if self._send is None:
             address = self._ray.util.get_node_ip_address()
             self._send = transfer.sender(self.transport, self._worker, address=address)
-        self._send(named_tensors(weights))
+        self._send(tensors)
         self._call("synced", version)
         self._version, self._whole = version, True
 

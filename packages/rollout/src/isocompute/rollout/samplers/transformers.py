@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, check_folder, named_tensors, not_loaded
+from .base import LocalSampler, Request, Response, Sampling, check_folder
+from .manifest import not_loaded
 
 
 class TransformersSampler(LocalSampler):
@@ -44,7 +45,7 @@ class TransformersSampler(LocalSampler):
         import torch
 
         with torch.no_grad():
-            self._policy.load_state_dict(dict(named_tensors(weights)))
+            self._policy.load_state_dict(dict(weights))
 
     def _generate(self, requests: list[Request]) -> list[Response]:
         # Prompts of one length need no padding, so a response's numbers do not depend on its neighbours.
@@ -72,6 +73,8 @@ class TransformersSampler(LocalSampler):
                 out = self._policy(input_ids=step_input, past_key_values=cache, use_cache=True)
                 cache = out.past_key_values
                 scores = torch.log_softmax(out.logits[:, -1].float() / self.sampling.temperature, -1).cpu()
+                if self.sampling.top_p < 1:
+                    scores = _nucleus(scores, self.sampling.top_p)
                 # Inverse transform of one uniform draw from each response's own generator.
                 draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
                 cumulative = scores.double().exp().cumsum(-1)
@@ -101,3 +104,14 @@ def _runs(order: list[int], requests: list[Request]) -> list[list[int]]:
         else:
             runs.append([index])
     return runs
+
+
+def _nucleus(scores: Any, top_p: float) -> Any:
+    """Keep the most probable tokens up to a total of ``top_p``, at least one, with their probabilities scaled to 1."""
+    import torch
+
+    ordered, tokens = scores.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    left = ordered.masked_fill(before >= top_p, -torch.inf)
+    left[:, 0] = ordered[:, 0]
+    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, left), -1)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, check_folder, named_tensors, not_loaded
+from .base import LocalSampler, Request, Response, Sampling, check_folder
+from .manifest import not_loaded
 from .transfer import receiver
 
 # Read by vLLM at import: one process, and little CPU memory for the KV cache by default.
@@ -95,6 +96,7 @@ class VllmSampler(LocalSampler):
         params = [
             self._params(
                 temperature=sampling.temperature,
+                top_p=sampling.top_p,
                 max_tokens=sampling.max_new_tokens,
                 seed=request.seed,
                 logprobs=0,
@@ -109,8 +111,7 @@ class VllmSampler(LocalSampler):
 
     def _load(self, weights: Any) -> None:
         # Plain load_weights fails on CPU, where linear layers are packed; this unpacks, loads and packs.
-        tensors = named_tensors(weights)
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self._llm.reset_prefix_cache()
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:

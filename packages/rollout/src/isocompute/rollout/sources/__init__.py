@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
-from .base import HubSource, LocalSource, ReasoningGymSource, Source, load_problems, source_from
+from .base import HubSource, LocalSource, ReasoningGymSource, Source, source_from
+from .loading import Loaded, load_checked, load_problems
 
-__all__ = ["HubSource", "LocalSource", "ReasoningGymSource", "Source", "load_problems", "source_from"]
+__all__ = [
+    "HubSource",
+    "Loaded",
+    "LocalSource",
+    "ReasoningGymSource",
+    "Source",
+    "load_checked",
+    "load_problems",
+    "source_from",
+]

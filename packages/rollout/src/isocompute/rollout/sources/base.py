@@ -1,4 +1,4 @@
-"""Problem sources as configuration, and the ``problems`` table made from one."""
+"""Problem sources as configuration, and the candidates that come out of one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any
 
-import polars as pl
-
-from .. import tables
 from ..errors import RolloutError
 
 
@@ -129,37 +126,26 @@ def source_from(settings: Mapping[str, Any]) -> Source:
         raise RolloutError(f"problems of kind {kind}: {str(error).rpartition(') ')[2]}") from None
 
 
-def load_problems(source: Source) -> pl.DataFrame:
-    """Make the ``problems`` table: distinct prompts, the training side and the validation side disjoint.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A problem before it has a place in a table.
 
-    Two prompts are the same problem when they agree up to case and white space.
-
-    Raises:
-        RolloutError: The source cannot be read, or has too few distinct problems.
+    Attributes:
+        prompt: Text given to the policy.
+        answer: Reference answer.
+        verifier: Rule for the reward.
+        metadata: What the rule needs besides (``metadata.written``), or nothing.
     """
-    seen: dict[str, tuple[str, str, str]] = {}
-    needed = source.train + source.validation
-    for prompt, answer, rule in _pairs(source):
-        seen.setdefault(" ".join(prompt.lower().split()), (prompt, answer, rule))
-        if len(seen) == needed:
-            break
-    if len(seen) < needed:
-        raise RolloutError(
-            f"{source.name} has {len(seen)} distinct problems, and {source.train} training and "
-            f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
-        )
-    rows = list(seen.values())
-    frame = pl.DataFrame(
-        {
-            "problem_id": [problem_id(source.name, prompt) for prompt, _, _ in rows],
-            "prompt": [prompt for prompt, _, _ in rows],
-            "answer": [answer for _, answer, _ in rows],
-            "verifier": [rule for _, _, rule in rows],
-            "source": [source.name] * needed,
-            "split": ["validation"] * source.validation + ["train"] * source.train,
-        }
-    )
-    return tables.check(frame, "problems", where=source.name)
+
+    prompt: str
+    answer: str
+    verifier: str
+    metadata: str = ""
+
+    @property
+    def key(self) -> str:
+        """What two prompts of one problem share: all but case and white space."""
+        return " ".join(self.prompt.lower().split())
 
 
 def problem_id(source: str, prompt: str) -> str:
@@ -168,16 +154,16 @@ def problem_id(source: str, prompt: str) -> str:
     return blake2b(key, digest_size=8).hexdigest()
 
 
-def _pairs(source: Source) -> Iterator[tuple[str, str, str]]:
-    """Prompt, answer and verifier of one candidate after another."""
+def candidates(source: Source) -> Iterator[Candidate]:
+    """One candidate after another; they may repeat."""
     if isinstance(source, ReasoningGymSource):
-        from .reasoning_gym import pairs as generated
+        from .reasoning_gym import candidates as generated
 
         return generated(source)
     if isinstance(source, HubSource):
-        from .hub import pairs as downloaded
+        from .hub import candidates as downloaded
 
         return downloaded(source)
-    from .local import pairs as read
+    from .local import candidates as read
 
     return read(source)

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import HubSource
+from .base import Candidate, HubSource
 
 
-def pairs(source: HubSource) -> Iterator[tuple[str, str, str]]:
-    """Prompt, answer and verifier of each row, in shuffled order.
+def candidates(source: HubSource) -> Iterator[Candidate]:
+    """Each row, in shuffled order.
 
     Raises:
         RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
@@ -39,7 +39,7 @@ def pairs(source: HubSource) -> Iterator[tuple[str, str, str]]:
         raise RolloutError(f"the dataset {source.dataset} cannot be loaded ({reason})") from None
     for row in data.shuffle(seed=source.seed):
         prompt, answer = reach(row, source.prompt, source.name), reach(row, source.answer, source.name)
-        yield last_user_message(prompt), str(answer), source.verifier
+        yield Candidate(prompt=last_user_message(prompt), answer=str(answer), verifier=source.verifier)
 
 
 def reach(row: Any, column: str, where: str) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 import polars as pl
 
 from ..errors import RolloutError
-from .base import LocalSource
+from .base import Candidate, LocalSource
 
 
-def pairs(source: LocalSource) -> Iterator[tuple[str, str, str]]:
-    """Prompt, answer and verifier of each row, in shuffled order.
+def candidates(source: LocalSource) -> Iterator[Candidate]:
+    """Each row, in shuffled order.
 
     Raises:
         RolloutError: The file is missing or unreadable, or it lacks a column or a value.
@@ -38,4 +38,4 @@ def pairs(source: LocalSource) -> Iterator[tuple[str, str, str]]:
         fraction=1.0, shuffle=True, seed=source.seed
     )
     for prompt, answer in shuffled.iter_rows():
-        yield prompt, answer, source.verifier
+        yield Candidate(prompt=prompt, answer=answer, verifier=source.verifier)

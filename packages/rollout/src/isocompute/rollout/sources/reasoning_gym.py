@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from .. import metadata
 from ..errors import RolloutError
-from .base import ReasoningGymSource
+from ..refused import check_task
+from .base import Candidate, ReasoningGymSource
 
 PATIENCE = 400
 """Candidates drawn per problem asked for before the source counts as exhausted."""
 
 
-def pairs(source: ReasoningGymSource) -> Iterator[tuple[str, str, str]]:
-    """Prompt, answer and verifier of each generated problem.
+def candidates(source: ReasoningGymSource) -> Iterator[Candidate]:
+    """Each generated problem.
 
-    ``chain_sum`` asks with its bare expression, ``3+2-4=``; other tasks with their question.
+    ``chain_sum`` asks with its bare expression, ``3+2-4=``, and its scorer needs the answer only; other tasks ask
+    with their question, and bring settings, question and metadata along for the scorer.
 
     Raises:
-        RolloutError: The library is not installed, or it refuses the task or a setting.
+        RolloutError: The library is not installed, or it refuses the task or a setting, or the task is refused
+            here (``refused.REFUSED``).
     """
+    check_task(source.task)
     try:
         import reasoning_gym
     except ImportError:
@@ -34,10 +39,12 @@ def pairs(source: ReasoningGymSource) -> Iterator[tuple[str, str, str]]:
     rule = f"reasoning_gym:{source.task}"
     for index in range(size):
         entry = dataset[index]
-        answer = str(entry["answer"])
+        answer = "" if entry["answer"] is None else str(entry["answer"])
         if source.task != "chain_sum":
-            yield str(entry["question"]), answer, rule
+            question = str(entry["question"])
+            held = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
+            yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=metadata.written(held))
             continue
         expression = str(entry["metadata"]["expression"]).replace(" ", "")
         if not source.digits or set(expression) <= set(source.digits) | set("+-"):
-            yield expression + "=", answer, rule
+            yield Candidate(prompt=expression + "=", answer=answer, verifier=rule)

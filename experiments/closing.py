@@ -1,0 +1,85 @@
+"""What ``repro`` prints at its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from isocompute.rollout import tables
+
+from .report import gains
+from .settings import Preset
+
+
+def closing_words(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
+    """Both scores of the base model, what was found, and how long each stage took.
+
+    Args:
+        preset: The preset.
+        out: The outputs.
+        took: ``stage`` and ``seconds`` of what was run, in order.
+    """
+    lines = [""]
+    for name in preset.sweep:
+        lines += [*_problem_set(preset, name, out), ""]
+    if took:
+        lines.append("Seconds: " + ", ".join(f"{t['stage']} {t['seconds']:.0f}" for t in took))
+    lines.append(f"Report: {out / 'report' / 'report.html'}")
+    lines.append("MLflow: python3 -m nox -s ui, then open localhost:5000")
+    return "\n".join(lines)
+
+
+def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
+    metric, sweep = preset.evaluation.metric, out / "sweep" / name
+    scores = json.loads((out / "difficulty" / "base.json").read_text())[name]
+    lines = [f"{name}: base model {side}: {_both(found)}" for side, found in scores.items()]
+    frontier = out / "frontier" / name / "frontier.parquet"
+    if frontier.exists():
+        lines += _n_star_lines(pl.read_parquet(frontier))
+    states = json.loads((sweep / "cells.json").read_text())["cells"]
+    for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, scores["validation"]["fresh"]):
+        size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
+        lines.append(f"  n = {gain.rollouts_per_problem}{size}: {metric} {gain.said()}")
+    return lines + _prescribed(out / "prescribe" / name)
+
+
+def _both(found: Mapping[str, Any]) -> str:
+    return (
+        f"avg@{found['fresh_samples']} {found['fresh']:.3f} measured again "
+        f"(avg@{found['selected_samples']} {found['selected']:.3f} as selected)"
+    )
+
+
+def _prescribed(folder: Path) -> list[str]:
+    allocation = json.loads((folder / "allocation.json").read_text())
+    lines = [
+        f"  prescribed for {allocation['budget']:,} rollouts: n = {allocation['rollouts_per_problem']}, "
+        f"B_p = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, "
+        f"learning rate {allocation['learning_rate']:.3g}"
+    ]
+    comparison = json.loads((folder / "comparison.json").read_text())
+    for c in comparison.get("against", []):
+        difference = "" if c["mean"] is None else f" by {c['mean']:+.3f}"
+        span = f" ({c['interval'][0]:+.3f} to {c['interval'][1]:+.3f})" if c["interval"] else ""
+        verdict = "the prescription itself" if c["verdict"] == "same" else c["verdict"]
+        lines.append(f"  against fixed n = {c['baseline']}: {verdict}{difference}{span}")
+    for c in comparison.get("diverged", []):
+        lines.append(f"  diverged at step {c['steps']:,}: n = {c['rollouts_per_problem']}, seed {c['seed']}")
+    if not comparison["tested"]:
+        lines.append(f"  not tested: {comparison['reason']}")
+    return lines
+
+
+def _n_star_lines(frontier: pl.DataFrame) -> list[str]:
+    lines = ["      rollouts   n*   best in   95 % set   reward (95 %)"]
+    picks = sorted({round(i * (len(frontier) - 1) / 4) for i in range(5)})
+    for row in frontier[picks].iter_rows(named=True):
+        lines.append(
+            f"  {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   "
+            f"{row['lowest_n']} to {row['highest_n']:<6} {row['reward']:.3f} "
+            f"({row['reward_low']:.3f} to {row['reward_high']:.3f})"
+        )
+    return lines

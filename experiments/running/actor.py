@@ -1,0 +1,76 @@
+"""A worker as a Ray actor. The worker itself is imported there only: whoever starts one needs no torch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from .cells import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What a worker is opened with.
+
+    Attributes:
+        model: The base model's folder or name.
+        sampling: Sampling settings.
+        sampler: Kind of sampler.
+        device: Torch device of the learner.
+        dtype: Type of the sampler's weights.
+        placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
+        learner_ranks: Learner ranks; one is in this process, several are Ray actors.
+    """
+
+    model: str
+    sampling: Mapping[str, Any]
+    sampler: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    placement: str = "colocated"
+    learner_ranks: int = 1
+
+
+class WorkerActor:
+    """Does nothing but pass calls on to its worker.
+
+    The worker is opened by a call, since an error of an actor's constructor comes back as its death.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+
+    def open(self, config: WorkerConfig) -> tuple[str, int]:
+        """Load the model, unless it is there already; returns the machine and the process."""
+        from .worker import Worker
+
+        if self._worker is None or self._worker.config != config:
+            self._worker = Worker(config)
+        return socket.gethostname(), os.getpid()
+
+    def sees(self, path: str, text: str) -> bool:
+        """Whether a file that the driver wrote is there, with its text."""
+        try:
+            return Path(path).read_text() == text
+        except OSError:
+            return False
+
+    def sample(self, problems: pl.DataFrame, settings: Mapping[str, Any]) -> pl.DataFrame:
+        """See ``Worker.sample``."""
+        answered: pl.DataFrame = self._worker.sample(problems, **settings)
+        return answered
+
+    def start(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
+        """See ``Worker.start``."""
+        self._worker.start(cell, problems, Path(folder))
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+        """See ``Worker.train``."""
+        self._worker.train(cell, problems, Path(home), Path(start))

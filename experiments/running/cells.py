@@ -1,0 +1,92 @@
+"""Cells: the single runs that sweeps, pilots and tests of a prescription are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from isocompute.learner import LearnerConfig
+
+from .identity import Surroundings, digest
+
+if TYPE_CHECKING:
+    import polars as pl
+
+READ_BY_A_CELL = ("problem_id", "prompt", "answer", "verifier", "metadata", "split")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What all cells of a problem set share, and their results depend on.
+
+    Attributes:
+        problem_set: Problem set trained on and evaluated.
+        base: Hash of the base model's content.
+        problems: Hash of the problems.
+        sampling: Sampling settings.
+        surroundings: What computes.
+    """
+
+    problem_set: str
+    base: str
+    problems: str
+    sampling: Mapping[str, Any]
+    surroundings: Surroundings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One ``(B_p, n, seed)`` run and all that its result depends on.
+
+    Attributes:
+        purpose: ``sweep``, ``pilot`` or ``prescribe``; for people only.
+        origin: What it shares with the other cells of its problem set.
+        rollouts_per_problem: n.
+        problems_per_batch: B_p.
+        seed: Seed of the run.
+        rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
+        evaluate_every: Nominal rollouts between evaluations.
+        evaluation_samples: Responses per validation problem.
+        learner: The learner's settings.
+    """
+
+    purpose: str
+    origin: Origin
+    rollouts_per_problem: int
+    problems_per_batch: int
+    seed: int
+    rollouts: int
+    evaluate_every: int
+    evaluation_samples: int
+    learner: LearnerConfig
+
+    @property
+    def run_id(self) -> str:
+        """Hash of all that the result depends on."""
+        plain = asdict(self)
+        del plain["purpose"], plain["rollouts"]
+        return digest(plain)
+
+    @property
+    def start_id(self) -> str:
+        """Hash of all that its first evaluation depends on, which cells of one seed share."""
+        return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})
+
+    @property
+    def batch_rollouts(self) -> int:
+        """B = B_p · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
+    @property
+    def name(self) -> str:
+        """Name shown to people."""
+        rate = f" lr={self.learner.learning_rate:.3g}" if self.purpose == "pilot" else ""
+        return f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} seed={self.seed}{rate}"
+
+
+def problems_hash(problems: pl.DataFrame) -> str:
+    """Hash of what a cell reads of its problems: not of how hard they were found to be."""
+    read = problems.select(name for name in READ_BY_A_CELL if name in problems.columns).sort("problem_id")
+    return sha256(read.write_csv().encode()).hexdigest()[:16]

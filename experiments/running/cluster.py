@@ -1,0 +1,83 @@
+"""The Ray cluster that the stages run on: one that is there already, or one head for a whole ``repro``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ..errors import ExperimentError
+from .roster import NAMESPACE, Roster
+
+SESSION = "ISOCOMPUTE_SESSION"
+"""Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
+QUIET = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+@contextmanager
+def cluster(processors: int) -> Iterator[None]:
+    """Join the cluster of ``RAY_ADDRESS``, or start one for as long as this lasts.
+
+    Raises:
+        ExperimentError: Ray cannot be started or joined.
+    """
+    import logging
+
+    import ray
+
+    os.environ.update({k: v for k, v in QUIET.items() if k not in os.environ})
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {}
+    if not os.environ.get("RAY_ADDRESS"):
+        options = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+    try:
+        ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:
+        raise ExperimentError(f"Ray cannot be started or joined ({error})") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def shared_cluster(processors: int) -> Iterator[dict[str, str]]:
+    """Hold workers for several processes; yields the environment that lets them join.
+
+    The workers belong to an actor that belongs to this process: when it ends, however it ends, they end, too.
+    """
+    import ray
+
+    with cluster(processors):
+        session = f"roster-{uuid4().hex[:12]}"
+        holder: Any = ray.remote(num_cpus=0)(Roster)
+        roster = holder.options(name=session, namespace=NAMESPACE, runtime_env=environment()).remote(session)
+        try:
+            yield {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, SESSION: session}
+        finally:
+            ray.kill(roster)
+
+
+def environment() -> dict[str, Any]:
+    """Runtime environment of actors that import this project."""
+    places = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"env_vars": {**QUIET, "PYTHONPATH": os.pathsep.join(places)}}
+
+
+def cause(error: BaseException) -> str:
+    """The message of the error behind a Ray error: its last line that says something."""
+    inner = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
+    return lines[-1].partition("Error: ")[2] or lines[-1] if lines else type(inner).__name__

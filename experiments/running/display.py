@@ -1,0 +1,79 @@
+"""Progress on one line: in place on a terminal, now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .cells import Cell
+from .spool import Position, Spool
+from .work import done as how_far
+from .work import finished
+
+
+class Line:
+    """What is done of something, and about how long the rest takes."""
+
+    def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
+        self._title, self._total, self._unit, self._at_start = title, total, unit, done
+        self._began, self._shown = time.monotonic(), 0.0
+
+    def show(self, done: int, *, before: str = "", last: bool = False) -> None:
+        """Print the line."""
+        terminal = sys.stdout.isatty()
+        if not last and time.monotonic() - self._shown < (1 if terminal else 20):
+            return
+        self._shown = time.monotonic()
+        rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
+        left = f", about {(self._total - done) / rate / 60:.1f} min left" if rate > 0 and done < self._total else ""
+        line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
+        print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
+
+
+class Progress:
+    """Cells done, rollouts spent of the budget, and time left; reads only what is new of the spools."""
+
+    def __init__(self, title: str, cells: Sequence[Cell], folders: dict[str, Path]) -> None:
+        self._cells, self._folders = cells, folders
+        self._at: dict[str, Position] = {}
+        self._spent: dict[str, int] = {}
+        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=self.spent())
+
+    def spent(self) -> int:
+        """Rollouts spent of all cells' budgets."""
+        for cell in self._cells:
+            folder = self._folders[cell.run_id]
+            if finished(cell, folder):
+                self._spent[cell.run_id] = cell.rollouts
+                continue
+            lines, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self._at.get(cell.run_id, Position()))
+            if lines:
+                self._spent[cell.run_id] = min(int(lines[-1]["rollouts"]), cell.rollouts)
+        return sum(self._spent.values())
+
+    def position(self, cell: Cell) -> Position:
+        """How far the spool of a cell has been read: it moves while the cell does."""
+        return self._at.get(cell.run_id, Position())
+
+    def show(self, *, last: bool = False) -> None:
+        """Print the line."""
+        complete = sum(finished(cell, self._folders[cell.run_id]) for cell in self._cells)
+        self._line.show(self.spent(), before=f"{complete}/{len(self._cells)} cells, ", last=last)
+
+
+def plan_of(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
+    """What is done already, what is continued and what begins, in one line."""
+    complete = [finished(cell, folders[cell.run_id]) for cell in cells]
+    continued = [not f and c for f, c in zip(complete, has_checkpoint, strict=True)]
+    again = [
+        cell.name
+        for cell, f, c in zip(cells, complete, has_checkpoint, strict=True)
+        if not f and not c and how_far(folders[cell.run_id]) is not None
+    ]
+    begun = len(cells) - sum(complete) - sum(continued)
+    line = f"{len(cells)} cells: {sum(complete)} finished, {sum(continued)} continued, {begun} from the base model"
+    if again:
+        line += f"; trained again, since their checkpoints were pruned: {', '.join(again)}"
+    return line

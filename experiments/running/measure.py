@@ -1,0 +1,117 @@
+"""How well the base model does on problems, in parts that a killed measurement need not repeat."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from isocompute.rollout import successes, tables
+
+from ..errors import ExperimentError
+from . import starts
+from .cells import Origin
+from .cluster import cause
+from .display import Line
+from .identity import digest
+from .pool import Pool
+from .work import WORK, write_json
+
+PART = 256
+"""Problems answered by one worker at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a measurement found.
+
+    Attributes:
+        rates: ``problem_id``, ``successes``, ``samples``.
+        ledger: What it cost, as a ``ledger`` table of a run of its own.
+    """
+
+    rates: pl.DataFrame
+    ledger: pl.DataFrame
+
+    def mean(self) -> float:
+        """Mean pass rate."""
+        return float((self.rates["successes"] / self.rates["samples"]).to_numpy().mean())
+
+
+def measure(
+    pool: Pool, problems: pl.DataFrame, origin: Origin, *, samples: int, seed: int, phase: str, title: str
+) -> Measured:
+    """Answer every problem with the base model.
+
+    Args:
+        pool: Workers.
+        problems: A ``problems`` table.
+        origin: What the answers depend on.
+        samples: Responses per problem.
+        seed: Seed of the responses.
+        phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
+            selected; each has seeds of its own.
+        title: Name shown with the progress.
+
+    Raises:
+        ExperimentError: A worker failed, died, or showed no progress.
+    """
+    run_id = digest([phase, asdict(origin), samples, seed])
+    folder = WORK / "measurements" / run_id
+    ordered = problems.sort("problem_id")
+    parts = {folder / f"{i:05d}.parquet": ordered[i : i + PART] for i in range(0, len(ordered), PART)}
+    _answer(pool, parts, {"samples": samples, "seed": seed, "phase": phase}, title)
+    spent = [starts.read_cost(path.with_suffix(".json")) for path in parts]
+    total = {name: sum(part[name] for part in spent) for name in spent[0]}
+    rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
+    return Measured(rates=rates, ledger=starts.ledger(run_id, total))
+
+
+def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, object], title: str) -> None:
+    """Answer the parts that are not there yet."""
+    import ray
+
+    waiting = deque(path for path in parts if not path.with_suffix(".json").exists())
+    idle = deque(pool.actors)
+    running: dict[Any, tuple[Path, Any]] = {}
+    line = Line(title, total=len(parts), unit="parts", done=len(parts) - len(waiting))
+    while waiting or running:
+        while waiting and idle:
+            path, actor = waiting.popleft(), idle.popleft()
+            running[actor.sample.remote(parts[path], settings)] = (path, actor)
+        done, _ = ray.wait(list(running), timeout=pool.stall_seconds)
+        if not done:
+            raise ExperimentError(f"{title}: no worker answered {PART} problems in {pool.stall_seconds:g} s")
+        for task in done:
+            path, actor = running.pop(task)
+            idle.append(actor)
+            try:
+                rollouts = ray.get(task)
+            except ray.exceptions.RayError as error:
+                raise ExperimentError(f"{title}: {cause(error)}") from None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            successes(rollouts).write_parquet(path)
+            write_json(path.with_suffix(".json"), starts.cost(rollouts))
+        line.show(len(parts) - len(waiting) - len(running))
+    line.show(len(parts), last=True)
+
+
+def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = False) -> pl.DataFrame:
+    """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected.
+
+    Raises:
+        ExperimentError: Every response to a problem failed.
+    """
+    name = "fresh_pass_rate" if fresh else "pass_rate"
+    rates = measured.rates.select(
+        "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
+    )
+    joined = problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id", how="left")
+    lost = joined.filter(pl.col(name).is_null())
+    if len(lost):
+        raise ExperimentError(
+            f"no response to problem {lost['problem_id'][0]} was completed ({len(lost)} such problems)"
+        )
+    return tables.check(joined.sort("problem_id"), "problems", where="measured problems")

@@ -1,0 +1,151 @@
+"""What is kept of cells: a folder each, keyed by identity, and their checkpoints under a disk limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from isocompute.rollout import tables
+
+from .cells import Cell
+
+WORK = Path("work")
+TRAINING = ("trained", "filtered", "stale", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """How far a cell's folder is.
+
+    Attributes:
+        rollouts: The largest budget it was trained to.
+        step: Update steps taken.
+        diverged_at: The step whose gradient was not finite, twice; None where there is none.
+        paid: Everything generated, lost work included.
+        lost: Training rollouts lost when attempts ended early.
+    """
+
+    rollouts: int
+    step: int
+    diverged_at: int | None
+    paid: Mapping[str, int]
+    lost: Mapping[str, int]
+
+
+def folder_of(cell: Cell) -> Path:
+    """The folder of a cell."""
+    return WORK / "cells" / cell.run_id
+
+
+def start_of(cell: Cell) -> Path:
+    """The folder of the first evaluation that a cell shares."""
+    return WORK / "starts" / cell.start_id
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a document whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.writing")
+    aside.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n")
+    aside.rename(path)
+
+
+def done(folder: Path) -> Done | None:
+    """How far a folder is, or None when its cell has not been finished at any budget."""
+    path = folder / "done.json"
+    return Done(**json.loads(path.read_text())) if path.exists() else None
+
+
+def set_done(folder: Path, value: Done) -> None:
+    """Record that a cell is finished to a budget."""
+    write_json(folder / "done.json", asdict(value))
+
+
+def finished(cell: Cell, folder: Path) -> bool:
+    """Whether a cell is finished to its budget; one that diverged is."""
+    found = done(folder)
+    return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a cell can be continued."""
+    return any((folder / "checkpoints").glob("step-*"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a cell found within its budget, of a run that may have gone on beyond it.
+
+    Attributes:
+        evals: Its rows of ``evals``.
+        ledger: Its rows of ``ledger``.
+        pass_rates: Its rows of ``pass_rates``.
+        step: Update steps taken within the budget.
+        diverged: Whether it diverged within the budget.
+    """
+
+    evals: pl.DataFrame
+    ledger: pl.DataFrame
+    pass_rates: pl.DataFrame
+    step: int
+    diverged: bool
+
+
+def outcome(cell: Cell, folder: Path) -> Outcome:
+    """Read a finished cell, cut off at its budget as the meter would have stopped it."""
+    ledger = tables.read(folder / "ledger.parquet", "ledger")
+    step = last_step(ledger, cell)
+    found = done(folder)
+    diverged_at = found.diverged_at if found else None
+    within = pl.col("step") <= step
+    return Outcome(
+        evals=tables.read(folder / "evals.parquet", "evals").filter(within),
+        ledger=ledger.filter(within),
+        pass_rates=tables.read(folder / "pass_rates.parquet", "pass_rates").filter(within),
+        step=step,
+        diverged=diverged_at is not None and diverged_at <= step,
+    )
+
+
+def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
+    """The last step that a budget admits: the rollouts used before it and B together do not exceed it."""
+    used = (
+        ledger.filter(pl.col("cohort").is_in(TRAINING))
+        .group_by("step")
+        .agg(pl.col("rollouts").sum())
+        .sort("step")
+        .with_columns(before=pl.col("rollouts").cum_sum() - pl.col("rollouts"))
+    )
+    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.rollouts)
+    return int(admitted["step"][-1]) if len(admitted) else 0
+
+
+def prune(gigabytes: float, *, keep: Collection[str] = ()) -> list[str]:
+    """Delete checkpoints of finished cells, the oldest first, until they fit into a disk limit.
+
+    Args:
+        gigabytes: The limit, for all of them together (10⁹ bytes each).
+        keep: Run ids that are left alone.
+
+    Returns:
+        The run ids whose checkpoints went; extended later, such a cell is trained again.
+    """
+    held = []
+    for mark in (WORK / "cells").glob("*/done.json"):
+        size = sum(p.stat().st_size for p in (mark.parent / "checkpoints").rglob("*") if p.is_file())
+        if size:
+            held.append((mark.stat().st_mtime_ns, mark.parent, size))
+    total, gone = sum(size for *_, size in held), []
+    for _, folder, size in sorted(held):
+        if total <= gigabytes * 1e9:
+            break
+        if folder.name not in keep:
+            shutil.rmtree(folder / "checkpoints")
+            total -= size
+            gone.append(folder.name)
+    return gone

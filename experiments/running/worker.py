@@ -1,0 +1,213 @@
+"""What runs a cell: an engine and a learner in one process. A plain class; Ray only wraps it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from isocompute.budget import Counts, Ledger, Limits, Meter
+from isocompute.learner import LearnerConfig, loop
+from isocompute.learner.checkpoint import Checkpoints
+from isocompute.learner.group import LearnerGroup
+from isocompute.learner.learner import Learner
+from isocompute.learner.timings import timings_table
+from isocompute.rollout import Sampling, evaluate, open_sampler, tables
+
+from . import starts, work
+from .actor import WorkerConfig
+from .cells import Cell
+from .models import located
+from .spool import Spool
+
+
+def count(rollouts: pl.DataFrame) -> Counts:
+    """What a ``rollouts`` table cost."""
+    return Counts(**starts.cost(rollouts))
+
+
+class Evaluated:
+    """An evaluation as the loop wants it: a row of ``evals``, and the responses that this run pays for."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        scores: Mapping[str, Any],
+        rollouts_table: pl.DataFrame | None,
+        *,
+        step: int,
+        rollouts: int,
+        tokens: int,
+    ) -> None:
+        self.rollouts_table = rollouts_table
+        self.row: Mapping[str, Any] = {
+            "run_id": cell.run_id,
+            "step": step,
+            "rollouts": rollouts,
+            "tokens": tokens,
+            "rollouts_per_problem": cell.rollouts_per_problem,
+            "problems_per_batch": cell.problems_per_batch,
+            "seed": cell.seed,
+            "problem_set": cell.origin.problem_set,
+            "split": "validation",
+            **scores,
+        }
+
+
+class Worker:
+    """Runs cells one after another; the engine outlives a cell, its weights are reset.
+
+    Raises:
+        ValueError: The model cannot be loaded, by the sampler or the learner.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        import torch
+
+        if config.device == "cpu":
+            # Parallelism comes from processes: a second thread slows both.
+            torch.set_num_threads(1)
+        self.config = config
+        self._model = located(config.model)
+        options = {"dtype": config.dtype} if config.sampler == "vllm" else {}
+        kind = "vllm-remote" if config.placement == "separate" else config.sampler
+        self._sampler = open_sampler(kind, self._model, Sampling(**config.sampling), **options)
+        ranks = config.learner_ranks
+        self._devices = 1 + (ranks if ranks > 1 else 0) + (config.placement == "separate")
+        self._learner: Learner | LearnerGroup | None = None
+
+    def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
+        """Answer problems with the base model, as for measuring difficulty."""
+        self._base_weights()
+        answered: pl.DataFrame = self._sampler.sample(
+            problems, samples=samples, seed=seed, step=0, phase=phase, run_id="base"
+        )
+        return answered
+
+    def start(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
+        """Make the first evaluation of a cell, which every cell of its seed shares."""
+        self._base_weights()
+        validation = problems.filter(pl.col("split") == "validation")
+        found = evaluate(
+            self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
+        )
+        starts.write(folder, starts.Start.of(found))
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
+        """Run a cell, or what is left of it, in its folder; does nothing when it is finished.
+
+        Args:
+            cell: The cell.
+            problems: Its problem set.
+            home: The folder of the cell.
+            start: The folder of its first evaluation, made when it is not there.
+
+        Raises:
+            SyncError: The engine does not hold the learner's weights.
+            CheckpointError, LedgerError: The folder cannot be written to, or what is in it is damaged.
+        """
+        if work.finished(cell, home):
+            return
+        home.mkdir(parents=True, exist_ok=True)
+        if not starts.exists(start):
+            self.start(cell, problems, start)
+        learner = self._fresh_learner(cell.learner)
+        checkpoints = Checkpoints(home / "checkpoints")
+        progress = loop.restore(learner, checkpoints)
+        spool = Spool(home / "metrics.jsonl")
+        spool.rewind(progress.rollouts)
+        validation = problems.filter(pl.col("split") == "validation")
+        # What the canary generates is paid for, but by construction lost: it is charged to an attempt that
+        # the training attempt replaces, so that the canonical ledger does not depend on restarts.
+        tried = loop.canary(learner, self._sampler, validation, run_id=cell.run_id)
+        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
+            ledger.charge(progress.step + 1, {"eval": count(tried)})
+        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
+            ended = loop.train(
+                _run_config(cell),
+                problems.filter(pl.col("split") == "train"),
+                self._sampler,
+                learner,
+                Evaluations(cell, self._sampler, validation, home, start),
+                Meter(ledger, Limits(rollouts=cell.rollouts)),
+                count,
+                checkpoints,
+                progress,
+                spool.write,
+            )
+            self._keep(cell, home, ended, ledger, spool)
+
+    def _keep(self, cell: Cell, home: Path, ended: loop.Progress, ledger: Ledger, spool: Spool) -> None:
+        """Write the tables of a cell that has ended, then that it has."""
+        tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
+        tables.write(ledger.table(), "ledger", home / "ledger.parquet")
+        steps = {row["step"] for row in ended.evals}
+        # Only whole files of this run's evaluations: a kill may have left others.
+        rates = [tables.read(home / "pass_rates" / f"{step}.parquet", "pass_rates") for step in sorted(steps)]
+        tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
+        timings = timings_table(spool.lines(), cell.run_id, devices=self._devices)
+        tables.write(timings, "timings", home / "timings.parquet")
+        totals = ledger.totals
+        work.set_done(
+            home,
+            work.Done(
+                rollouts=cell.rollouts,
+                step=ended.step,
+                diverged_at=ended.diverged_at,
+                paid=asdict(totals.paid),
+                lost=asdict(totals.lost_training),
+            ),
+        )
+
+    def _base_weights(self) -> None:
+        if self._sampler.weights_version:
+            self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0)).weights(), 0)
+
+    def _fresh_learner(self, config: LearnerConfig) -> Learner | LearnerGroup:
+        """The base model's weights and a fresh optimizer."""
+        if self._learner is not None:
+            self._learner.reset(config)
+        elif self.config.learner_ranks == 1:
+            self._learner = Learner(self._model, config, device=self.config.device)
+        else:
+            ranks = self.config.learner_ranks
+            self._learner = LearnerGroup(self._model, config, world_size=ranks, device=self.config.device)
+        return self._learner
+
+
+class Evaluations:
+    """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
+
+    def __init__(self, cell: Cell, sampler: Any, validation: pl.DataFrame, home: Path, start: Path) -> None:
+        self._cell, self._sampler, self._validation = cell, sampler, validation
+        self._home, self._start = home, start
+
+    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
+        """Evaluate at a point of the grid."""
+        cell = self._cell
+        found: Any
+        if step == 0:
+            found, paid_for = starts.read(self._start), None
+        else:
+            found = evaluate(
+                self._sampler, self._validation, samples=cell.evaluation_samples, seed=cell.seed, at=at,
+                run_id=cell.run_id,
+            )  # fmt: skip
+            paid_for = found.rollouts
+        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+        # One file an evaluation: repeated after a crash, it is written again with the same content.
+        tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
+        scores = {"questions": found.questions, "samples": found.samples, **found.metrics}
+        return Evaluated(cell, scores, paid_for, step=step, rollouts=rollouts, tokens=tokens)
+
+
+def _run_config(cell: Cell) -> loop.RunConfig:
+    return loop.RunConfig(
+        run_id=cell.run_id,
+        rollouts_per_problem=cell.rollouts_per_problem,
+        problems_per_batch=cell.problems_per_batch,
+        seed=cell.seed,
+        evaluate_every=cell.evaluate_every,
+    )

@@ -1,0 +1,27 @@
+"""``params.yaml``: what can be set, how it is read, and what is refused."""
+
+from .model import (
+    DifficultyConfig,
+    EvaluationConfig,
+    FrontierConfig,
+    ModelConfig,
+    PilotConfig,
+    PrescribeConfig,
+    Preset,
+    ResourcesConfig,
+    SweepConfig,
+)
+from .reading import load
+
+__all__ = [
+    "DifficultyConfig",
+    "EvaluationConfig",
+    "FrontierConfig",
+    "ModelConfig",
+    "PilotConfig",
+    "PrescribeConfig",
+    "Preset",
+    "ResourcesConfig",
+    "SweepConfig",
+    "load",
+]

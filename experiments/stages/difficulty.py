@@ -1,0 +1,102 @@
+"""How hard every problem is for the base model, the problem sets cut by it, and each set measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import polars as pl
+from isocompute.rollout import histogram, split, tables
+
+from ..figures import difficulty_histogram
+from ..running.cells import Origin, problems_hash
+from ..running.identity import Surroundings
+from ..running.measure import Measured, measure, with_rates
+from ..running.pool import Pool, workers
+from ..running.work import write_json
+from ..settings import Preset
+from .base import model_of
+from .shared import OUT, log
+
+FOLDER = OUT / "difficulty"
+
+
+def run(preset: Preset) -> None:
+    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
+    table = tables.read(OUT / "problems" / "problems.parquet", "problems")
+    settings = preset.difficulty
+    model, base = model_of(preset)
+    with workers(preset, model, base) as pool:
+        selecting = _measure(pool, preset, table, base, "difficulty", "difficulty")
+        measured = with_rates(table, selecting)
+        chosen = {name: split(measured, wanted) for name, wanted in settings.sets.items()}
+        spent, sets = [selecting.ledger], {}
+        for name, part in chosen.items():
+            again = _measure(pool, preset, part, base, "baseline", f"{name}, measured again")
+            sets[name] = with_rates(part, again, fresh=True)
+            spent.append(again.ledger)
+    scores = {name: {side: score(part, side) for side in ("train", "validation")} for name, part in sets.items()}
+    tables.write(measured, "problems", FOLDER / "problems.parquet")
+    tables.write(tables.concat(spent, "ledger"), "ledger", FOLDER / "ledger.parquet")
+    for name, part in sets.items():
+        tables.write(part, "problems", FOLDER / f"{name}.parquet")
+    write_json(FOLDER / "base.json", scores)
+    for name, sides in scores.items():
+        for side, found in sides.items():
+            print(f"difficulty: {name}, {found['problems']} {side} problems: {said(found)}")
+    difficulty_histogram(histogram(measured), settings, FOLDER / "histogram")
+    _log(preset, scores)
+
+
+def _measure(pool: Pool, preset: Preset, table: pl.DataFrame, base: str, phase: str, title: str) -> Measured:
+    settings = preset.difficulty
+    origin = Origin(
+        problem_set="", base=base, problems=problems_hash(table), sampling=asdict(preset.sampling),
+        surroundings=Surroundings.of(preset.resources),
+    )  # fmt: skip
+    samples = settings.samples if phase == "difficulty" else settings.fresh_samples
+    return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)
+
+
+def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
+    """The base model's score on one side of a set, as selected and measured again.
+
+    Returns:
+        ``problems``; ``selected`` and ``fresh``, mean pass rates; ``selected_samples``, ``fresh_samples``;
+        ``fresh_standard_error``, of the sampling of responses with the problems given.
+    """
+    own = part.filter(pl.col("split") == side)
+    rate, samples = own["fresh_pass_rate"].to_numpy(), own["fresh_pass_rate_samples"].to_numpy()
+    # The unbiased estimate of p(1 − p) has m − 1 below it.
+    variance = rate * (1 - rate) / np.maximum(samples - 1, 1)
+    return {
+        "problems": len(own),
+        "selected": float(own["pass_rate"].to_numpy().mean()),
+        "selected_samples": int(own["pass_rate_samples"].to_numpy().min()),
+        "fresh": float(rate.mean()),
+        "fresh_samples": int(samples.min()),
+        "fresh_standard_error": float(np.sqrt(variance.sum()) / len(own)),
+    }
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """Both scores of the base model, for people."""
+    return (
+        f"avg@{found['selected_samples']} {found['selected']:.3f} as selected, "
+        f"avg@{found['fresh_samples']} {found['fresh']:.3f} measured again"
+    )
+
+
+def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    artifacts = {"problems": FOLDER / "problems.parquet", "ledger": FOLDER / "ledger.parquet"}
+    artifacts |= {name: FOLDER / f"{name}.parquet" for name in scores}
+    metrics = {
+        f"{name}_{side}_{how}_avg_at_{found[f'{how}_samples']}": found[how]
+        for name, sides in scores.items()
+        for side, found in sides.items()
+        for how in ("selected", "fresh")
+    }
+    inputs = {"problems": OUT / "problems" / "problems.parquet"}
+    log(preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, metrics=metrics, inputs=inputs)

@@ -1,0 +1,34 @@
+"""Fit the frontier of a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from isocompute.frontier import FitConfig, figures, fit
+from isocompute.rollout import tables
+
+from ..settings import Preset
+from .shared import OUT, log
+
+
+def run(preset: Preset, problem_set: str) -> None:
+    """Write the fits of a sweep and their figures."""
+    evals = tables.read(OUT / "sweep" / problem_set / "evals.parquet", "evals")
+    settings = preset.frontier
+    fits = fit(
+        evals,
+        FitConfig(
+            form=settings.form, bootstrap=settings.bootstrap, seed=settings.seed, metric=preset.evaluation.metric
+        ),
+    )
+    out = OUT / "frontier" / problem_set
+    fits.save(out)
+    figures.all_figures(fits, out)
+    print(fits.summary())
+    log(
+        preset,
+        f"{problem_set}-frontier",
+        {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
+        params=asdict(settings),
+        inputs={"evals": OUT / "sweep" / problem_set / "evals.parquet"},
+    )

@@ -1,0 +1,69 @@
+"""Print what a preset would run, without running it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from ..running.cells import Cell, Origin
+from ..running.design import Anchor, Design
+from ..running.identity import Surroundings
+from ..settings import Preset
+from ..settings.paper import leaves, section_of
+
+PAPER = "paper"
+
+
+def run(preset: Preset) -> None:
+    """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost."""
+    raw = yaml.safe_load(Path("params.yaml").read_text())[preset.name]
+    for name, value in leaves(raw):
+        section = f"  {section_of(name)}" if preset.name == PAPER else ""
+        print(f"{name:45} {value!s:55}{section}")
+    print()
+    for name in preset.sweep:
+        _plan(preset, name)
+    resources = preset.resources
+    device = "GPUs" if resources.device == "cuda" else "CPU cores"
+    print(
+        f"{resources.processors()} {device} asked for, for {resources.workers} cells at a time; "
+        f"sampler: {resources.resolved_sampler()}"
+    )
+
+
+def _plan(preset: Preset, name: str) -> None:
+    """Cells and rollouts of one problem set; the anchor is not known before the pilot has run."""
+    settings, test = preset.sweep[name], preset.prescribe[name]
+    origin = Origin(
+        problem_set=name, base="", problems="", sampling=asdict(preset.sampling),
+        surroundings=Surroundings.of(preset.resources),
+    )  # fmt: skip
+    design = Design(preset=preset, sweep=settings, origin=origin)
+    pilot = design.pilot()
+    anchor = Anchor(learning_rate=settings.pilot.learning_rates[0], batch_rollouts=pilot[0].batch_rollouts)
+    cells = design.cells(anchor)
+    tested = (len(test.baselines) + 1) * len(test.seeds)
+    chosen = preset.difficulty.sets[name]
+    measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
+    evaluated = sum(_evaluated(cell, chosen.validation) for cell in [*pilot, *cells])
+    evaluated += tested * (test.rollouts // test.evaluate_every) * chosen.validation * preset.evaluation.samples
+    length = preset.sampling.max_new_tokens
+    for purpose, count, total in (
+        ("pilot", len(pilot), sum(cell.rollouts for cell in pilot)),
+        ("sweep", len(cells), sum(cell.rollouts for cell in cells)),
+        ("prescribe", tested, tested * test.rollouts),
+        ("evaluate", "", evaluated),
+        ("measure", "", measured),
+    ):
+        runs = f"{count:4} cells" if count != "" else " " * 10
+        print(f"{name:8} {purpose:10} {runs} {total:15,} rollouts, at most {total * length:18,} tokens")
+    for cell in cells:
+        steps = cell.rollouts // cell.batch_rollouts
+        print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
+
+
+def _evaluated(cell: Cell, questions: int) -> int:
+    """Responses of a cell's evaluations after the first, which cells share."""
+    return cell.rollouts // cell.evaluate_every * questions * cell.evaluation_samples

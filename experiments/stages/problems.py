@@ -1,0 +1,30 @@
+"""Make the ``problems`` table of all sources."""
+
+from __future__ import annotations
+
+import json
+
+import polars as pl
+from isocompute.rollout import load_checked, tables
+
+from ..settings import Preset
+from .shared import OUT, log
+
+
+def run(preset: Preset) -> None:
+    """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
+    parts = [load_checked(source) for source in preset.problems]
+    # Sources may overlap; a training problem must not be a validation problem elsewhere.
+    same = pl.col("prompt").str.to_lowercase().str.split(" ").list.join("")
+    table = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
+    table = table.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
+    dropped = [row for part in parts for row in part.dropped.to_dicts()]
+    path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
+    listed = OUT / "problems" / "dropped.json"
+    listed.write_text(json.dumps(dropped, indent=1, sort_keys=True) + "\n")
+    count = table.group_by("split").len().sort("split")
+    print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
+    if dropped:
+        print(f"problems: {len(dropped)} dropped, whose own answer is not scored right; they are listed in {listed}")
+    metrics = {str(side): int(n) for side, n in count.iter_rows()} | {"dropped": len(dropped)}
+    log(preset, "problems", {"problems": path, "dropped": listed}, metrics=metrics)

@@ -1,0 +1,18 @@
+"""What stages have in common: where their files are, and how they are logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isocompute.budget import tracking
+
+from ..settings.model import Preset
+
+OUT = Path("outputs")
+
+
+def log(preset: Preset, what: str, artifacts: Mapping[str, Path], **further: Any) -> None:
+    """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means."""
+    tracking.log_artifacts(f"{preset.name}-{what}", artifacts, run_name=what, supersede=True, **further)

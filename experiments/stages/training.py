@@ -1,0 +1,88 @@
+"""What the stages that train have in common: the design of a problem set, and the tables of its cells."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from isocompute.rollout import tables
+
+from ..errors import ExperimentError
+from ..running import work
+from ..running.cells import Cell, Origin, problems_hash
+from ..running.design import Design
+from ..running.identity import Surroundings
+from ..settings import Preset
+from .base import model_of
+from .shared import OUT
+
+
+def design_of(preset: Preset, problem_set: str) -> tuple[Design, pl.DataFrame, str]:
+    """The design of a problem set, its problems, and where the base model is.
+
+    Raises:
+        ExperimentError: An earlier stage has not run.
+    """
+    path = OUT / "difficulty" / f"{problem_set}.parquet"
+    if not path.exists():
+        raise ExperimentError(f"{path}: there is no problem set {problem_set}; run the stage `difficulty` first")
+    problems = tables.read(path, "problems")
+    model, base = model_of(preset)
+    origin = Origin(
+        problem_set=problem_set,
+        base=base,
+        problems=problems_hash(problems),
+        sampling=asdict(preset.sampling),
+        surroundings=Surroundings.of(preset.resources),
+    )
+    return Design(preset=preset, sweep=preset.sweep_of(problem_set), origin=origin), problems, model
+
+
+def base_score(problem_set: str) -> float:
+    """The base model's score on the validation problems, of responses that selected nothing."""
+    scores = json.loads((OUT / "difficulty" / "base.json").read_text())
+    return float(scores[problem_set]["validation"]["fresh"])
+
+
+def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, pilot: Sequence[Cell] = ()) -> None:
+    """Join the tables of finished cells, each cut off at its budget, into one folder.
+
+    What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
+    budget of the sweep.
+    """
+    outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
+    own = [outcomes[cell.run_id] for cell in wanted]
+    ledgers = [o.ledger for o in own]
+    ledgers += [_as_pilot(outcomes[cell.run_id].ledger) for cell in pilot]
+    starts = {work.start_of(cell) for cell in [*wanted, *pilot]}
+    ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
+    tables.write(tables.concat([o.evals for o in own], "evals"), "evals", out / "evals.parquet")
+    tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
+    tables.write(tables.concat([o.pass_rates for o in own], "pass_rates"), "pass_rates", out / "pass_rates.parquet")
+    states = [_state(cell, outcomes[cell.run_id]) for cell in [*wanted, *pilot]]
+    work.write_json(out / "cells.json", {"cells": states})
+
+
+def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
+    """A ledger whose training cohorts are summed up as ``pilot``, a row a step."""
+    cohort = pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot")).alias("cohort")
+    counts = [pl.col(name).sum() for name in ("rollouts", "prompt_tokens", "response_tokens")]
+    return ledger.group_by("run_id", "step", cohort).agg(counts)
+
+
+def _state(cell: Cell, found: work.Outcome) -> dict[str, Any]:
+    return {
+        "run_id": cell.run_id,
+        "purpose": cell.purpose,
+        "rollouts_per_problem": cell.rollouts_per_problem,
+        "problems_per_batch": cell.problems_per_batch,
+        "seed": cell.seed,
+        "learning_rate": cell.learner.learning_rate,
+        "rollouts": cell.rollouts,
+        "steps": found.step,
+        "status": "diverged" if found.diverged else "finished",
+    }

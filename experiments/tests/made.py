@@ -1,0 +1,28 @@
+"""Cells made by hand, for tests that need no engine."""
+
+from typing import Any
+
+from isocompute.learner import LearnerConfig
+
+from experiments.running.cells import Cell, Origin
+from experiments.running.identity import Surroundings
+
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
+SURROUNDINGS = {
+    "code": "c", "versions": {}, "sampler": "vllm", "device": "cpu", "dtype": "float32", "placement": "colocated",
+    "learner_ranks": 1,
+}  # fmt: skip
+
+
+def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
+    """Twelve steps of 2 × 4, evaluated every four."""
+    origin = Origin(
+        problem_set="easy", base=base, problems="p", sampling=SAMPLING,
+        surroundings=Surroundings(**{**SURROUNDINGS, **(surroundings or {})}),
+    )  # fmt: skip
+    settings: dict[str, Any] = {
+        "purpose": "sweep", "origin": origin, "rollouts_per_problem": 4, "problems_per_batch": 2, "seed": 7,
+        "rollouts": 96, "evaluate_every": 32, "evaluation_samples": 4,
+        "learner": LearnerConfig(learning_rate=3e-3, kl_coefficient=0.01, entropy_coefficient=0.01),
+    }  # fmt: skip
+    return Cell(**{**settings, **changes})

@@ -1,0 +1,68 @@
+"""What dvc.yaml says a stage depends on, against the import graph."""
+
+import ast
+import re
+from pathlib import Path
+
+import grimp
+import pytest
+import yaml
+
+from experiments.stages import SET_STAGES, STAGES
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("budget", "rollout", "learner", "frontier")
+RUN_BY_DVC = [stage for stage in (*STAGES, *SET_STAGES) if stage != "plan"]
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    """Imports between all modules, those inside functions included."""
+    return grimp.build_graph("experiments", *(f"isocompute.{p}" for p in PACKAGES), cache_dir=None)
+
+
+def file_of(module: str) -> Path:
+    root, *parts = module.split(".")
+    top = ROOT / "experiments" if root == "experiments" else ROOT / "packages" / parts[0] / "src" / "isocompute"
+    place = top.joinpath(*parts)
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+
+
+def dependencies(stage: str) -> list[Path]:
+    named = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]["deps"]
+    return [ROOT / path for path in named if not path.startswith("outputs")]
+
+
+@pytest.mark.parametrize("stage", RUN_BY_DVC)
+def test_every_file_that_a_stage_imports_is_a_dependency(stage: str, graph: grimp.ImportGraph) -> None:
+    module = f"experiments.stages.{stage}"
+    files = {file_of(m) for m in {module, *graph.find_upstream_modules(module)}}
+    assert all(path.is_file() for path in files)
+    listed = dependencies(stage)
+    # Files without a statement, such as an empty __init__.py, change nothing.
+    missing = [f for f in files if ast.parse(f.read_text()).body and not any(f == d or d in f.parents for d in listed)]
+    assert not missing
+
+
+@pytest.mark.parametrize("stage", RUN_BY_DVC)
+def test_no_dependency_is_one_that_nothing_imports(stage: str, graph: grimp.ImportGraph) -> None:
+    module = f"experiments.stages.{stage}"
+    files = {file_of(m) for m in {module, *graph.find_upstream_modules(module)}}
+    for listed in dependencies(stage):
+        assert listed.exists(), listed
+        assert any(f == listed or listed in f.parents for f in files), listed
+
+
+def test_problem_sets_and_the_metric_are_named_in_params_only() -> None:
+    """No text of the code is one of these names, or holds one between its signs."""
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    names = {*params["problem_sets"], params[params["preset"]]["evaluation"]["metric"]}
+    code = [p for p in (ROOT / "experiments").rglob("*.py") if "tests" not in p.parts and p.name != "paper.py"]
+    for path in code:
+        tree = ast.parse(path.read_text())
+        said = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in said]
+        parts = {part for text in texts if isinstance(text, str) for part in re.split(r"[^a-z0-9_]+", text)}
+        assert not parts & names, path
+    listed = (ROOT / "dvc.yaml").read_text()
+    assert not set(re.split(r"[^a-z0-9_]+", listed)) & names

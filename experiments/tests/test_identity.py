@@ -1,0 +1,146 @@
+"""What makes two runs one and the same, and what does not."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.running import identity, imports, models
+from experiments.running.cells import problems_hash
+
+from .made import cell
+
+ROOT = Path(__file__).parents[2]
+CELLS = """
+import polars as pl
+from pathlib import Path
+from dataclasses import asdict
+from experiments.running.cells import Origin
+from experiments.running.design import Anchor, Design
+from experiments.running.identity import Surroundings
+from experiments.settings import load
+
+preset = load(Path("params.yaml"), "smoke")
+for name, sweep in preset.sweep.items():
+    origin = Origin(problem_set=name, base="b", problems="p", sampling=asdict(preset.sampling),
+                    surroundings=Surroundings.of(preset.resources))
+    design = Design(preset=preset, sweep=sweep, origin=origin)
+    for cell in [*design.pilot(), *design.cells(Anchor(learning_rate=1e-3, batch_rollouts=16))]:
+        print(cell.run_id, cell.rollouts, cell.name)
+"""
+
+
+def test_the_budget_and_the_purpose_are_no_part_of_the_identity() -> None:
+    one = cell()
+    assert one.run_id == cell(rollouts=192).run_id == cell(purpose="prescribe").run_id
+    others = [
+        cell(seed=8), cell(rollouts_per_problem=8), cell(evaluate_every=96), cell(base="retrained"),
+        cell(learner=replace(one.learner, decay="cosine", decay_steps=12)),
+        cell(learner=replace(one.learner, advantage_std="population")),
+        cell(surroundings={"device": "cuda"}), cell(surroundings={"dtype": "bfloat16"}),
+        cell(surroundings={"code": "other"}), cell(surroundings={"versions": {"torch": "9"}}),
+        cell(surroundings={"learner_ranks": 2}),
+    ]  # fmt: skip
+    assert len({one.run_id, *(other.run_id for other in others)}) == 1 + len(others)
+
+
+def test_a_first_evaluation_is_shared_by_all_n_of_a_seed_and_by_no_other_seed() -> None:
+    one = cell()
+    assert one.start_id == cell(rollouts_per_problem=8).start_id == cell(problems_per_batch=4).start_id
+    assert len({one.start_id, cell(seed=8).start_id, cell(base="c").start_id}) == 3
+
+
+def run_ids(tree: Path) -> list[str]:
+    """Run ids of every cell of ``smoke`` with the code of a tree."""
+    sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
+    places = os.pathsep.join([str(tree), *sources])
+    done = subprocess.run(
+        [sys.executable, "-c", CELLS], cwd=tree, env={**os.environ, "PYTHONPATH": places}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the code and the settings."""
+    hidden = shutil.ignore_patterns("__pycache__", "tests")
+    for package in ("budget", "rollout", "learner", "frontier"):
+        shutil.copytree(
+            ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden
+        )  # fmt: skip
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments", ignore=hidden)
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    return tmp_path
+
+
+def test_a_flipped_sign_is_another_run_for_every_cell_and_a_docstring_for_none(tree: Path) -> None:
+    before = run_ids(tree)
+    assert len(before) >= 8
+    losses = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "losses.py"
+    text = losses.read_text()
+    assert text.count("return -weights * advantages * ratio") == 1
+    losses.write_text(text.replace("per-token", "PER-TOKEN").replace("    ratio =", "    # A comment.\n    ratio ="))
+    report = tree / "experiments" / "report.py"
+    report.write_text(report.read_text() + "\nLATER = 1\n")
+    assert run_ids(tree) == before
+    losses.write_text(text.replace("return -weights * advantages * ratio", "return weights * advantages * ratio"))
+    after = run_ids(tree)
+    assert not set(after) & set(before)
+    # The names are the same cells.
+    assert [line.split(" ", 1)[1] for line in after] == [line.split(" ", 1)[1] for line in before]
+
+
+def test_the_budget_of_smoke_changes_no_run(tree: Path) -> None:
+    before = {line.split()[0] for line in run_ids(tree)}
+    params = yaml.safe_load((tree / "params.yaml").read_text())
+    params["smoke"]["sweep"]["easy"]["rollouts"] *= 2
+    params["smoke"]["prescribe"]["easy"]["rollouts"] *= 2
+    (tree / "params.yaml").write_text(yaml.safe_dump(params))
+    assert {line.split()[0] for line in run_ids(tree)} == before
+
+
+def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
+    found = imports.closure(identity.LOOP, without=identity.CARRIES_NO_RESULT)
+    for needed in (
+        "isocompute.learner.losses", "isocompute.learner.advantages", "isocompute.learner.loop",
+        "isocompute.rollout.samplers.vllm", "isocompute.rollout.verifiers", "isocompute.rollout.estimators",
+        "isocompute.budget.meter", "experiments.running.worker",
+    ):  # fmt: skip
+        assert needed in found, needed
+    for free in (
+        "experiments.report", "experiments.settings.model", "isocompute.rollout.sources.hub", "isocompute.budget.waste",
+        "isocompute.budget.tracking", "experiments.running.tracker",
+    ):  # fmt: skip
+        assert free not in found, free
+
+
+def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    weights = folder / "model.safetensors"
+    # Large enough for its hash to be remembered, which must not outlive the file.
+    weights.write_bytes(b"\0" * models.Remembered.LARGE)
+    before = models.content(folder)
+    assert models.content(folder) == before
+    changed = bytearray(weights.read_bytes())
+    changed[5] = 1
+    weights.write_bytes(changed)
+    assert models.content(folder) != before
+
+
+def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:
+    import polars as pl
+
+    table = pl.DataFrame(
+        {"problem_id": ["a"], "prompt": ["1+1="], "answer": ["2"], "verifier": ["exact"], "source": ["s"],
+         "split": ["train"], "pass_rate": [0.5]}
+    )  # fmt: skip
+    assert problems_hash(table) == problems_hash(table.with_columns(pass_rate=pl.lit(0.25)))
+    assert problems_hash(table) != problems_hash(table.with_columns(answer=pl.lit("3")))

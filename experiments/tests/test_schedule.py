@@ -1,0 +1,260 @@
+"""Cells on real Ray workers: what they share, what happens when one diverges or dies, and who stops whom."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import ray
+import yaml
+from isocompute.rollout import load_problems, source_from, tables
+
+from experiments import tiny_model
+from experiments.errors import ExperimentError
+from experiments.running import models, starts, work
+from experiments.running.cells import Cell, Origin, problems_hash
+from experiments.running.identity import Surroundings
+from experiments.running.pool import Pool, workers
+from experiments.running.schedule import run_cells
+from experiments.running.spool import Spool
+from experiments.running.tracker import Tracker
+from experiments.settings import Preset, load
+from experiments.stages.sweep import pick
+
+from .made import SAMPLING, cell
+
+ROOT = Path(__file__).parents[2]
+PARAMS = ROOT / "params.yaml"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A work folder with a base model of a few steps, problems, and an MLflow store."""
+    folder = tmp_path_factory.mktemp("scheduled")
+    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
+    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
+    terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
+    load_problems(source_from({**source, "train": 12, "validation": 8})).write_parquet(folder / "problems.parquet")
+    raw = yaml.safe_load(PARAMS.read_text())
+    raw["smoke"]["sampling"] = dict(SAMPLING)
+    raw["smoke"]["resources"] = {"workers": 2, "sampler": "transformers"}
+    (folder / "params.yaml").write_text(yaml.safe_dump(raw))
+    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
+        patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.delenv("ISOCOMPUTE_SESSION", raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def preset(home: Path) -> Preset:
+    return load(home / "params.yaml", "smoke")
+
+
+@pytest.fixture(scope="module")
+def pool(home: Path, preset: Preset) -> Iterator[Pool]:
+    model = str(home / "model")
+    with workers(preset, model, models.content_hash(home / "model")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def problems(home: Path) -> pl.DataFrame:
+    return tables.read(home / "problems.parquet", "problems")
+
+
+@pytest.fixture
+def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
+    origin = Origin(
+        problem_set="easy", base=models.content_hash(home / "model"), problems=problems_hash(problems),
+        sampling=SAMPLING, surroundings=Surroundings.of(preset.resources),
+    )  # fmt: skip
+    return lambda **changes: cell(origin=origin, **changes)
+
+
+def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) -> tuple[dict[str, Path], str]:
+    """Run cells, and return their folders and what was said."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        folders = run_cells(cells, problems, pool, Tracker(experiment), title="cells")
+    return folders, said.getvalue()
+
+
+def mlflow_runs(experiment: str) -> dict[str, Any]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    found = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
+    return {run.info.run_name: run for run in found}
+
+
+def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
+    cells = [make(rollouts_per_problem=n, seed=21, evaluate_every=48) for n in (2, 4)]
+    folders, said = run(cells, problems, pool, "shared")
+    assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
+    assert cells[0].start_id == cells[1].start_id
+    evals = [work.outcome(one, folders[one.run_id]).evals for one in cells]
+    assert (
+        evals[0]["avg_at_4"][0] == evals[1]["avg_at_4"][0] == starts.read(work.start_of(cells[0])).metrics["avg_at_4"]
+    )
+    assert all(table["rollouts"].to_list() == [0, 48, 96] for table in evals)
+    # Charged once, to nobody's run.
+    assert tables.read(work.start_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
+    for one in cells:
+        eval_steps = work.outcome(one, folders[one.run_id]).ledger.filter(pl.col("cohort") == "eval")["step"]
+        assert 0 not in eval_steps.to_list()
+    assert "base model, seed 21" in mlflow_runs("shared")
+    assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")[1]
+
+
+def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
+    stable = make(purpose="pilot", seed=31)
+    wild = make(purpose="pilot", seed=31, learner=replace(stable.learner, learning_rate=1e30, warmup_steps=0))
+    folders, _ = run([wild, stable], problems, pool, "wild")
+    found = {name: work.outcome(one, folders[one.run_id]) for name, one in (("wild", wild), ("stable", stable))}
+    assert found["wild"].diverged
+    assert found["wild"].evals["rollouts"].to_list() == [0]
+    assert not found["stable"].diverged
+    # What was generated for the step that could not be taken is paid for.
+    assert found["wild"].ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() > 0
+    run_of = mlflow_runs("wild")
+    assert run_of[wild.name].data.tags["isocompute.status"] == "diverged"
+    assert run_of[wild.name].info.status == "FAILED"
+    assert run_of[stable.name].data.tags["isocompute.status"] == "finished"
+    chosen = pick([wild, stable], folders, "avg_at_4", base=0.0)
+    assert chosen["learning_rate"] == stable.learner.learning_rate
+    assert [each["diverged"] for each in chosen["grid"]] == [True, False]
+    with pytest.raises(ExperimentError, match=r"every learning rate of the pilot diverged \(1e\+30\)"):
+        pick([wild], folders, "avg_at_4", base=0.0)
+
+
+def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
+    one = make(seed=41)
+    spool = Spool(work.folder_of(one) / "metrics.jsonl")
+    processes = [process for _, process in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
+
+    def kill() -> None:
+        """Kill every worker's process once the cell is under way."""
+        while len(spool.lines()) < 4:
+            time.sleep(0.002)
+        for process in processes:
+            os.kill(process, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    folders, said = run([one], problems, pool, "killed")
+    thread.join()
+    assert "it continues on another one" in said
+    found, done = work.outcome(one, folders[one.run_id]), work.done(folders[one.run_id])
+    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
+    assert done is not None
+    assert done.lost["rollouts"] > 0
+
+
+def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
+    from mlflow import MlflowClient
+
+    short, long = make(seed=51), make(seed=51, rollouts=192)
+    run([short], problems, pool, "extended")
+    first = mlflow_runs("extended")[short.name].info.run_id
+    _, said = run([long], problems, pool, "extended")
+    assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
+    again = mlflow_runs("extended")[short.name]
+    assert again.info.run_id == first
+    assert again.data.tags["isocompute.budget_rollouts"] == "192"
+    history = MlflowClient().get_metric_history(first, "avg_at_4")
+    assert [point.step for point in history] == [0, 32, 64, 96, 128, 160, 192]
+    rewards = MlflowClient().get_metric_history(first, "reward")
+    assert [point.step for point in rewards] == list(range(8, 193, 8))
+    assert tables.read(f"runs:/{first}", "evals")["rollouts"].max() == 192
+
+
+def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
+    make: Any, problems: pl.DataFrame, pool: Pool
+) -> None:
+    short, long = make(seed=61), make(seed=61, rollouts=128)
+    folders, _ = run([short], problems, pool, "pruned")
+    before = work.outcome(short, folders[short.run_id])
+    assert short.run_id in work.prune(0.0)
+    _, said = run([long], problems, pool, "pruned")
+    assert f"trained again, since their checkpoints were pruned: {long.name}" in said
+    after = work.outcome(short, folders[short.run_id])
+    assert after.evals.equals(before.evals)
+    assert after.ledger.equals(before.ledger)
+
+
+def test_a_cluster_that_is_too_small_is_said_at_once(home: Path, preset: Preset) -> None:
+    for changes, wanted in (({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
+                            ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all")):  # fmt: skip
+        greedy = replace(preset, resources=replace(preset.resources, **changes))
+        began = time.monotonic()
+        with pytest.raises(ExperimentError, match=wanted), workers(greedy, str(home / "model"), "b"):
+            pass
+        assert time.monotonic() - began < 30
+
+
+HOLDER = """
+import sys, time
+import ray
+from experiments.running.cluster import SESSION, environment, shared_cluster
+from experiments.running.roster import NAMESPACE, Crew
+
+with shared_cluster(1) as joined:
+    roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
+    crew = Crew(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
+    (actor,) = ray.get(roster.take.remote(crew))
+    ray.get(actor.sees.remote("", ""))
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def named() -> list[str]:
+    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+
+
+def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_ends(pool: Pool) -> None:
+    address = ray.get_runtime_context().gcs_address
+    before = named()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER], env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    started = set(named()) - set(before)
+    assert {name.split("-")[0] for name in started} == {"roster", "worker"}
+    process.kill()
+    process.wait()
+    began = time.monotonic()
+    while set(named()) & started:
+        assert time.monotonic() - began < 60
+        time.sleep(0.2)
+    # Ours are not theirs.
+    assert set(before) <= set(named())
+
+
+def test_a_work_folder_that_a_machine_does_not_see_is_said(pool: Pool) -> None:
+    """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
+
+    class Elsewhere:
+        class sees:  # noqa: N801
+            @staticmethod
+            def remote(path: str, text: str) -> Any:
+                return pool.actors[0].sees.remote(path + "-of-another-machine", text)
+
+    with pytest.raises(ExperimentError, match=r"the worker on there does not see .*: cells on several machines need"):
+        pool._see_the_same({"there": Elsewhere()})

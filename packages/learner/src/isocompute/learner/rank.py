@@ -1,0 +1,76 @@
+"""One learner rank as a Ray actor, with ``torch.distributed`` to the others: a thin wrapper round ``Learner``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+import torch
+import torch.distributed as dist
+
+from .config import LearnerConfig
+from .learner import Learner, UpdateReport
+
+COLLECTIVE_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for another in the middle of an update before it fails; the group ends it long before."""
+
+
+class RankActor:
+    """One rank: joins the process group, then is a ``Learner``."""
+
+    def __init__(self, rank: int, world_size: int, device: str) -> None:
+        self._rank, self._world_size, self._device = rank, world_size, device
+
+    def host(self) -> tuple[str, int]:
+        """Open the store at which the ranks meet, on a free port of this rank's machine, and say where."""
+        import ray
+
+        machine = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(
+            machine, 0, self._world_size, is_master=True, timeout=COLLECTIVE_PATIENCE, wait_for_workers=False
+        )
+        return machine, self._store.port
+
+    def join(self, machine: str, port: int) -> None:
+        """Join the process group."""
+        if self._device == "cpu":
+            torch.set_num_threads(1)
+        if self._rank:
+            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=COLLECTIVE_PATIENCE)
+        dist.init_process_group(
+            "gloo" if self._device == "cpu" else "nccl",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=COLLECTIVE_PATIENCE,
+        )
+
+    def load(self, model: str, config: LearnerConfig) -> None:
+        """Load the policy."""
+        self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
+
+    def reset(self, config: LearnerConfig) -> None:
+        """See ``Learner.reset``."""
+        self._learner.reset(config)
+
+    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
+        """Update from this rank's share."""
+        return self._learner.update(rollouts)
+
+    def sync_error(self, rollouts: pl.DataFrame) -> float:
+        """See ``Learner.sync_error``."""
+        return self._learner.sync_error(rollouts)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The policy's tensors, on the CPU."""
+        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """See ``Learner.state``; on the CPU, as the driver may have no device."""
+        tensors, values = self._learner.state()
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, values
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """See ``Learner.load_state``."""
+        self._learner.load_state(tensors, values)

@@ -1,0 +1,252 @@
+"""What a policy or a table writes is never executed: every reasoning-gym task under attack, with spies."""
+
+import builtins
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from isocompute.rollout import RolloutError, load_problems, metadata, source_from, verifier, verifiers
+from isocompute.rollout.refused import EXECUTING, REFUSED
+from isocompute.rollout.sources.base import Candidate, ReasoningGymSource, candidates
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+TASKS = sorted(reasoning_gym.factory.DATASETS)
+ALLOWED = [task for task in TASKS if task not in REFUSED]
+
+
+class ReachedError(Exception):
+    """A spy was called; what it stands for is not."""
+
+
+class Spies:
+    """Stand where text is executed, note who comes, and execute nothing."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached: list[str] = []
+        import sympy
+        from sympy.parsing import sympy_parser
+
+        for name in ("eval", "exec"):
+            patch.setattr(builtins, name, self.spy(name, getattr(builtins, name)))
+        self.everywhere(patch, sympy_parser.parse_expr, "parse_expr", lambda _: True)
+        # sympy turns its own objects and numbers into themselves all the time; a text it would parse.
+        self.everywhere(patch, sympy.sympify, "sympify", lambda values: any(isinstance(v, str) for v in values))
+        for owner, name in (
+            (os, "system"), (os, "popen"), (subprocess, "Popen"), (subprocess, "run"), (pickle, "loads"),
+        ):  # fmt: skip
+            patch.setattr(owner, name, self.spy(name, getattr(owner, name)))
+
+    def everywhere(self, patch: pytest.MonkeyPatch, real: Any, name: str, counts: Callable[..., bool]) -> None:
+        """Replace a function under every name that a module has for it; another of its name stays."""
+        for module in list(sys.modules.values()):
+            for bound, value in list(getattr(module, "__dict__", {}).items()):
+                if value is real:
+                    patch.setattr(module, bound, self.spy(name, real, counts))
+
+    def spy(self, name: str, real: Any, counts: Callable[..., bool] = lambda _: True) -> Callable[..., Any]:
+        def called(*values: Any, **options: Any) -> Any:
+            # Modules are executed when they are imported, which a scorer may do late.
+            if "importlib" in sys._getframe(1).f_code.co_filename or not counts(values):
+                return real(*values, **options)
+            self.reached.append(f"{name}{str(values)[:80]}")
+            raise ReachedError(name)
+
+        return called
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, list[Candidate]]:
+    """Two problems of every task, refused ones and those without an answer included."""
+    found: dict[str, list[Candidate]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("isocompute.rollout.sources.reasoning_gym.check_task", lambda _: None)
+        for task in TASKS:
+            if task == "composite":
+                continue
+            source = ReasoningGymSource(task=task, train=1, validation=1, seed=5)
+            found[task] = list(islice(candidates(source), 2))
+    return found
+
+
+def payloads(answer: str, target: Path) -> list[str]:
+    """Attacks, bare and in the shapes that scorers look for."""
+    bare = f'__import__("os").system("touch {target}")'
+    tokens = answer.split() or [""]
+    shaped = [
+        bare, f"[{bare}]", f"[[{bare}]]", f"({bare},)", f'{{"a": {bare}}}', json.dumps(bare), json.dumps([bare]),
+        json.dumps([[bare]]), json.dumps({"a": bare}), f"24+0*{bare}", f"1+{bare}", f"12 {bare}", f"{bare}=1",
+        f"x={bare}",
+        f"{answer}\n{bare}", f"{answer}, {bare}", f"{answer} + 0*{bare}", f"[{answer}][0*len(str({bare}))]",
+        f"\\boxed{{{bare}}}", f"<answer>{bare}</answer>", f"Matrix([[{bare}]])", f"lambda: {bare}",
+    ]  # fmt: skip
+    for place in sorted({0, len(tokens) // 2, len(tokens) - 1}):
+        shaped.append(" ".join([*tokens[:place], bare, *tokens[place + 1 :]]))
+    return shaped
+
+
+def poisoned(value: Any, payload: str, path: tuple[str, ...] = (), seen: Any = None) -> Iterator[tuple[Any, Any]]:
+    """Values with one leaf replaced, one for each kind of leaf; items of a list are of one kind."""
+    seen = set() if seen is None else seen
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            for other, kind in poisoned(inner, payload, (*path, key), seen):
+                yield {**value, key: other}, kind
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            for other, kind in poisoned(inner, payload, (*path, "*"), seen):
+                yield [*value[:i], other, *value[i + 1 :]], kind
+    elif (path, type(value)) not in seen:
+        seen.add((path, type(value)))
+        yield payload, path
+
+
+def attack(right: Any, problem: Candidate, target: Path) -> None:
+    """Score a problem's own answer, then attack through the response, the answer and the metadata."""
+
+    def score(response: str, answer: str, metadata: str) -> None:
+        # What a table holds may be refused; a response never is.
+        with contextlib.suppress(RolloutError):
+            right(response, answer, metadata)
+
+    answer, held = problem.answer, problem.metadata
+    score(answer, answer, held)
+    for payload in payloads(answer, target):
+        score(payload, answer, held)
+        score(answer, payload, held)
+        score(payload, payload, held)
+    for payload in payloads(answer, target)[:2]:
+        for other, _ in poisoned(json.loads(held) if held else {"metadata": ""}, payload):
+            text = json.dumps(other)
+            score(answer, answer, text)
+            score("[" + answer + "]", answer, text)
+            score(payload, answer, text)
+
+
+@pytest.fixture
+def spies(known: dict[str, list[Candidate]], monkeypatch: pytest.MonkeyPatch) -> Spies:
+    # What scorers import or compile the first time is there before the spies are.
+    for task in ALLOWED:
+        right = verifier(f"reasoning_gym:{task}")
+        for problem in known[task]:
+            with contextlib.suppress(RolloutError):
+                right(problem.answer, problem.answer, problem.metadata)
+    pytest.importorskip("sympy")
+    return Spies(monkeypatch)
+
+
+def test_no_task_executes_what_a_policy_or_a_table_writes(
+    known: dict[str, list[Candidate]], spies: Spies, tmp_path: Path
+) -> None:
+    target = tmp_path / "made"
+    for task in ALLOWED:
+        for problem in known[task]:
+            attack(verifier(f"reasoning_gym:{task}"), problem, target)
+        assert not spies.reached, task
+    assert not target.exists()
+
+
+def test_no_task_executes_its_settings(spies: Spies, tmp_path: Path) -> None:
+    bare = f'__import__("os").system("touch {tmp_path / "made"}")'
+    for task in ALLOWED:
+        right = verifier(f"reasoning_gym:{task}")
+        for name, value in vars(reasoning_gym.factory.DATASETS[task][1]()).items():
+            if isinstance(value, str | list | tuple) and name not in {"seed", "size"}:
+                poison: Any = bare if isinstance(value, str) else [bare]
+                text = metadata.written({"settings": {name: poison}, "question": "", "metadata": {}})
+                with contextlib.suppress(RolloutError):
+                    right("1", "1", text)
+        assert not spies.reached, task
+
+
+def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Path) -> None:
+    assert set(REFUSED) < set(TASKS)
+    pl.DataFrame({"prompt": ["a", "b"], "answer": ["1", "2"]}).write_ndjson(tmp_path / "own.jsonl")
+    for task, reason in REFUSED.items():
+        said = f"^reasoning-gym's task {task} is refused: {reason}$"
+        own = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "train": 1, "validation": 1}
+        with pytest.raises(RolloutError, match=said):
+            verifier(f"reasoning_gym:{task}")
+        with pytest.raises(RolloutError, match=said):
+            load_problems(source_from({"kind": "reasoning_gym", "task": task}))
+        with pytest.raises(RolloutError, match=said):
+            load_problems(source_from({**own, "verifier": f"reasoning_gym:{task}"}))
+
+
+@pytest.mark.parametrize("task", sorted(EXECUTING))
+def test_a_task_refused_for_executing_would_be_caught(
+    task: str, known: dict[str, list[Candidate]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    right = verifiers._reasoning_gym(task)
+    spies = Spies(monkeypatch)
+    for problem in known[task]:
+        attack(right, problem, tmp_path / "made")
+    assert spies.reached
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_task_that_takes_any_response_is_refused(known: dict[str, list[Candidate]]) -> None:
+    right = verifiers._reasoning_gym("game_of_life_halting")
+    problem = known["game_of_life_halting"][0]
+    assert right("nonsense", problem.answer, problem.metadata)
+
+
+def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    # Its units are texts of its own, parsed when a comparison first simplifies.
+    import sympy.physics.units  # noqa: F401
+    from isocompute.rollout.math_process import compared
+    from sympy.parsing import sympy_parser
+
+    assert compared("3/4", "0.75")
+    assert compared("so \\boxed{\\frac{1}{2}}", "0.5")
+    parsed: list[str] = []
+    executed: list[str] = []
+    real, target = sympy_parser.parse_expr, tmp_path / "made"
+
+    def noted(text: str, *values: Any, **options: Any) -> Any:
+        parsed.append(text)
+        return real(text, *values, **options)
+
+    def guarded(name: str, run: Any) -> Callable[..., Any]:
+        def called(*values: Any, **options: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_filename
+            if "importlib" not in caller and caller != sympy_parser.__file__:
+                executed.append(f"{name} in {caller}")
+            return run(*values, **options)
+
+        return called
+
+    for module in list(sys.modules.values()):
+        for bound, value in list(getattr(module, "__dict__", {}).items()):
+            if value is real:
+                monkeypatch.setattr(module, bound, noted)
+    for name in ("eval", "exec"):
+        monkeypatch.setattr(builtins, name, guarded(name, getattr(builtins, name)))
+    for owner, name in ((os, "system"), (os, "popen"), (subprocess, "Popen"), (pickle, "loads")):
+        monkeypatch.setattr(owner, name, lambda *_, name=name: executed.append(name))
+    for answer in ("3", "3/4", "1, 2", "x + 1", "\\text{yes}"):
+        for payload in payloads(answer, target):
+            for wrapped in (payload, f"${payload}$", f"\\boxed{{{payload}}}", f"final answer is {payload}. I hope",
+                            f"answer: 1+{payload}", f"(1+1){payload}", f"1/2 {payload}"):  # fmt: skip
+                compared(wrapped, answer)
+        for payload in payloads(answer, target)[:4]:
+            compared(answer, payload)
+    assert parsed
+    assert all(set(text) <= set("0123456789 \t\n.+-*/^()×÷") for text in parsed), parsed
+    assert not executed
+    assert not target.exists()
+
+
+def test_every_task_is_a_dataclass_of_settings() -> None:
+    # The attack on settings reads them there.
+    assert all(dataclasses.is_dataclass(config) for _, config in reasoning_gym.factory.DATASETS.values())
