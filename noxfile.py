@@ -24,7 +24,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 LIGHT = ("budget", "frontier")
-TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis")
+TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp")
 
 
 def uv_variables() -> dict[str, str]:
