@@ -26,3 +26,11 @@ def test_the_copied_schemas_are_those_of_the_docs() -> None:
     assert canonical
     for package in PACKAGES:
         assert {p.name: p.read_bytes() for p in (portion(package) / "schemas").glob("*.json")} == canonical
+
+
+def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
+    files = [p for p in ROOT.glob("packages/*/tests/fixtures/**/*") if p.is_file()]
+    assert any("tfevents" in p.name for p in files)
+    for path in files:
+        for place in (b"/root/", b"/home/", b"/tmp/", b"/Users/", b"/var/"):
+            assert place not in path.read_bytes(), path

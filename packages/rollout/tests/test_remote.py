@@ -62,6 +62,21 @@ def test_an_engine_of_its_own_refuses_as_one_in_process_does(remote: Any, tiny: 
         tiny.sample(remote)
 
 
+def test_an_engine_that_does_not_answer_is_ended_and_says_what_it_was_asked(
+    remote: Any, cluster: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = remote._actor
+    # Ended is only what stands for the engine: the real one serves the tests after this.
+    monkeypatch.setattr(cluster, "kill", lambda actor: None)
+    monkeypatch.setattr(remote, "_answer_seconds", 0.0)
+    monkeypatch.setattr(remote, "_whole", True)
+    with pytest.raises(RolloutError, match="the engine did not answer sample within 0 s, and was ended"):
+        tiny.sample(remote, samples=16)
+    with pytest.raises(RolloutError, match="the sampler is closed"):
+        tiny.sample(remote)
+    remote._actor = opened
+
+
 def test_an_engine_that_has_died_is_said(remote: Any, cluster: Any) -> None:
     cluster.kill(remote._actor)
     with pytest.raises(RolloutError, match="the engine's process has died"):

@@ -68,7 +68,8 @@ class RemoteSampler:
         transport: How weights travel: ``object_store`` (through Ray, on any device) or ``nccl`` (between two
             GPUs, this process's and the actor's); by default ``nccl`` where this process has a CUDA device.
         num_gpus: GPUs the actor holds; by default 1 where the cluster has any.
-        start_seconds: How long to wait for the engine.
+        start_seconds: How long to wait for the engine to load the model.
+        answer_seconds: How long to wait for a batch or a sync; an engine that takes longer is ended.
         **options: Further options of ``VllmSampler``.
 
     Raises:
@@ -83,6 +84,7 @@ class RemoteSampler:
         transport: str | None = None,
         num_gpus: float | None = None,
         start_seconds: float = 600.0,
+        answer_seconds: float = 1800.0,
         **options: Any,
     ) -> None:
         self._ray = _joined()
@@ -90,6 +92,7 @@ class RemoteSampler:
         self.transport = transport or transfer.backend_here()
         self._version = 0
         self._whole = True
+        self._answer_seconds = answer_seconds
         self._send: Callable[[Any], None] | None = None
         if num_gpus is None:
             num_gpus = min(1.0, self._ray.cluster_resources().get("GPU", 0.0))
@@ -167,15 +170,20 @@ class RemoteSampler:
         if self._actor is None:
             raise RolloutError("the sampler is closed")
         errors = self._ray.exceptions
+        patience = self._answer_seconds if timeout is None else timeout
         try:
-            return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=timeout)
+            return self._ray.get(getattr(self._actor, method).remote(*arguments), timeout=patience)
         except errors.RayTaskError as error:
             if isinstance(error.cause, ValueError):
                 raise error.cause from None
             raise
         except errors.GetTimeoutError:
+            if timeout is None:
+                # What it is in the middle of, nobody knows.
+                self.close()
+                raise RolloutError(f"the engine did not answer {method} within {patience:g} s, and was ended") from None
             raise RolloutError(
-                f"the engine did not come up within {timeout:g} s; the cluster may have no room for it "
+                f"the engine did not come up within {patience:g} s; the cluster may have no room for it "
                 f"(it has {_resources(self._ray.cluster_resources())})"
             ) from None
         except errors.RayActorError as error:
