@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 from isocompute.rollout import tables
 
-from .report import gains
+from .report import gains, spoken
 from .settings import Preset
 
 
@@ -42,7 +42,7 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, scores["validation"]["fresh"]):
         size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
-        lines.append(f"  n = {gain.rollouts_per_problem}{size}: {metric} {gain.said()}")
+        lines.append(f"  n = {gain.rollouts_per_problem}{size}: {spoken(metric)} {gain.said()}")
     return lines + _prescribed(out / "prescribe" / name)
 
 

@@ -66,6 +66,7 @@ def _held(path: Path) -> Any:
 def _difficulty(preset: Preset, out: Path) -> str:
     settings = preset.difficulty
     scores = _held(out / "difficulty" / "base.json")
+    spent = tables.read(out / "difficulty" / "ledger.parquet", "ledger")
     rows = [
         (f"{name}, {side}", found["problems"], f"{settings.sets[name].lowest:g} to {settings.sets[name].highest:g}",
          f"{found['selected']:.3f}", f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}")
@@ -82,6 +83,7 @@ def _difficulty(preset: Preset, out: Path) -> str:
         f"of what was selected, so each set was then answered {settings.fresh_samples} times more: that is the base "
         "model's score, which gains are over (± one standard error of sampling).</p>"
         + _table(head, rows)
+        + f"<p>Measuring took {spent['rollouts'].sum():,} responses, {spent['response_tokens'].sum():,} tokens.</p>"
         + _image(out / "difficulty" / "histogram.png", "Pass rates of the base model")
     )
 
@@ -161,7 +163,7 @@ def _pilot(pilot: dict[str, Any]) -> str:
         f"<p>A pilot at n = {pilot['rollouts_per_problem']}, B<sub>p</sub> = {pilot['problems_per_batch']} "
         f"({pilot['batch_rollouts']:,} rollouts a step) chose the learning rate {pilot['learning_rate']:.3g}; other "
         "batches are scaled from it by the root of their size.</p>"
-        + _table(("learning rate", f"{pilot['metric']} at the end", "base model, measured again"), rows)
+        + _table(("learning rate", f"{spoken(pilot['metric'])} at the end", "base model, measured again"), rows)
     )
 
 
@@ -214,6 +216,11 @@ def gains(evals: pl.DataFrame, metric: str, states: list[dict[str, Any]], base: 
     return found
 
 
+def spoken(metric: str) -> str:
+    """A metric as people write it: ``avg@4``, which MLflow and column names cannot hold."""
+    return metric.replace("_at_", "@")
+
+
 def _gains(found: list[Gain], metric: str) -> str:
     rows = [
         (f"n = {g.rollouts_per_problem}", g.problems_per_batch, f"{g.base:.3f}",
@@ -221,7 +228,7 @@ def _gains(found: list[Gain], metric: str) -> str:
          g.seeds, g.diverged)
         for g in found
     ]  # fmt: skip
-    head = ("", "B_p", "base model, measured again", f"{metric} at the end", "gain", "seeds", "diverged")
+    head = ("", "B_p", "base model, measured again", f"{spoken(metric)} at the end", "gain", "seeds", "diverged")
     return _table(head, rows)
 
 

@@ -23,6 +23,8 @@ def run(preset: Preset) -> None:
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
         print(f"{name:45} {value!s:55}{section}")
     print()
+    candidates = sum(source.train + source.validation for source in preset.problems)
+    _say("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
     for name in preset.sweep:
         _plan(preset, name)
     resources = preset.resources
@@ -55,13 +57,17 @@ def _plan(preset: Preset, name: str) -> None:
         ("sweep", len(cells), sum(cell.rollouts for cell in cells)),
         ("prescribe", tested, tested * test.rollouts),
         ("evaluate", "", evaluated),
-        ("measure", "", measured),
+        ("measured", "", measured),
     ):
-        runs = f"{count:4} cells" if count != "" else " " * 10
-        print(f"{name:8} {purpose:10} {runs} {total:15,} rollouts, at most {total * length:18,} tokens")
+        _say(name, purpose, count, total, length)
     for cell in cells:
         steps = cell.rollouts // cell.batch_rollouts
         print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
+
+
+def _say(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
+    runs = f"{cells:4} cells" if cells != "" else " " * 10
+    print(f"{name:8} {purpose:10} {runs} {rollouts:15,} rollouts, at most {rollouts * longest:18,} tokens")
 
 
 def _evaluated(cell: Cell, questions: int) -> int:
