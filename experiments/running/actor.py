@@ -27,6 +27,7 @@ class WorkerConfig:
         dtype: Type of the sampler's weights.
         placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
         learner_ranks: Learner ranks; one is in this process, several are Ray actors.
+        answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
     """
 
     model: str
@@ -36,6 +37,7 @@ class WorkerConfig:
     dtype: str = "float32"
     placement: str = "colocated"
     learner_ranks: int = 1
+    answer_seconds: float = 1800.0
 
 
 class WorkerActor:

@@ -132,6 +132,7 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
             dtype=resources.resolved_dtype(),
             placement=resources.placement,
             learner_ranks=resources.learner_ranks,
+            answer_seconds=resources.stall_seconds,
         )
         key = digest([asdict(config), base, asdict(Surroundings.of(resources))])
         gpus = 1 if resources.device == "cuda" else 0

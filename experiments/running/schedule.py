@@ -64,7 +64,7 @@ class Run:
     def finish(self, *, reverse: bool) -> None:
         """Run everything that is left, and send it."""
         left = [cell for cell in self._cells if not work.finished(cell, self._folders[cell.run_id])]
-        self._starts(left)
+        self._starts(self._cells)
         self._train(deque(left[::-1] if reverse else left))
         for cell in self._cells:
             self._tracker.send(cell, self._folders[cell.run_id], finished=True, wait=True)

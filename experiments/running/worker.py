@@ -71,8 +71,10 @@ class Worker:
             torch.set_num_threads(1)
         self.config = config
         self._model = located(config.model)
-        options = {"dtype": config.dtype} if config.sampler == "vllm" else {}
-        kind = "vllm-remote" if config.placement == "separate" else config.sampler
+        options: dict[str, Any] = {"dtype": config.dtype} if config.sampler == "vllm" else {}
+        kind = config.sampler
+        if config.placement == "separate":
+            kind, options["answer_seconds"] = "vllm-remote", config.answer_seconds
         self._sampler = open_sampler(kind, self._model, Sampling(**config.sampling), **options)
         ranks = config.learner_ranks
         self._devices = 1 + (ranks if ranks > 1 else 0) + (config.placement == "separate")
@@ -172,8 +174,10 @@ class Worker:
         elif self.config.learner_ranks == 1:
             self._learner = Learner(self._model, config, device=self.config.device)
         else:
-            ranks = self.config.learner_ranks
-            self._learner = LearnerGroup(self._model, config, world_size=ranks, device=self.config.device)
+            self._learner = LearnerGroup(
+                self._model, config, world_size=self.config.learner_ranks, device=self.config.device,
+                update_patience=self.config.answer_seconds,
+            )  # fmt: skip
         return self._learner
 
 

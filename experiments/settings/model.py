@@ -152,7 +152,8 @@ class ResourcesConfig:
             a processor of its own.
         reverse: Whether the last cells are started first.
         start_seconds: How long to wait for workers to load the model.
-        stall_seconds: How long a worker may show no progress before it is replaced.
+        stall_seconds: How long a worker may show no progress before it is replaced; longer than one step, and than
+            256 problems take while difficulty is measured.
         checkpoint_gigabytes: Disk space for the checkpoints of finished cells; the oldest go first.
     """
 
