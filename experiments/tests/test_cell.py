@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import shutil
 import signal
 import time
 from multiprocessing.process import BaseProcess
@@ -98,14 +99,9 @@ def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path, alone: P
         assert reopened.totals.paid.rollouts > ledger["rollouts"].sum()
 
 
-def test_a_finished_cell_is_not_run_again(alone: Path) -> None:
-    before = (alone / "done.json").stat().st_mtime_ns
-    assert exit_code(start(alone)) == 0
-    assert (alone / "done.json").stat().st_mtime_ns == before
-
-
-def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(home: Path) -> None:
-    assert exit_code(start(home / "extended")) == 0
+def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(home: Path, alone: Path) -> None:
+    shutil.copytree(alone, home / "extended")
+    shutil.copytree(home / "alone-start", home / "extended-start")
     short = pl.read_parquet(home / "extended" / "evals.parquet")
     assert exit_code(start(home / "extended", rollouts=192)) == 0
     assert exit_code(start(home / "once", rollouts=192)) == 0
