@@ -77,7 +77,7 @@ def test_cheap_cells_come_first_and_what_is_left_out_says_why():
     sweep = design(constraints, total=60_000)
     assert [cell.allocation.rollouts_per_problem for cell in sweep.cells] == [2, 4, 8]
     assert {out.rollouts_per_problem: out.limit for out in sweep.left_out} == {
-        64: "steps that are too dear",
+        64: "steps that are too expensive",
         128: "batches above 2,048 rollouts",
     }
     assert "102,400" in sweep.left_out[1].reason

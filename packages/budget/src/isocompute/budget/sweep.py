@@ -148,7 +148,7 @@ def design(
             left_out.append(
                 _out(
                     cell.allocation,
-                    "steps that are too dear",
+                    "steps that are too expensive",
                     f"{seeds} run{'s' if seeds > 1 else ''} of {constraints.min_steps:,} steps would cost {least:,}",
                 )
             )
@@ -203,7 +203,7 @@ def design(
             left_out.append(
                 _out(
                     grown.batch,
-                    "a first evaluation that is too dear",
+                    "a first evaluation that is too expensive",
                     f"{seeds} run{'s' if seeds > 1 else ''} to {grown.points[grown.first]:,} rollouts would cost "
                     f"{cost_next:,}, and {left:,} are left",
                 )
