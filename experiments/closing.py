@@ -38,7 +38,9 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     lines = [f"{name}: base model {side}: {_both(found)}" for side, found in scores.items()]
     frontier = out / "frontier" / name / "frontier.parquet"
     if frontier.exists():
-        lines += _n_star_lines(pl.read_parquet(frontier))
+        fits = json.loads((frontier.parent / "fits.json").read_text())
+        lines += _n_star_lines(pl.read_parquet(frontier), within_run=fits["within_run"])
+        lines += [f"  {statement}" for statement in fits["statements"]]
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, scores["validation"]["fresh"]):
         size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
@@ -73,13 +75,18 @@ def _prescribed(folder: Path) -> list[str]:
     return lines
 
 
-def _n_star_lines(frontier: pl.DataFrame) -> list[str]:
-    lines = ["      rollouts   n*   best in   95 % set   reward (95 %)"]
+def _set(values: Sequence[int]) -> str:
+    return "{" + ", ".join(str(v) for v in values) + "}"
+
+
+def _n_star_lines(frontier: pl.DataFrame, *, within_run: bool) -> list[str]:
+    best_in = "within-run" if within_run else "best in"
+    lines = [f"      rollouts   n*   {best_in:10}   95 % set      reward (95 %)"]
     picks = sorted({round(i * (len(frontier) - 1) / 4) for i in range(5)})
     for row in frontier[picks].iter_rows(named=True):
+        best = f"{row['probability']:.0%} of {row['competing']} n"
         lines.append(
-            f"  {row['compute']:12,.0f} {row['n']:4d}   {row['probability']:6.0%}   "
-            f"{row['lowest_n']} to {row['highest_n']:<6} {row['reward']:.3f} "
+            f"  {row['compute']:12,.0f} {row['n']:4d}   {best:10}   {_set(row['n_set']):12}  {row['reward']:.3f} "
             f"({row['reward_low']:.3f} to {row['reward_high']:.3f})"
         )
     return lines

@@ -108,7 +108,7 @@ def _problem_set(preset: Preset, name: str, out: Path) -> str:
         "<h3>The frontier</h3><p>The best reward at each budget, over the budgets that were measured.</p>"
         + _image(out / "frontier" / name / "frontier.png", "Frontier")
         + _image(out / "frontier" / name / "n_star.png", "Best n at each budget")
-        + _transitions(fits)
+        + _statements(fits)
     )
     parts.append("<h3>Caveats</h3>" + _caveats(fits, allocation, pilot))
     return "".join(parts)
@@ -116,10 +116,12 @@ def _problem_set(preset: Preset, name: str, out: Path) -> str:
 
 def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
     chosen = allocation["candidates"][0]
+    competing = [c for c in allocation["candidates"] if c["standing"] != "refused"]
+    share = f"{chosen['probability']:.0%} of the refits" + (" (within-run)" if allocation["within_run"] else "")
     text = (
         f"For {allocation['budget']:,} {allocation['unit']}: <b>n = {allocation['rollouts_per_problem']}</b>, "
         f"B<sub>p</sub> = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, learning rate "
-        f"{allocation['learning_rate']:.3g}. It was best in {chosen['probability']:.0%} of the refits; expected "
+        f"{allocation['learning_rate']:.3g}. Of {len(competing)} it was best in {share}; expected "
         f"reward {chosen['reward']:.3f} (95&nbsp;%: {chosen['reward_low']:.3f} to {chosen['reward_high']:.3f})."
     )
     if not comparison["tested"]:
@@ -130,6 +132,7 @@ def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
             "—" if c["mean"] is None else f"{c['mean']:+.3f}",
             "—" if not c["interval"] else f"{c['interval'][0]:+.3f} to {c['interval'][1]:+.3f}",
             len(c["differences"]),
+            "—" if c["p_value"] is None else f"{c['p_value']:.2g}",
             c["verdict"],
         )
         for c in comparison["against"]
@@ -137,7 +140,7 @@ def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
     return (
         f'<p class="answer">{text}</p><p>Trained at that budget with fresh seeds, next to fixed n; difference of '
         "the last evaluations, seed by seed:</p>"
-        + _table(("comparison", "difference", "95 % t interval", "seeds", "verdict"), rows)
+        + _table(("comparison", "difference", "95 % t interval", "seeds", "p, all comparisons (Holm)", "verdict"), rows)
     )
 
 
@@ -246,14 +249,8 @@ def _curves(fits: dict[str, Any]) -> str:
     return _table(("curve", "B_p", "form", "levels off at", "95 %"), rows)
 
 
-def _transitions(fits: dict[str, Any]) -> str:
-    if fits["n_star"]["constant"]:
-        return f"<p>n = {fits['n_star']['constant']} leads at every budget measured: no transition was seen.</p>"
-    lines = []
-    for x in fits["crossovers"]:
-        span = f" (95&nbsp;%: {x['interval'][0]:,.0f} to {x['interval'][1]:,.0f})" if x["interval"] else ""
-        lines.append(f"<li>from n = {x['from']} to n = {x['to']} at {x['compute']:,.0f} rollouts{span}</li>")
-    return f"<p>The best n changes:</p><ul>{''.join(lines)}</ul>"
+def _statements(fits: dict[str, Any]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in fits["statements"]) + "</ul>"
 
 
 def _caveats(fits: dict[str, Any], allocation: dict[str, Any], pilot: dict[str, Any]) -> str:

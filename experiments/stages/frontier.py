@@ -13,13 +13,15 @@ from .shared import OUT, log
 
 def run(preset: Preset, problem_set: str) -> None:
     """Write the fits of a sweep and their figures."""
-    evals = tables.read(OUT / "sweep" / problem_set / "evals.parquet", "evals")
+    sweep = OUT / "sweep" / problem_set
+    evals = tables.read(sweep / "evals.parquet", "evals")
     settings = preset.frontier
     fits = fit(
         evals,
         FitConfig(
             form=settings.form, bootstrap=settings.bootstrap, seed=settings.seed, metric=preset.evaluation.metric
         ),
+        pass_rates=tables.read(sweep / "pass_rates.parquet", "pass_rates"),
     )
     out = OUT / "frontier" / problem_set
     fits.save(out)
@@ -30,5 +32,5 @@ def run(preset: Preset, problem_set: str) -> None:
         f"{problem_set}-frontier",
         {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
         params=asdict(settings),
-        inputs={"evals": OUT / "sweep" / problem_set / "evals.parquet"},
+        inputs={"evals": sweep / "evals.parquet"},
     )

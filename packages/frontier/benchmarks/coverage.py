@@ -1,11 +1,13 @@
-"""How often nominal 95 % intervals hold the truth: simulated runs of the papers' curves, counted.
+"""How often nominal 95 % intervals hold the truth, for what users run: simulated sweeps of known truth, counted.
 
-    python packages/frontier/benchmarks/coverage.py [--runs 200] [--bootstrap 200]
+    python packages/frontier/benchmarks/coverage.py [--sweeps 60] [--bootstrap 200] [--form auto]
 
-One row a setting: evaluations, autocorrelation, effective evaluations, seeds, spread between seeds and how much of it
-all n of a seed share; how often the bootstrap's interval of the asymptote A, its profile-likelihood interval, the
-bootstrap's interval of the curve at the end of the run, and that of the difference between two n there held the
-truth; and how many curves were flagged as too short.
+One row a setting: length of the runs in multiples of the compute of half the gain, n compared, seeds, evaluations,
+noise within a run in binomial standard errors and its autocorrelation, and the share of the seeds' effects that all n
+have in common; then the share of curves flagged, of all and of those fitted with their true form (``right``); and how
+often the interval of the asymptote A held it, of the curves without a flag and of all, its profile-likelihood interval,
+the interval of the reward at the end of the run, and that of the difference there to the n before.
+Truths have different gains and timing at each n.
 """
 
 from __future__ import annotations
@@ -15,90 +17,88 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 from isocompute.frontier import FitConfig, Flag, fit
+from isocompute.frontier.forms import FORMS, Parameters
+from isocompute.frontier.simulation import Simulation
 
-# A, D, tau of Figure 5's lines for n = 8, 32 and 128 on Easy (rollouts).
-TRUTHS = ((0.582, 0.129, 230_520.0), (0.595, 0.191, 223_100.0), (0.618, 0.199, 426_030.0))
-END = 4_000_000.0
-QUESTIONS, SAMPLES = 300, 4
+HALF = 8_000.0
+"""Compute of half the gain of the first n."""
+DOUBTFUL = {Flag.WITHIN_RUN_ONLY}
+"""Flags that say nothing against the value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One kind of simulated run."""
+    """One row."""
 
-    evaluations: int
-    autocorrelation: float
-    seeds: int = 1
-    spread: float = 0.0
-    shared: float = 0.0
+    length: float
+    form: str = "exp"
+    ns: int = 3
+    seeds: int = 2
+    evaluations: int = 16
+    dispersion: float = 2.0
+    autocorrelation: float = 0.3
+    shared: float = 0.5
 
-    @property
-    def effective(self) -> float:
-        """N(1−φ)/(1+φ)."""
-        return self.evaluations * (1 - self.autocorrelation) / (1 + self.autocorrelation)
+    def simulation(self) -> Simulation:
+        """The sweep."""
+        truths = {2 ** (2 + i): truth(self.form, i) for i in range(self.ns)}
+        return Simulation(
+            truths=truths, end=self.length * HALF, evaluations=self.evaluations, seeds=self.seeds,
+            autocorrelation=self.autocorrelation, dispersion=self.dispersion, shared=self.shared,
+        )  # fmt: skip
+
+
+def truth(form: str, i: int) -> Parameters:
+    """The i-th n: a little more to gain, a little later."""
+    shape = {"exp": 1.0, "hill": 1.5, "power": 2.0}[form]
+    unit = Parameters(form=form, start=0.33, gain=0.30 + 0.02 * i, scale=1.0, shape=shape)
+    scale = HALF * 1.1**i / unit.half_compute
+    return Parameters(form=form, start=0.33, gain=unit.gain, scale=scale, shape=shape)
 
 
 SETTINGS = (
-    *(Setting(evaluations=n, autocorrelation=phi)
-      for n, phi in ((20, 0.0), (25, 0.0), (100, 0.0), (30, 0.2), (47, 0.4), (60, 0.4), (80, 0.6), (180, 0.8),
-                     (400, 0.8))),
-    *(Setting(evaluations=40, autocorrelation=0.2, seeds=seeds, spread=0.015, shared=shared)
-      for shared in (0.0, 0.8) for seeds in (2, 3, 5, 10)),
-    *(Setting(evaluations=80, autocorrelation=0.6, seeds=seeds, spread=0.015) for seeds in (2, 3, 5, 10)),
-)  # fmt: skip
+    *(Setting(length=length, ns=ns) for length in (1, 2, 3) for ns in (3, 8)),
+    *(Setting(length=length, dispersion=5.0) for length in (2, 3)),
+    *(Setting(length=12, ns=ns, evaluations=24, dispersion=d) for ns in (3, 8) for d in (1.0, 2.0, 3.0)),
+    *(Setting(length=12, evaluations=24, shared=shared) for shared in (0.0, 1.0)),
+    *(Setting(length=12, evaluations=24, form=form) for form in ("hill", "power")),
+    Setting(length=12, evaluations=60, autocorrelation=0.6),
+    *(Setting(length=12, evaluations=24, seeds=seeds) for seeds in (1, 3, 5)),
+)
 
 
-def simulated(setting: Setting, rng: np.random.Generator) -> pl.DataFrame:
-    """An ``evals`` table of one curve per truth; noise is binomial in size and AR(1) in time."""
-    compute = np.linspace(END / setting.evaluations, END, setting.evaluations).round()
-    parts = []
-    common = rng.standard_normal(setting.seeds)
-    for i, (asymptote, drop, tau) in enumerate(TRUTHS):
-        for seed in range(setting.seeds):
-            rise = 1 - np.exp(-compute / tau)
-            own = np.sqrt(setting.shared) * common[seed] + np.sqrt(1 - setting.shared) * rng.standard_normal()
-            truth = asymptote - drop + (drop + setting.spread * own) * rise
-            shocks = rng.standard_normal(setting.evaluations)
-            noise = np.empty_like(shocks)
-            noise[0] = shocks[0]
-            phi = setting.autocorrelation
-            for t in range(1, len(noise)):
-                noise[t] = phi * noise[t - 1] + np.sqrt(1 - phi**2) * shocks[t]
-            reward = np.clip(truth + noise * np.sqrt(truth * (1 - truth) / (QUESTIONS * SAMPLES)), 0, 1)
-            parts.append(
-                pl.DataFrame({"rollouts": compute.astype(np.int64), "avg_at_4": reward}).with_columns(
-                    rollouts_per_problem=pl.lit(2 ** (3 + 2 * i)), problems_per_batch=pl.lit(32), seed=pl.lit(seed),
-                    problem_set=pl.lit("easy"), split=pl.lit("validation"), questions=pl.lit(QUESTIONS),
-                    samples=pl.lit(SAMPLES),
-                )
-            )  # fmt: skip
-    return pl.concat(parts)
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one simulated curve."""
+
+    flagged: bool
+    right_form: bool
+    asymptote: bool
+    profile: bool
+    end: bool
+    difference: bool
 
 
-def outcomes(setting: Setting, *, runs: int, bootstrap: int, seed: int = 0) -> Iterator[list[bool]]:
-    """For every simulated curve: whether A, A by its profile, the end and a difference of ends were covered.
-
-    Last, whether it was called too short. The difference is to the curve before.
-    """
+def outcomes(setting: Setting, *, sweeps: int, bootstrap: int, form: str, seed: int = 0) -> Iterator[Outcome]:
+    """Every simulated curve of a setting; the difference is to the n before."""
+    simulation = setting.simulation()
     rng = np.random.default_rng(seed)
-    at = np.array([END])
-    ends = [a - d * np.exp(-END / t) for a, d, t in TRUTHS]
-    for run in range(runs):
-        fits = fit(simulated(setting, rng), FitConfig(form="exp", bootstrap=bootstrap, seed=run))
+    at = np.array([simulation.end])
+    for sweep in range(sweeps):
+        fits = fit(simulation.evals(rng), FitConfig(form=form, bootstrap=bootstrap, seed=sweep))
         drawn = [c.draws.at(at)[:, 0] for c in fits.fitted if c.draws is not None]
-        for i, (c, (asymptote, _, _)) in enumerate(zip(fits.curves, TRUTHS, strict=True)):
-            if c.asymptote_interval is None or c.profile is None or len(drawn) < len(TRUTHS):
-                yield [False, False, False, False, True]
-                continue
-            yield [
-                c.asymptote_interval[0] <= asymptote <= c.asymptote_interval[1],
-                c.profile.interval[0] <= asymptote <= c.profile.interval[1],
-                _holds(drawn[i], ends[i]),
-                _holds(drawn[i] - drawn[i - 1], ends[i] - ends[i - 1]),
-                Flag.SUPPORT_TOO_SHORT in c.flags,
-            ]
+        ends = [float(p(simulation.end)) for p in simulation.truths.values()]
+        for i, (c, p) in enumerate(zip(fits.curves, simulation.truths.values(), strict=True)):
+            assert c.asymptote_interval is not None
+            assert c.profile is not None
+            assert c.parameters is not None
+            yield Outcome(
+                flagged=bool(set(c.flags) - DOUBTFUL), right_form=c.parameters.form == p.form,
+                asymptote=c.asymptote_interval[0] <= p.asymptote <= c.asymptote_interval[1],
+                profile=c.profile.interval[0] <= p.asymptote <= c.profile.interval[1],
+                end=_holds(drawn[i], ends[i]), difference=_holds(drawn[i] - drawn[i - 1], ends[i] - ends[i - 1]),
+            )  # fmt: skip
 
 
 def _holds(draws: np.ndarray, truth: float) -> bool:
@@ -106,21 +106,40 @@ def _holds(draws: np.ndarray, truth: float) -> bool:
     return bool(low <= truth <= high)
 
 
+def row(s: Setting, found: list[Outcome]) -> str:
+    """One line of the table."""
+    clear = [o for o in found if not o.flagged]
+    right = [o for o in found if o.right_form]
+
+    def share(values: list[bool]) -> str:
+        return f"{np.mean(values):6.1%}" if values else "     —"
+
+    shares = (
+        [o.flagged for o in found], [o.flagged for o in right], [o.asymptote for o in clear],
+        [o.asymptote for o in found], [o.profile for o in found], [o.end for o in found],
+        [o.difference for o in found],
+    )  # fmt: skip
+    return (
+        f"{s.form:5} {s.length:6g} {s.ns:2d} {s.seeds:5d} {s.evaluations:11d} {s.dispersion:5.1f} "
+        f"{s.autocorrelation:4.1f} {s.shared:6.1f} | {'  '.join(map(share, shares))}  {len(found):6d}"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--sweeps", type=int, default=60)
     parser.add_argument("--bootstrap", type=int, default=200)
+    parser.add_argument("--form", default="auto", choices=["auto", "true", *FORMS], help="form fitted")
     arguments = parser.parse_args()
-    print("evaluations  phi  effective  seeds  spread  shared |      A  profile    end  difference  too short  curves")
+    print(
+        "form  length  n seeds evaluations noise  phi shared |  flags   right  A clear   A all profile     end    diff"
+        "  curves"
+    )
     for s in SETTINGS:
-        found = np.array(list(outcomes(s, runs=arguments.runs, bootstrap=arguments.bootstrap)))
-        a, profile, end, difference, short = found.mean(axis=0)
-        print(
-            f"{s.evaluations:11d}  {s.autocorrelation:.1f}  {s.effective:9.0f}  {s.seeds:5d}  {s.spread:6.3f}  "
-            f"{s.shared:6.1f} | {a:6.1%}  {profile:7.1%} {end:6.1%}  {difference:10.1%}  {short:9.1%}  {len(found):6d}",
-            flush=True,
-        )
+        form = s.form if arguments.form == "true" else arguments.form
+        found = list(outcomes(s, sweeps=arguments.sweeps, bootstrap=arguments.bootstrap, form=form))
+        print(row(s, found), flush=True)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,57 @@ def test_a_run_that_collapses_fails_its_extension() -> None:
     assert "FAILED" in found.summary()
 
 
+def test_a_forecast_that_misses_most_points_has_not_held_whatever_its_bias() -> None:
+    # Above and below in turn: no bias, and half of the points far outside.
+    compute, reward = run(noise=0.001)
+    swinging = np.where(compute > 8000, reward + 0.05 * np.where(np.arange(len(compute)) % 2, 1, -1), reward)
+    found = forecast(compute, swinging, ForecastConfig(r0=0.4, fit_max=8000, bootstrap=200)).extension
+    assert found is not None
+    assert abs(found.bias) < 0.01
+    assert found.coverage < 0.5
+    assert found.verdict == "failed"
+
+
+def test_forecasts_of_the_true_form_seldom_fail_and_mostly_hold() -> None:
+    verdicts = []
+    for seed in range(20):
+        found = forecast(*run(seed=seed), ForecastConfig(r0=0.4, fit_max=8000, bootstrap=100)).extension
+        assert found is not None
+        verdicts.append(found.verdict)
+    # At 5 % failed there would be 1, and more than 5 once in a thousand.
+    assert verdicts.count("failed") <= 5
+    assert verdicts.count("held") >= 10
+
+
+def several(path: Path) -> Path:
+    """Two seeds of two n."""
+    compute, reward = run()
+    rows = [
+        f"{c},{r + 0.01 * s},{n},{s}" for n in (4, 16) for s in (0, 1) for c, r in zip(compute, reward, strict=True)
+    ]
+    path.write_text("c,r,rollouts_per_problem,seed\n" + "\n".join(rows) + "\n")
+    return path
+
+
+def test_rows_of_several_runs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = several(tmp_path / "curves.csv")
+    common = ["predict", str(table), "--x", "c", "--y", "r", "--r0", "0.4", "--bootstrap", "20"]
+    assert main(common) == 2
+    assert "rollouts_per_problem = 4, 16; seed = 0, 1" in capsys.readouterr().err
+    assert main([*common, "--where", "rollouts_per_problem=4"]) == 2
+    assert "--where seed=VALUE" in capsys.readouterr().err
+    assert main([*common, "--where", "rollouts_per_problem=4", "--where", "seed=1"]) == 0
+    # A column of any name that tells rows of one compute apart, and none at all.
+    named = tmp_path / "named.csv"
+    named.write_text(table.read_text().replace("rollouts_per_problem", "variant").replace("seed", "repeat"))
+    assert main(["predict", str(named), *common[2:]]) == 2
+    assert "variant" in capsys.readouterr().err
+    bare = tmp_path / "bare.csv"
+    bare.write_text("\n".join(",".join(line.split(",")[:2]) for line in table.read_text().splitlines()) + "\n")
+    assert main(["predict", str(bare), *common[2:]]) == 2
+    assert "there more than once" in capsys.readouterr().err
+
+
 def test_a_cut_before_the_bend_says_that_the_support_is_short() -> None:
     found = forecast(*run(last=2600.0), ForecastConfig(r0=0.4, bootstrap=100))
     assert {Flag.SUPPORT_TOO_SHORT, Flag.ASYMPTOTE_NOT_IDENTIFIED} & set(found.flags)

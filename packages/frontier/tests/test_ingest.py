@@ -34,7 +34,8 @@ def test_trl_counts_batches_that_are_used_several_times(tmp_path: Path) -> None:
     settings = json.loads((trl / "config.json").read_text())
     # One batch of 32 completions for four micro-batches, each used twice: a batch lasts four optimizer steps.
     config = tmp_path / "config.json"
-    config.write_text(json.dumps({**settings, "generation_batch_size": 32, "num_iterations": 2}))
+    sizes = {"generation_batch_size": 32, "steps_per_generation": 4, "num_iterations": 2}
+    config.write_text(json.dumps({**settings, **sizes}))
     evals, _ = ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
     assert evals["rollouts"].to_list() == [32, 32, 64]
     assert evals["problems_per_batch"].unique().to_list() == [8]
@@ -42,7 +43,7 @@ def test_trl_counts_batches_that_are_used_several_times(tmp_path: Path) -> None:
 
 def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
     state = str(FIXTURES / "trl" / "trainer_state.json")
-    with pytest.raises(FrontierError, match=r"rollouts_per_problem is not known: neither num_generations .* --set"):
+    with pytest.raises(FrontierError, match=r"rollouts_per_problem .* is not known: none of num_generations .* --set"):
         ingest("trl", [state])
     with pytest.raises(FrontierError, match=r"questions .how many validation problems there are. is not known"):
         ingest("trl", [state], config=FIXTURES / "trl" / "config.json")
@@ -63,21 +64,22 @@ def test_verl_counts_prompts_and_marks_what_is_biased() -> None:
     assert any("resamples with replacement" in note for note in notes)
 
 
-def test_verl_counts_the_samples_that_filtering_evicted(tmp_path: Path) -> None:
+def test_verl_counts_the_groups_that_filtering_evicted(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines()]
     for line in lines[1:]:
         line["data"]["training/filter_groups/evicted_samples"] = 8
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     config = FIXTURES / "verl" / "config.json"
     evals, _ = ingest("verl", [str(tmp_path)], config=config, constants=QUESTIONS)
-    assert evals["rollouts"].to_list() == [0, 2 * 72, 4 * 72]
+    # The metric counts prompts, whatever its name, and each of them had four responses.
+    assert evals["rollouts"].to_list() == [0, 2 * (64 + 32), 4 * (64 + 32)]
 
 
 def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None:
     log = tmp_path / "wandb.csv"
     log.write_text(
-        "Step,train/dynamic_filtering_pass_rate,train/response_length,eval/eval_math_pass1,eval/eval_math_pass4\n"
-        "0,,,0.2,0.5\n1,0.5,100,,\n2,0.25,100,0.3,0.6\n"
+        "train/global_step,train/dynamic_filtering_pass_rate,train/response_length,"
+        "eval/eval_math_pass1,eval/eval_math_pass4\n0,,,0.2,0.5\n1,400,100,,\n2,200,100,0.3,0.6\n"
     )
     config = tmp_path / "config.json"
     config.write_text(
@@ -85,6 +87,7 @@ def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None
                     "eval": {"n_samples_per_prompt": 4}})
     )  # fmt: skip
     evals, notes = ingest("openrlhf", [str(log)], config=config, constants=QUESTIONS)
+    # 400 responses per 100 prompts: half of the prompts passed, with eight responses each.
     assert evals["rollouts"].to_list() == [0, 128 * 2 + 128 * 4]
     assert evals["step"].to_list() == [0, 4]
     assert evals["avg_at_4"].to_list() == [0.2, 0.3]
@@ -95,10 +98,12 @@ def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None
 def test_prime_rl_sums_the_rollouts_of_each_step(tmp_path: Path) -> None:
     log = tmp_path / "metrics.jsonl"
     rows = [
-        {"step": 0, "eval/math/avg@4": 0.2, "eval/math/pass@4": 0.5, "eval/math/pass^4": 0.1},
+        {"step": 1, "eval/math/avg@4": 0.2, "eval/math/pass@4": 0.5, "eval/math/pass^4": 0.1},
         {"step": 1, "progress/rollouts": 64, "progress/total_rollouts": 0, "progress/tokens": 640},
         {"step": 2, "progress/rollouts": 60, "progress/total_rollouts": 64, "progress/tokens": 600},
-        {"step": 2, "eval/math/avg@4": 0.3, "eval/math/pass@4": 0.6, "eval/math/pass^4": 0.15},
+        # Evaluations run beside training: that of step 3 began when two batches had been shipped.
+        {"step": 3, "progress/rollouts": 72, "progress/total_rollouts": 124, "progress/tokens": 720},
+        {"step": 3, "eval/math/avg@4": 0.3, "eval/math/pass@4": 0.6, "eval/math/pass^4": 0.15},
     ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     constants = {"rollouts_per_problem": "8", "batch_rollouts": "64", **QUESTIONS}
@@ -146,5 +151,5 @@ def test_what_is_no_log_is_one_clear_error(
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         shutil.copy(FIXTURES / "verl" / "run.jsonl", tmp_path / name)
-    with pytest.raises(FrontierError, match="has to hold one run"):
+    with pytest.raises(FrontierError, match=r"one .jsonl or .csv file; it holds a.jsonl, b.jsonl"):
         ingest("verl", [str(tmp_path)], config=FIXTURES / "verl" / "config.json", constants=QUESTIONS)

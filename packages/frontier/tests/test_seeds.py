@@ -1,74 +1,134 @@
-"""Seeds are drawn jointly: what moves all n of a seed alike does not blur where their curves cross."""
+"""How seeds differ: the total variance, what of it all n share, and courses of amplitude and timing."""
 
 import numpy as np
-import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, fit
-from isocompute.frontier.curves import curves
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.frontier.curves import Curve
 from isocompute.frontier.forms import Parameters
-from isocompute.frontier.uncertainty import Noise, estimate_noise, seed_effects
+from isocompute.frontier.noise import Noise, estimate_noise, seed_effects
+from isocompute.frontier.seeds import SHARES, courses, effects_of, spread_of, without_effects
 
-SEEDS, POINTS = 6, 20
-TRUTH = {4: (0.30, 0.45, 3000.0), 16: (0.30, 0.60, 9000.0)}
-"""n to (R0, A, τ)."""
-
-
-def sweep(shared: bool, *, seed: int = 0, offset: int = 0, spread: float = 0.05) -> pl.DataFrame:
-    """Two n with six seeds each whose effects are the same for both n, or not."""
-    rng = np.random.default_rng(seed)
-    common = rng.normal(0, spread, SEEDS)
-    parts = []
-    for i, (n, (start, asymptote, tau)) in enumerate(TRUTH.items()):
-        own = common if shared else rng.normal(0, spread, SEEDS)
-        for s in range(SEEDS):
-            compute = np.arange(1, POINTS + 1) * 1024
-            rise = 1 - np.exp(-compute / tau)
-            grown = rise / rise[-1]
-            reward = start + (asymptote - start) * rise + own[s] * grown + rng.normal(0, 0.005, POINTS)
-            parts.append(
-                pl.DataFrame({"rollouts": compute, "avg_at_4": np.clip(reward, 0, 1)}).with_columns(
-                    rollouts_per_problem=pl.lit(n), problems_per_batch=pl.lit(8), seed=pl.lit(s + offset * i),
-                    problem_set=pl.lit("easy"), split=pl.lit("validation"), questions=pl.lit(2000),
-                    samples=pl.lit(4),
-                )
-            )  # fmt: skip
-    return pl.concat(parts)
+TRUTH = Parameters(form="exp", start=0.3, gain=0.3, scale=6000.0, shape=1.0)
+COMPUTE = np.arange(1, 17) * 1024.0
+NONE = [np.zeros(2)] * 3
 
 
-def noise_of(table: pl.DataFrame) -> Noise:
-    found = curves(table, metric="avg_at_4", unit="rollouts", split="validation")
-    truths = [
-        Parameters(form="exp", start=a, gain=b - a, scale=t, shape=1.0)
-        for a, b, t in (TRUTH[c.rollouts_per_problem] for c in found)
-    ]
-    return estimate_noise(found, truths)
+def curve(reward: np.ndarray, *, n: int = 4, names: tuple[int, ...] = ()) -> Curve:
+    """A curve of runs, one a row, at the same compute."""
+    seeds = len(reward)
+    return Curve(
+        rollouts_per_problem=n, problems_per_batch=8, compute=np.tile(COMPUTE, seeds), reward=reward.ravel(),
+        standard_error=np.full(16 * seeds, 0.014), seed=np.repeat(np.arange(seeds), 16), seed_names=names,
+    )  # fmt: skip
 
 
-def test_what_seeds_share_is_seen_and_counts_as_fewer_degrees() -> None:
-    alike, apart = noise_of(sweep(shared=True)), noise_of(sweep(shared=False))
-    assert alike.shared > 0.9
-    assert apart.shared < 0.6
-    assert alike.degrees == pytest.approx(SEEDS - 1, rel=0.15)
-    assert apart.degrees > alike.degrees
-    # Two n of one seed are one observation of how seeds differ, and so are seeds of different names none in common.
-    assert noise_of(sweep(shared=True, offset=100)).shared == 0.0
+def runs(effects: np.ndarray, *, noise: float = 0.0, seed: int = 0, **other: int) -> Curve:
+    """Runs with effects (amplitude, timing) of each seed, shape ``(seeds, 2)``."""
+    plain = curve(np.tile(TRUTH(COMPUTE), (len(effects), 1)))
+    moved = plain.reward + (courses(plain, TRUTH) * effects[plain.seed]).sum(axis=1)
+    shaken = moved + np.random.default_rng(seed).normal(0, noise, len(moved))
+    return curve(shaken.reshape(len(effects), 16), **other)
+
+
+def two_way(effects: np.ndarray) -> tuple[float, float]:
+    """Sums of squares of seeds and of the rest, of a table of curves × seeds, as in any textbook."""
+    left = effects - effects.mean(axis=1, keepdims=True)
+    seeds = left.mean(axis=0)
+    return float(len(effects) * (seeds**2).sum()), float(((left - seeds) ** 2).sum())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 5), st.integers(2, 5), st.integers(0, 10_000))
+def test_the_likelihood_is_that_of_the_two_way_table(curves: int, seeds: int, seed: int) -> None:
+    effects = np.random.default_rng(seed).normal(0, 1, (curves, seeds))
+    found = spread_of([dict(enumerate(row.tolist())) for row in effects])
+    assert found is not None
+    assert found.degrees == curves * (seeds - 1)
+    between, rest = two_way(effects)
+    whole = 1 + (curves - 1) * SHARES
+    squares = between / whole + rest / (1 - SHARES)
+    assert found.squares == pytest.approx(squares, rel=1e-6)
+    density = -0.5 * (seeds - 1) * np.log(whole) - 0.5 * (curves - 1) * (seeds - 1) * np.log(1 - SHARES)
+    density -= 0.5 * found.degrees * np.log(squares)
+    expected = np.exp(density - density.max())
+    assert found.weights == pytest.approx(expected / expected.sum(), rel=1e-5, abs=1e-12)
+
+
+def test_seeds_of_other_names_say_nothing_of_what_is_shared() -> None:
+    effects = [{0: 0.1, 1: -0.1}, {2: 0.1, 3: -0.1}]
+    found = spread_of(effects)
+    assert found is not None
+    assert found.weights == pytest.approx(np.full(len(SHARES), 1 / len(SHARES)))
+    # Σ of squares 0.04, two degrees.
+    assert found.sd == pytest.approx(np.sqrt(0.04 / 2))
+
+
+def test_one_seed_has_no_spread() -> None:
+    assert spread_of([{0: 0.1}, {0: 0.2}]) is None
+
+
+@pytest.mark.parametrize(
+    ("curves", "seeds", "shared"), [(3, 2, 0.0), (3, 2, 0.5), (3, 2, 0.9), (8, 2, 0.5), (6, 3, 0.9)]
+)
+def test_draws_of_a_difference_and_of_a_level_hold_the_truth(curves: int, seeds: int, shared: float) -> None:
+    rng = np.random.default_rng(0)
+    differences = levels = 0
+    for _ in range(300):
+        common, own = rng.standard_normal((1, seeds)), rng.standard_normal((curves, seeds))
+        effects = 0.02 * (np.sqrt(shared) * common + np.sqrt(1 - shared) * own)
+        spread = spread_of([dict(enumerate(row.tolist())) for row in effects])
+        noise = Noise(autocorrelation=0.0, amplitude=spread)
+        every = [curve(np.zeros((seeds, 16)))] * 2
+        a, b = (e[:, :, 0].mean(axis=1) for e in seed_effects(every, NONE[:2], noise, refits=300, rng=rng))
+        differences += abs(effects[0].mean() - effects[1].mean()) <= np.quantile(np.abs(a - b), 0.95)
+        levels += abs(effects[0].mean()) <= np.quantile(np.abs(a), 0.95)
+    # What a coverage of 90 % falls below once in a thousand is 253 of 300.
+    assert differences >= 253
+    assert levels >= 253
+
+
+def test_both_courses_are_found_and_taken_off() -> None:
+    effects = np.array([[0.03, 0.01], [-0.01, -0.01], [0.01, 0.0]])
+    measured = runs(effects)
+    course, residuals = courses(measured, TRUTH), measured.reward - TRUTH(measured.compute)
+    assert course[15] == pytest.approx((1.0, course[15, 1]))
+    assert np.abs(course[:, 1]).max() == pytest.approx(1.0)
+    found, _ = effects_of(measured, course, residuals)
+    assert found == pytest.approx(effects, abs=1e-9)
+    # Only departures from the mean of the seeds go: the mean is the curve's.
+    left = without_effects(measured, course, residuals)
+    assert left == pytest.approx((course * effects.mean(axis=0)).sum(axis=1), abs=1e-9)
+
+
+def test_a_run_that_starts_sooner_is_timing_and_not_noise() -> None:
+    faster = Parameters(form="exp", start=0.3, gain=0.3, scale=6000.0 * np.exp(-0.1), shape=1.0)
+    measured = curve(np.stack([faster(COMPUTE), TRUTH(COMPUTE)]))
+    residuals = measured.reward - TRUTH(measured.compute)
+    left = without_effects(measured, courses(measured, TRUTH), residuals)
+    amplitude_only = courses(measured, TRUTH) * np.array([1.0, 0.0])
+    more = without_effects(measured, amplitude_only, residuals)
+    # Half of what differs is the mean of the two, which stays.
+    spread = np.abs(left[:16] - left[16:]).max()
+    assert spread < 0.1 * np.abs(more[:16] - more[16:]).max()
 
 
 def test_a_refit_gives_a_shared_seed_one_effect_on_every_n() -> None:
-    found = curves(sweep(shared=True), metric="avg_at_4", unit="rollouts", split="validation")
-    noise = Noise(between_seeds=0.05, degrees=5.0, autocorrelation=0.0, shared=1.0)
-    first, second = seed_effects(found, noise, refits=50, rng=np.random.default_rng(0))
-    assert np.array_equal(first, second)
-    half = Noise(between_seeds=0.05, degrees=500.0, autocorrelation=0.0, shared=0.5)
-    first, second = seed_effects(found, half, refits=4000, rng=np.random.default_rng(0))
-    assert np.corrcoef(first.ravel(), second.ravel())[0, 1] == pytest.approx(0.5, abs=0.03)
-    assert first.std() == pytest.approx(0.05, rel=0.05)
+    same = np.array([[0.05, 0.0], [-0.02, 0.0], [0.01, 0.0], [-0.04, 0.0]])
+    measured = [runs(same, n=n, noise=1e-4, seed=n) for n in (4, 8, 16)]
+    noise = estimate_noise(measured, [TRUTH] * 3)
+    assert noise.amplitude is not None
+    assert noise.amplitude.share > 0.9
+    first, second, _ = seed_effects(measured, NONE, noise, refits=4000, rng=np.random.default_rng(0))
+    assert np.corrcoef(first[:, :, 0].ravel(), second[:, :, 0].ravel())[0, 1] > 0.9
 
 
-def test_the_crossover_of_shared_seeds_is_sharper_than_that_of_others() -> None:
-    spans = {}
-    for offset in (0, 100):
-        fits = fit(sweep(shared=True, offset=offset), FitConfig(form="exp", bootstrap=200))
-        low, high = next(x.interval for x in fits.crossovers if x.kind == "crossing" and x.interval)
-        spans[offset] = np.log(high / low)
-    assert spans[0] < 0.7 * spans[100]
+def test_what_measures_effects_is_not_counted_twice() -> None:
+    apart = [runs(np.zeros((3, 2)), n=n, noise=0.01, seed=n) for n in (4, 8, 16)]
+    noise = estimate_noise(apart, [TRUTH] * 3)
+    assert noise.amplitude is not None
+    measuring = [np.full(2, noise.amplitude.sd**2)] * 3
+    rng = np.random.default_rng(0)
+    taken = seed_effects(apart, measuring, noise, refits=4000, rng=rng)[0][:, :, 0]
+    whole = seed_effects(apart, NONE, noise, refits=4000, rng=rng)[0][:, :, 0]
+    assert np.median(np.abs(taken)) < 0.5 * np.median(np.abs(whole))

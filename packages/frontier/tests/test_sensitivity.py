@@ -11,8 +11,10 @@ def test_the_best_has_no_regret_and_the_order_turns_at_the_crossing(table: pl.Da
         found = sensitivity(fits, compute=compute)
         assert found.sort("regret")["rollouts_per_problem"][0] == best
         assert found["regret"].min() == 0
-        assert found["supported"].all()
-    assert not sensitivity(fits, compute=1e6)["supported"].any()
+        assert (found["standing"] == "measured").all()
+    assert (sensitivity(fits, compute=50_000)["standing"] == "extrapolated").all()
+    with pytest.raises(FrontierError, match="beyond 4 times what any curve was measured at"):
+        sensitivity(fits, compute=1e6)
     with pytest.raises(FrontierError, match="above 0"):
         sensitivity(fits, compute=0)
 
@@ -31,6 +33,18 @@ def test_the_smallest_stable_size_is_the_first_that_is_as_good_as_any(table: pl.
     assert smallest_stable(fits, rollouts_per_problem=4) == 8
     with pytest.raises(FrontierError, match="no curve of n = 32"):
         smallest_stable(fits, rollouts_per_problem=32)
+
+
+def test_a_size_that_is_only_not_known_to_be_worse_is_not_stable(table: pl.DataFrame) -> None:
+    # Seeds that differ by 0.2: nothing is known of B_p = 2, 8 and 16 but that the intervals overlap.
+    noisy = with_sizes(table).with_columns(
+        avg_at_4=(pl.col("avg_at_4") + 0.1 * pl.col("seed") * (pl.col("rollouts") / 20480)).clip(0, 1)
+    )
+    sure, unsure = fit(with_sizes(table), EXP), fit(noisy, EXP)
+    assert smallest_stable(sure, rollouts_per_problem=4, tolerance=0.05) == 8
+    assert smallest_stable(unsure, rollouts_per_problem=4, tolerance=0.001) in (8, 16)
+    assert smallest_stable(sure, rollouts_per_problem=4, tolerance=0.0) in (8, 16)
+    assert smallest_stable(sure, rollouts_per_problem=4, tolerance=0.5) == 2
 
 
 def test_a_setting_takes_the_curves_of_one_size_or_one_batch(table: pl.DataFrame) -> None:

@@ -13,8 +13,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+import sqlite3
 import tempfile
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -42,7 +44,7 @@ def _mlflow() -> Any:
     return mlflow
 
 
-def ensure_store(uri: str | None = None) -> str:
+def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
     """Point MLflow at a store and make sure that it answers.
 
     Two processes that touch a new SQLite store at once both fail, so the first contact is made under a
@@ -50,15 +52,20 @@ def ensure_store(uri: str | None = None) -> str:
 
     Args:
         uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
+        create: Whether a local store that is not there is made, as for writing; a reader would only leave an
+            empty one behind.
 
     Returns:
         The URI in use.
 
     Raises:
-        TrackingError: MLflow is not installed, or the store cannot be reached.
+        TrackingError: MLflow is not installed, or the store cannot be reached or, unless it may be made, is not
+            there.
     """
     mlflow = _mlflow()
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    if not create:
+        _refuse_missing(uri)
     if uri.startswith(("http://", "https://")):
         # One short question first: MLflow's own client retries for minutes.
         try:
@@ -74,6 +81,36 @@ def ensure_store(uri: str | None = None) -> str:
         except Exception as error:
             raise TrackingError(f"the MLflow store {uri} cannot be opened ({_first_line(error)})") from None
     return uri
+
+
+def _refuse_missing(uri: str) -> None:
+    """Refuse a local store that is not there: MLflow makes one of any path, and its tables in any database."""
+    parts = urllib.parse.urlsplit(uri)
+    if parts.scheme.startswith("sqlite"):
+        path = Path(uri.partition(":///")[2].partition("?")[0])
+        if path.is_file() and _holds_experiments(path):
+            return
+        what = f"{path} is no MLflow store" if path.is_file() else f"there is no MLflow store {path}"
+    elif parts.scheme in {"", "file"} and not uri.startswith("databricks"):
+        path = Path(urllib.parse.unquote(parts.path))
+        if path.is_dir():
+            return
+        what = f"there is no MLflow store {path}"
+    else:
+        return
+    raise TrackingError(f"{what}; set MLFLOW_TRACKING_URI to one: sqlite:///PATH/mlflow.db or http://HOST:PORT")
+
+
+def _holds_experiments(database: Path) -> bool:
+    asked = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute(asked).fetchone() is not None
+    except sqlite3.OperationalError:
+        # Busy or unreadable: MLflow says so itself.
+        return True
+    except sqlite3.DatabaseError:
+        return False
 
 
 @contextlib.contextmanager
@@ -213,23 +250,14 @@ def fetch(source: str, name: str) -> list[Path]:
     Raises:
         TrackingError: No such run or experiment, or none of its runs carries the artifact.
     """
-    uri = ensure_store(source if is_store(source) else None)
+    uri = ensure_store(source if is_store(source) else None, create=False)
     client = _mlflow().MlflowClient()
     try:
-        if is_store(source):
-            every = [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
-            runs = [run for run in every if SUPERSEDED_TAG not in run.data.tags]
-        elif source.startswith("runs:/"):
-            run_id, _, named = source.removeprefix("runs:/").partition("/")
-            name = named or name
-            runs = [client.get_run(run_id)]
+        runs = _runs_of(client, source, uri)
+        if source.startswith("runs:/"):
+            name = source.removeprefix("runs:/").partition("/")[2] or name
         else:
-            experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
-            if experiment is None:
-                names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
-                raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
-            every = _all_runs(client, str(experiment.experiment_id))
-            runs = [run for run in every if SUPERSEDED_TAG not in run.data.tags]
+            runs = [run for run in runs if SUPERSEDED_TAG not in run.data.tags]
         carriers = [run for run in runs if ARTIFACT_TAG + name in run.data.tags]
         if not carriers:
             raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
@@ -254,35 +282,44 @@ def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, floa
         source: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
 
     Yields:
-        Name of the run, its metrics by step, its parameters.
+        Name of the run, which holds its id; its metrics by step, in the order of logging; its parameters.
 
     Raises:
-        TrackingError: No such run or experiment.
+        TrackingError: No such run or experiment, or it holds no run.
     """
-    uri = ensure_store(source if is_store(source) else None)
+    uri = ensure_store(source if is_store(source) else None, create=False)
     client = _mlflow().MlflowClient()
     try:
-        if is_store(source):
-            runs = [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
-        elif source.startswith("runs:/"):
-            runs = [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
-        else:
-            experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
-            if experiment is None:
-                raise TrackingError(f"{source}: the store {uri} has no such experiment")
-            runs = _all_runs(client, str(experiment.experiment_id))
+        runs = _runs_of(client, source, uri)
+        if not runs:
+            raise TrackingError(f"{source}: the {'store' if is_store(source) else 'experiment'} holds no run")
         for run in runs:
             run_id = str(run.info.run_id)
-            rows = [
-                (int(point.step), {key: float(point.value)})
+            points = [
+                (int(point.timestamp), int(point.step), key, float(point.value))
                 for key in run.data.metrics
                 for point in client.get_metric_history(run_id, key)
             ]
-            yield f"{source} ({run.info.run_name or run_id})", rows, dict(run.data.params)
+            rows = [(step, {key: value}) for _, step, key, value in sorted(points)]
+            name = f" ({run.info.run_name})" if run.info.run_name else ""
+            yield f"runs:/{run_id}{name}", rows, dict(run.data.params)
     except TrackingError:
         raise
     except Exception as error:
         raise TrackingError(f"{source}: not to be had from {uri} ({_first_line(error)})") from None
+
+
+def _runs_of(client: Any, source: str, uri: str) -> list[Any]:
+    """The runs that a source names."""
+    if is_store(source):
+        return [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
+    if source.startswith("runs:/"):
+        return [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
+    experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
+    if experiment is None:
+        names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
+        raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
+    return _all_runs(client, str(experiment.experiment_id))
 
 
 def _all_runs(client: Any, experiment_id: str) -> list[Any]:

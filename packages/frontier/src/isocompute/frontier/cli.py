@@ -65,6 +65,11 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("--series", metavar="COLUMN",
                        help="compare the recipes that this column names, at one asymptote")  # fmt: skip
     three.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
+    three.add_argument(
+        "--reward",
+        type=float,
+        help="with --series: compare the compute for this reward; by default one that half of the recipes reach",
+    )
     three.add_argument("--efficiency", type=Path, metavar="FILE",
                        help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)")  # fmt: skip
     three.add_argument("--json", type=Path)
@@ -108,6 +113,8 @@ def _fit_arguments(one: argparse.ArgumentParser) -> None:
     one.add_argument("--window", type=int, default=1, help="evaluations averaged before records are sought")
     one.add_argument("--group", metavar="COLUMN", help="runs that differ in this column are curves of their own")
     one.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for --unit gpu_hours")
+    one.add_argument("--pass-rates", metavar="SOURCE",
+                     help="pass rates of these evaluations, for errors that include the questions' luck")  # fmt: skip
     one.add_argument("--metric", default="avg_at_4")
     one.add_argument("--unit", default="rollouts", choices=[*UNITS])
     one.add_argument("--problem-set")

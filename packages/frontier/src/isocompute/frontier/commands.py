@@ -29,17 +29,19 @@ def _fit(arguments: argparse.Namespace) -> None:
         selection=arguments.selection, group=arguments.group,
         problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
     )  # fmt: skip
+    from . import tables
+
     timed = arguments.unit == "gpu_hours" and arguments.timings is not None
     evals = read_evals(
         arguments.source, metric=arguments.metric, unit="rollouts" if timed else arguments.unit,
         columns=dict(arguments.columns), constants=dict(arguments.constants), group=arguments.group,
     )  # fmt: skip
     if timed:
-        from . import tables
         from .units import with_gpu_hours
 
         evals = with_gpu_hours(evals, tables.read(arguments.timings, "timings"))
-    fits = fit(evals, config)
+    pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
+    fits = fit(evals, config, pass_rates=pass_rates)
     fits.save(arguments.out)
     all_figures(fits, arguments.out)
     _gap(evals, config, arguments.out)
@@ -75,25 +77,28 @@ def _prescribe(arguments: argparse.Namespace) -> None:
         budget /= arguments.tokens_per_rollout
     allocation = prescribe(arguments.folder, budget=int(budget))
     print(allocation.summary())
-    with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, tbl_cols=-1):
-        print(pl.DataFrame(allocation.as_dict()["candidates"]))
+    print(allocation.table())
     _write(arguments.json, allocation.as_dict())
 
 
 def _predict(arguments: argparse.Namespace) -> None:
     from .forecast import ForecastConfig, forecast, forecasts_over_cuts
-    from .reading import read_columns
+    from .one_run import one_run
+    from .reading import raw, read_columns
 
     if arguments.series:
         _compare_recipes(arguments)
         return
-    if arguments.efficiency or arguments.asymptote is not None:
-        raise FrontierError("--efficiency and --asymptote compare recipes: name their column with --series")
+    if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
+        raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
     config = ForecastConfig(
         form=arguments.form, r0=arguments.r0, fit_min=arguments.fit_min, fit_max=arguments.fit_max,
         method=arguments.method, bootstrap=arguments.bootstrap, seed=arguments.seed,
     )  # fmt: skip
-    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=dict(arguments.where))
+    where = dict(arguments.where)
+    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=where)
+    chosen = raw(arguments.curve).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
+    one_run(chosen, arguments.curve, arguments.x, arguments.y)
     if ((y < 0) | (y > 1)).any():
         raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
     found = forecast(x, y, config)
@@ -131,14 +136,19 @@ def _compare_recipes(arguments: argparse.Namespace) -> None:
         arguments.curve, arguments.x, arguments.y, by=arguments.series, where=dict(arguments.where),
         least=arguments.fit_min, most=arguments.fit_max,
     )  # fmt: skip
-    found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote)
+    found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)
     held = found[0].parameters
-    print(f"A = {held.asymptote:.4f} and R0 = {held.start:g} held for all; steepest first")
+    print(
+        f"A = {held.asymptote:.4f} and R0 = {held.start:g} held for all; {arguments.x} needed for {found[0].target:.3f}"
+    )
     for e in found:
-        low, high = e.intervals["B"]
+        low, high = e.needed_interval
+        note = "" if e.reached else ", extrapolated"
         print(
-            f"  {e.name:24} B {e.parameters.shape:.3f} (95 %: {low:.3f} to {high:.3f})  C_mid {e.parameters.scale:,.5g}"
+            f"  {e.name:24} {e.needed:,.5g} (95 %: {low:,.5g} to {high:,.5g}{note}), {e.needed / found[0].needed:.2f} "
+            f"times the least  B {e.parameters.shape:.3f}  C_mid {e.parameters.scale:,.5g}"
         )
+    print("one run each: the intervals leave out how seeds differ")
     if arguments.efficiency:
         save(efficiency_panel(found, arguments.x), arguments.efficiency)
     _write(arguments.json, {"asymptote": held.asymptote, "r0": held.start, "series": [e.as_dict() for e in found]})

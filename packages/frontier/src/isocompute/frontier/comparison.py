@@ -1,9 +1,9 @@
-"""Whether a prescription won: paired differences over seeds, with a t interval."""
+"""Whether a prescription won: paired differences over seeds, with t intervals and verdicts that hold together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,11 @@ class Comparison:
         baseline: The fixed n.
         differences: Last evaluation of the prescribed n minus that of the baseline, seed by seed.
         mean: Their mean, or None without pairs.
-        interval: 95 % t interval of the mean, or None with fewer than two pairs.
-        verdict: ``won``, ``lost``, ``unresolved``, or ``same`` when the baseline is what was prescribed.
+        interval: 95 % t interval of the mean, of this comparison alone, or None with fewer than two pairs.
+        p_value: Of no difference, adjusted for all the comparisons made (Holm), or None with fewer than two pairs.
+        comparisons: How many were made.
+        verdict: ``won`` or ``lost`` where the adjusted p is below 0.05, else ``unresolved``; ``same`` when the baseline
+            is what was prescribed.
     """
 
     prescribed: int
@@ -32,6 +35,8 @@ class Comparison:
     mean: float | None
     interval: tuple[float, float] | None
     verdict: str
+    p_value: float | None = None
+    comparisons: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -48,7 +53,9 @@ class Comparison:
         if self.mean is None:
             return f"{head}: no seed was trained with both, unresolved"
         span = f" (95 % {self.interval[0]:+.3f} to {self.interval[1]:+.3f})" if self.interval else ""
-        return f"{head}: {self.mean:+.3f}{span} over {len(self.differences)} seeds, {self.verdict}"
+        chance = "" if self.p_value is None else f", p = {self.p_value:.2g}"
+        chance += f" with {self.comparisons} comparisons" if chance and self.comparisons > 1 else ""
+        return f"{head}: {self.mean:+.3f}{span} over {len(self.differences)} seeds{chance}, {self.verdict}"
 
 
 def compare(
@@ -56,8 +63,11 @@ def compare(
 ) -> list[Comparison]:
     """Compare the last evaluations of runs at one budget.
 
+    Where nothing differs, some verdict is ``won`` or ``lost`` at most once in twenty times, however many baselines
+    there are.
+
     Args:
-        evals: An ``evals`` table of the runs.
+        evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
         prescribed: The prescribed n.
         baselines: The fixed n.
         metric: Metric compared.
@@ -70,7 +80,23 @@ def compare(
         spans = sorted(set(last["rollouts"].to_list()))
         raise FrontierError(f"the runs compared end at different rollouts ({spans}): compare equal budgets")
     scores = {(r["rollouts_per_problem"], r["seed"]): r[metric] for r in last.iter_rows(named=True)}
-    return [_paired(scores, prescribed, n) for n in baselines]
+    return _judged([_paired(scores, prescribed, n) for n in baselines])
+
+
+def _judged(found: list[Comparison]) -> list[Comparison]:
+    """Holm's adjustment, and the verdicts that follow."""
+    tested = sorted((c for c in found if c.p_value is not None), key=lambda c: c.p_value or 0.0)
+    adjusted, least = {}, 0.0
+    for rank, c in enumerate(tested):
+        least = max(least, min((len(tested) - rank) * (c.p_value or 0.0), 1.0))
+        adjusted[c.baseline] = least
+    return [
+        c if c.p_value is None else replace(
+            c, p_value=adjusted[c.baseline], comparisons=len(tested),
+            verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
+        )
+        for c in found
+    ]  # fmt: skip
 
 
 def _paired(scores: dict[tuple[int, int], float], prescribed: int, baseline: int) -> Comparison:
@@ -81,12 +107,13 @@ def _paired(scores: dict[tuple[int, int], float], prescribed: int, baseline: int
     seeds = sorted(s for n, s in scores if n == prescribed and (baseline, s) in scores)
     differences = np.array([scores[prescribed, s] - scores[baseline, s] for s in seeds])
     mean = float(differences.mean()) if len(seeds) else None
-    interval, verdict = None, "unresolved"
+    interval, p_value = None, None
     if mean is not None and len(seeds) >= 2:
-        half = float(stats.t.ppf(0.975, len(seeds) - 1) * differences.std(ddof=1) / np.sqrt(len(seeds)))
+        error = float(differences.std(ddof=1) / np.sqrt(len(seeds)))
+        half = float(stats.t.ppf(0.975, len(seeds) - 1)) * error
         interval = (mean - half, mean + half)
-        verdict = "won" if interval[0] > 0 else "lost" if interval[1] < 0 else "unresolved"
+        p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
     return Comparison(
         prescribed=prescribed, baseline=baseline, differences=tuple(differences.tolist()), mean=mean,
-        interval=interval, verdict=verdict,
+        interval=interval, p_value=p_value, verdict="unresolved",
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""ScaleRL's leave-one-out view: recipes compared by the slope of F(R) against compute (section 4 there).
+"""ScaleRL's leave-one-out view: recipes compared by the compute that each needs for one reward (section 4 there).
 
-With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms, and
-the steeper one is the more efficient.
+With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A
+steeper line need not be the more efficient one: it may lie farther to the right. What is compared is therefore the
+compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B).
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class Efficiency:
         intervals: 95 % intervals of ``B`` and ``C_mid``, within the run.
         compute: Compute of the points fitted.
         reward: Their reward.
+        target: The reward at which recipes are compared.
+        needed: Compute that this one needs for it.
+        needed_interval: 95 % interval of that, within the run.
+        reached: Whether its data reach that compute; else it is extrapolated.
     """
 
     name: str
@@ -36,12 +41,18 @@ class Efficiency:
     intervals: dict[str, tuple[float, float]]
     compute: Array
     reward: Array
+    target: float
+    needed: float
+    needed_interval: tuple[float, float]
+    reached: bool
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
         return {
             "series": self.name, "params": self.parameters.named(),
             "intervals": {k: list(v) for k, v in self.intervals.items()},
+            "target": self.target, "needed": self.needed, "needed_interval": list(self.needed_interval),
+            "reached": self.reached,
         }  # fmt: skip
 
 
@@ -59,17 +70,21 @@ def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[A
 
 
 def leave_one_out(
-    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None
-) -> list[Efficiency]:
-    """Compare recipes at one asymptote, the most efficient first.
+    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None,
+    target: float | None = None,
+) -> list[Efficiency]:  # fmt: skip
+    """Compare recipes at one asymptote, the one that needs least compute for the target first.
 
     Args:
         series: Recipe to its compute and reward.
         r0: Reward before training, the same for all.
         asymptote: A held for all; by default the one that fits all together best.
+        target: Reward that they are compared at; by default the highest that at least half of the recipes' fits reach
+            at their last compute.
 
     Raises:
-        FrontierError: A recipe has fewer than five points, or the asymptote is not above their rewards' start.
+        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start, or the
+            target does not lie between R0 and A.
     """
     clean = {}
     for name, (compute, reward) in series.items():
@@ -86,9 +101,17 @@ def leave_one_out(
         )  # fmt: skip
         asymptote = float(best.x)
     if not r0 < asymptote <= 1:
-        raise FrontierError(f"the asymptote is {asymptote:g}; it has to lie above r0 = {r0:g} and not above 1")
-    found = [_held(name, c, r, r0, asymptote) for name, (c, r) in clean.items()]
-    return sorted(found, key=lambda e: -e.parameters.shape)
+        raise FrontierError(f"the asymptote is {asymptote:g}; it must lie above r0 = {r0:g} and not above 1")
+    fits = {name: _fitted(c, r, r0, asymptote) for name, (c, r) in clean.items()}
+    if target is None:
+        ends = sorted(
+            float(_curve(fit.x, r0, asymptote)(clean[name][0].max())) for name, fit in fits.items()
+        )  # fmt: skip
+        target = ends[(len(ends) - 1) // 2]
+    if not r0 < target < asymptote:
+        raise FrontierError(f"the reward compared at is {target:g}; it must lie between r0 = {r0:g} and {asymptote:g}")
+    found = [_held(name, *clean[name], fit, r0, asymptote, target) for name, fit in fits.items()]
+    return sorted(found, key=lambda e: e.needed)
 
 
 def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
@@ -103,21 +126,31 @@ def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
     return least_squares(lambda x: _curve(x, r0, asymptote)(compute) - reward, begin, bounds=bounds)
 
 
-def _held(name: str, compute: Array, reward: Array, r0: float, asymptote: float) -> Efficiency:
+def _held(
+    name: str, compute: Array, reward: Array, best: Any, r0: float, asymptote: float, target: float
+) -> Efficiency:
     """One recipe, with t intervals that count autocorrelated points for what they are worth."""
-    best = _fitted(compute, reward, r0, asymptote)
     residual, freedom = best.fun, max(len(reward) - 2, 1)
     squares = float((residual**2).sum())
     lag = float((residual[1:] * residual[:-1]).sum()) / squares if squares > 0 else 0.0
     phi = float(np.clip((lag * len(reward) + 1.5) / max(len(reward) - 4, 1), 0.0, 0.9))
     worth = max(freedom * (1 - phi) / (1 + phi), 1.0)
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom * (1 + phi) / (1 - phi)
-    half = np.minimum(stats.t.ppf(0.975, worth) * np.sqrt(np.diag(covariance)), 20.0)
+    quantile = float(stats.t.ppf(0.975, worth))
+    half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
     # An interval ends where the search does.
     ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}
     spans = {
         key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
         for i, (key, (low, high)) in enumerate(ends.items())
     }
-    parameters = _curve(best.x, r0, asymptote)
-    return Efficiency(name=name, parameters=parameters, intervals=spans, compute=compute, reward=reward)
+    # ln C(R) = ln C_mid + ln F / B, and its error by the delta method.
+    way = float(np.log((target - r0) / (asymptote - target)) / np.exp(best.x[1]))
+    gradient = np.array([1.0, -way])
+    error = min(quantile * float(np.sqrt(gradient @ covariance @ gradient)), 20.0)
+    needed = float(np.exp(best.x[0] + way))
+    return Efficiency(
+        name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
+        target=target, needed=needed, needed_interval=(needed * float(np.exp(-error)), needed * float(np.exp(error))),
+        reached=bool(needed <= compute.max() * (1 + 1e-9)),
+    )  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .curves import Array
+from .differences import Difference
 
 LEVEL = 0.95
 
@@ -36,8 +38,10 @@ class Crossover:
         before: Rollouts per problem below it.
         after: Rollouts per problem above it.
         compute: Where.
-        interval: 95 % interval of where, or None when fewer than half of the refits have it.
+        interval: 95 % interval of where. An end is None where more than 2.5 % of the refits have no crossing on that
+            side: the second curve is ahead from the start, or never. None altogether where a curve's data end.
         kind: ``crossing``, or ``support_ends`` where the better curve's data end.
+        stated: Whether the curves can be told apart above it, the second ahead; an overtaking is stated only then.
         before_name: The curve below it, for people.
         after_name: The curve above it.
     """
@@ -45,8 +49,9 @@ class Crossover:
     before: int
     after: int
     compute: float
-    interval: tuple[float, float] | None
+    interval: tuple[float | None, float | None] | None
     kind: str
+    stated: bool = False
     before_name: str = ""
     after_name: str = ""
 
@@ -58,14 +63,34 @@ class Crossover:
             "compute": self.compute,
             "interval": list(self.interval) if self.interval else None,
             "kind": self.kind,
+            "stated": self.stated,
             "from_curve": self.before_name,
             "to_curve": self.after_name,
         }
 
+    def summary(self, unit: str) -> str:
+        """One line for people."""
+        if self.kind == "support_ends":
+            return f"{self.before_name} has no data beyond {amount(self.compute)} {unit}; {self.after_name} is next"
+        low, high = self.interval or (None, None)
+        if low is None and high is None:
+            span = "95 %: anywhere"
+        elif low is None or high is None:
+            span = f"95 %: above {amount(low)}" if low is not None else f"95 %: below {amount(high or 0.0)}"
+        else:
+            span = f"95 %: {amount(low)} to {amount(high)}"
+        return f"{self.after_name} overtakes {self.before_name} at {amount(self.compute)} {unit} ({span})"
+
+
+def amount(compute: float) -> str:
+    """Compute for people: whole where it is large, three digits where it is small."""
+    return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
+
 
 def crossovers(
-    compute: Array, point: Array, draws: Array, within: Array, labels: list[int], names: list[str] | None = None
-) -> list[Crossover]:
+    compute: Array, point: Array, draws: Array, within: Array, apart: Sequence[Difference], labels: list[int],
+    names: list[str],
+) -> list[Crossover]:  # fmt: skip
     """Find the transitions of the envelope.
 
     Args:
@@ -73,10 +98,12 @@ def crossovers(
         point: Fitted rewards, shape ``(curves, points)``.
         draws: Refitted rewards, shape ``(refits, curves, points)``.
         within: From ``supported``.
+        apart: From ``differences``.
         labels: n of each curve.
         names: What each curve is called.
     """
-    names = names or [f"n = {n}" for n in labels]
+    signs = {(d.first, d.second): d.sign for d in apart}
+    signs |= {(d.second, d.first): -d.sign for d in apart}
     best = winners(point, within)
     found = []
     for i in np.flatnonzero(best[1:] != best[:-1]):
@@ -84,22 +111,26 @@ def crossovers(
         if a < 0 or b < 0:
             continue
         kind = "crossing" if within[a, i + 1] and within[b, i] else "support_ends"
-        interval = None
-        if kind == "crossing":
-            both = within[a] & within[b]
-            lead = draws[:, b][:, both] - draws[:, a][:, both]
-            grid = compute[both]
-            # The last change from behind to ahead is where the refit passes from one to the other.
-            change = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
-            has = change.any(axis=1)
-            if has.mean() >= 0.5:
-                where = grid[1:][change.shape[1] - 1 - change[:, ::-1].argmax(axis=1)[has]]
-                low, high = np.quantile(where, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                interval = (float(low), float(high))
+        both = within[a] & within[b]
+        crosses = kind == "crossing"
         found.append(
             Crossover(
                 before=labels[a], after=labels[b], compute=float(np.sqrt(compute[i] * compute[i + 1])),
-                interval=interval, kind=kind, before_name=names[a], after_name=names[b],
+                interval=_interval(compute[both], draws[:, b][:, both] - draws[:, a][:, both]) if crosses else None,
+                kind=kind, stated=crosses and bool((signs[a, b][i + 1 :] > 0).any()), before_name=names[a],
+                after_name=names[b],
             )
         )  # fmt: skip
     return found
+
+
+def _interval(compute: Array, lead: Array) -> tuple[float | None, float | None]:
+    """Where refits pass from behind to ahead for the last time: before all compute, or after it, where they do not."""
+    change = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
+    last = compute[1:][change.shape[1] - 1 - change[:, ::-1].argmax(axis=1)]
+    where = np.where(change.any(axis=1), last, -np.inf)
+    # Behind at the end is never ahead, whatever happened before.
+    where = np.where(lead[:, -1] <= 0, np.inf, where)
+    tail = (1 - LEVEL) / 2
+    low, high = np.quantile(where, [tail, 1 - tail], method="inverted_cdf")
+    return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)

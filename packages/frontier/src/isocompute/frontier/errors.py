@@ -27,6 +27,7 @@ class Flag(StrEnum):
     FIT_FAILED = "fit_failed"
     K_UNIDENTIFIED = "k_unidentified"
     BEYOND_SUPPORT = "beyond_support"
+    RIVALS_UNMEASURED = "rivals_unmeasured"
     NOT_DISTINGUISHABLE = "not_distinguishable"
     EXTENSION_FAILED = "extension_failed"
     AT_LARGEST_N = "n_star_at_largest_n"
@@ -45,6 +46,7 @@ MEANING = {
     Flag.FIT_FAILED: "no curve could be fitted",
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.BEYOND_SUPPORT: "the budget lies beyond the compute that was measured",
+    Flag.RIVALS_UNMEASURED: "another curve is extrapolated to this budget, or refused because its data end too early",
     Flag.EXTENSION_FAILED: "what came later left the forecast",
     Flag.AT_LARGEST_N: "n* is the largest n measured, so a larger n may be better still",
     Flag.STILL_GROWING: "n* still grew within the last doubling of compute, so where it stops is not known",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from .curves import Array, of_records
 from .drawing import ACCENT, log_edges, looks, pyplot, save
@@ -99,7 +100,7 @@ def n_star(fits: Fits) -> Any:
     """How often each n is best, n*(C), its companion, and the log2-sigmoid with its band (Figures 7, 21, 24)."""
     figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
     values = np.array([c.curve.rollouts_per_problem for c in fits.fitted])
-    _shares(figure, axis, fits.compute, fits.probability, values, "n")
+    _shares(figure, axis, fits, fits.compute, values, "n")
     ns = np.unique(values)
     companion = isotonic_n(fits.compute, values[fits.probability.argmax(axis=0)].astype(np.float64))
     axis.plot(fits.compute, _rank(companion, ns), color="black", linestyle=":", linewidth=1.2, label="isotonic")
@@ -123,7 +124,7 @@ def b_p_star(fits: Fits) -> Any:
     """How often each B_p is best, whatever its n (Figure 22)."""
     figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
     sizes = np.array([c.curve.problems_per_batch for c in fits.fitted])
-    _shares(figure, axis, fits.compute, fits.probability, sizes, "B_p")
+    _shares(figure, axis, fits, fits.compute, sizes, "B_p")
     axis.set(xscale="log", xlabel=fits.unit)
     axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
     return figure
@@ -146,7 +147,7 @@ def trade(fits: Fits) -> Any:
          ("B_p", np.array([c.curve.problems_per_batch for c in fits.fitted]))),
         strict=True,
     ):  # fmt: skip
-        _shares(figure, axis, fits.compute / batch, fits.probability, values, name)
+        _shares(figure, axis, fits, fits.compute / batch, values, name)
         axis.set(xscale="log", xlabel=f"update steps M, at B = {batch:,}")
         axis.legend(framealpha=0.9, edgecolor="none", fontsize=8)
     return figure
@@ -166,7 +167,12 @@ def sensitivity_panels(fits: Fits) -> Any:
         for k, (budget, table) in enumerate(zip(budgets, tables, strict=True)):
             look = styles[float(budget)]
             # The other setting is at its best for each value of this one.
-            best = table.sort("regret").unique(column, keep="first", maintain_order=True).sort(column)
+            best = (
+                table.filter(pl.col("standing") != "refused")
+                .sort("regret")
+                .unique(column, keep="first", maintain_order=True)
+                .sort(column)
+            )
             x = np.log2(best[column].to_numpy()) + 0.06 * (k - 1)
             y = best["regret"].to_numpy()
             error = np.abs(np.stack([y - best["regret_low"].to_numpy(), best["regret_high"].to_numpy() - y]))
@@ -182,7 +188,7 @@ def sensitivity_panels(fits: Fits) -> Any:
                 capsize=2,
                 label=f"{budget:,.3g} {fits.unit}",
             )
-            beyond = ~best["supported"].to_numpy()
+            beyond = best["standing"].to_numpy() != "measured"
             axis.plot(x[beyond], y[beyond], "o", markersize=9, fillstyle="none", color="0.5", markeredgewidth=0.7)
         ticks = np.unique([v for t in tables for v in t[column].to_list()])
         axis.set(xlabel=name, xticks=np.log2(ticks), xticklabels=[str(v) for v in ticks])
@@ -196,13 +202,15 @@ def yerror(error: Array) -> Array:
     return np.maximum(error, 0.0)
 
 
-def _shares(figure: Any, axis: Any, x: Array, probability: Array, values: np.ndarray, name: str) -> None:
-    """How often each value is best, as shades, and the most frequent as a line."""
+def _shares(figure: Any, axis: Any, fits: Fits, x: Array, values: np.ndarray, name: str) -> None:
+    """How often a cell of each value is the best, as shades; that of the cell best most often, as a line."""
     levels = np.unique(values)
+    probability, within_run = fits.probability, fits.within_run
     share = np.stack([probability[values == v].sum(axis=0) for v in levels])
     mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
-    figure.colorbar(mesh, ax=axis, label="how often it is best")
-    axis.step(x, share.argmax(axis=0), where="mid", color=ACCENT, linewidth=2, label=f"{name}*")
+    figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
+    best = np.searchsorted(levels, values[probability.argmax(axis=0)])
+    axis.step(x, best, where="mid", color=ACCENT, linewidth=2, label=f"{name}* (of the best cell)")
     axis.set(ylabel=name, yticks=range(len(levels)), yticklabels=[str(v) for v in levels])
 
 

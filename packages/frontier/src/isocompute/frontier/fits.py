@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from .curves import Array, Curve, curves, of_records
-from .envelope import LEVEL, Crossover, crossovers, supported, winners
+from .curves import Array, Curve, of_records
+from .differences import differences
+from .envelope import LEVEL, crossovers, supported, winners
 from .errors import Flag, FrontierError
 from .forms import FORMS
-from .judging import choose, failed, held_out, judge, options, records_gap
+from .grouping import curves
+from .judging import failed, records_gap
 from .nstar import Sigmoid, fit_sigmoid, fit_sigmoids
+from .pooling import best_shares
+from .population import population
+from .questions import question_effects
 from .results import CurveFit, Fits, who
 from .saturation import saturation
-from .selection import CRITERIA
-from .uncertainty import estimate_noise, refit, seed_effects
+from .selection import CRITERIA, nearest, options
 
 GRID_POINTS = 120
 SMOOTHING = 5
@@ -82,22 +86,24 @@ class FitConfig:
             raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
 
 
-def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
+def fit(evals: pl.DataFrame, config: FitConfig, *, pass_rates: pl.DataFrame | None = None) -> Fits:
     """Fit every curve of a sweep, its envelope and n*(C).
 
     Args:
         evals: An ``evals`` table.
         config: How.
+        pass_rates: A ``pass_rates`` table of the same evaluations: with it errors are those of the metric, question by
+            question, and intervals include the luck of which questions are asked.
 
     Returns:
         The fits; a curve that cannot be fitted is a result with a reason.
 
     Raises:
-        FrontierError: The table holds no curve at all, or mixes problem sets.
+        FrontierError: The table holds no curve at all, or mixes problem sets, or the pass rates are of others.
     """
     found = curves(
         evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
-        group=config.group,
+        group=config.group, pass_rates=pass_rates,
     )  # fmt: skip
     whole = found = _setting(found, config)
     if config.points == "records":
@@ -105,21 +111,34 @@ def fit(evals: pl.DataFrame, config: FitConfig) -> Fits:
     results = _fitted(found, whole, config)
     compute, point, refits, within, labels = _on_grid(results)
     n = np.array([size for size, _ in labels], dtype=np.float64)
+    apart = differences(point, refits, within) if len(compute) else []
+    own = [r.curve for r in results if r.parameters is not None]
+    names = [who(c, own) for c in own]
+    degrees = degrees_of(results)
+    probability = best_shares(point, refits, within, degrees) if len(compute) else np.zeros((0, 0))
+    # n*(C), everywhere: the n of the cell that is best most often.
+    best = np.where(within.any(axis=0), probability.argmax(axis=0), -1) if len(compute) else np.zeros(0, dtype=int)
     return Fits(
         unit=config.unit,
         metric=config.metric,
         curves=tuple(results),
         compute=compute,
-        crossovers=tuple(_crossovers(compute, point, refits, within, results)),
-        n_star=_n_star(compute, point, refits, within, labels),
-        probability=_frequencies(refits, within, len(labels)),
+        crossovers=tuple(
+            crossovers(compute, point, refits, within, apart, [size for size, _ in labels], names)
+            if len(compute)
+            else []
+        ),
+        n_star=_n_star(compute, best, refits, within, labels),
+        probability=probability,
+        degrees=degrees,
         envelope=_envelope(point, refits, within),
         carried=_carried(point, within),
         points=config.points,
-        alike=_alike(refits, within, labels),
-        saturation=saturation(compute, point, refits, within, n) if len(compute) else None,
+        apart=tuple(apart),
+        saturation=saturation(compute, best, refits, within, n) if len(compute) else None,
         selection=config.selection if config.form == "auto" else None,
         bin_width=config.bin_width,
+        questions_sampled=pass_rates is not None,
     )
 
 
@@ -128,34 +147,34 @@ def _fitted(found: list[Curve], whole: list[Curve], config: FitConfig) -> list[C
     forms = FORMS if config.form == "auto" else (config.form,)
     # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
     every = [options(curve, FORMS, thorough=forms) for curve in found]
-    usable = [i for i, fits_of_curve in enumerate(every) if fits_of_curve]
-    tails = {i: held_out(found[i], FORMS) for i in usable}
-    chosen = {
-        i: choose([o for o in every[i] if o.parameters.form in forms], tails[i], config.selection) for i in usable
-    }
-    if not usable:
-        return [failed(curve) for curve in found]
-    own = [found[i] for i in usable]
-    noise = estimate_noise(own, [chosen[i].parameters for i in usable])
+    results = [failed(curve) for curve in found]
     rng = np.random.default_rng(config.seed)
-    effects = dict(zip(usable, seed_effects(own, noise, refits=config.bootstrap, rng=rng), strict=True))
-    results = []
-    for i, curve in enumerate(found):
-        if i not in chosen:
-            results.append(failed(curve))
-            continue
-        best = chosen[i]
-        draws = refit(
-            curve, best.parameters, noise, best.residual_sd, forms, rng=rng, effects=effects[i],
-            selection=config.selection,
-        )  # fmt: skip
-        everything = best if config.points == "all" else options(whole[i], (best.parameters.form,))[0]
-        gaps = (
-            records_gap(whole[i], everything, config.bin_width),
-            records_gap(whole[i], everything, config.bin_width, SMOOTHING),
-        )
-        results.append(judge(curve, best, every[i], draws, noise, tails=tails[i], gaps=gaps))
+    usable = [i for i in range(len(found)) if every[i]]
+    # Jointly for all curves: they ask the same questions.
+    basis = [nearest(found[i], every[i]) for i in usable]
+    asked = question_effects([found[i] for i in usable], basis, refits=config.bootstrap, rng=rng) if usable else None
+    by_curve = None if asked is None else dict(zip(usable, asked, strict=True))
+    # Curves of one value of the grouping column are one population: noise is never pooled over recipes.
+    for group in dict.fromkeys(curve.group for curve in found):
+        own = [i for i in usable if found[i].group == group]
+        if own:
+            fitted = population(
+                [found[i] for i in own], [every[i] for i in own], forms, selection=config.selection,
+                refits=config.bootstrap, rng=rng, questions=None if by_curve is None else [by_curve[i] for i in own],
+            )  # fmt: skip
+            for i, result in zip(own, fitted, strict=True):
+                raw, smoothed = _gaps(whole[i], result, config)
+                results[i] = replace(result, records_gap=raw, smoothed_records_gap=smoothed)
     return results
+
+
+def _gaps(whole: Curve, result: CurveFit, config: FitConfig) -> tuple[float | None, float | None]:
+    """How far above a fit of all points one of the records lies, raw and smoothed."""
+    assert result.parameters is not None
+    everything = result.parameters
+    if config.points == "records":
+        everything = options(whole, (everything.form,))[0].parameters
+    return tuple(records_gap(whole, everything, config.bin_width, window) for window in (1, SMOOTHING))  # type: ignore[return-value]
 
 
 def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
@@ -173,23 +192,6 @@ def _setting(found: list[Curve], config: FitConfig) -> list[Curve]:
         known = ", ".join(f"({c.problems_per_batch}, {c.rollouts_per_problem})" for c in found)
         raise FrontierError(f"no curve has B_p = {size or 'any'} and B = {batch or 'any'}; the (B_p, n) are {known}")
     return kept
-
-
-def _alike(refits: Array, within: Array, labels: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Pairs of curves that cannot be told apart: the 95 % band of their difference holds 0 wherever both have data."""
-    pairs = []
-    for a in range(len(labels)):
-        for b in range(a + 1, len(labels)):
-            both = within[a] & within[b]
-            if not both.any():
-                continue
-            # The upper half of the shared range: where runs begin, all curves are alike.
-            shared = np.flatnonzero(both)
-            upper = shared[len(shared) // 2 :]
-            low, high = np.quantile(refits[:, b][:, upper] - refits[:, a][:, upper], [0.025, 0.975], axis=0)
-            if ((low <= 0) & (high >= 0)).all():
-                pairs.append((a, b))
-    return tuple(pairs)
 
 
 def _interval(values: Array) -> tuple[float, float]:
@@ -212,21 +214,10 @@ def _on_grid(
     return compute, point, refits, supported(compute, supports), labels
 
 
-def _crossovers(
-    compute: Array, point: Array, refits: Array, within: Array, results: Sequence[CurveFit]
-) -> list[Crossover]:
-    own = [r.curve for r in results if r.parameters is not None]
-    names = [who(c, own) for c in own]
-    ns = [c.rollouts_per_problem for c in own]
-    return crossovers(compute, point, refits, within, ns, names) if len(compute) else []
-
-
-def _frequencies(refits: Array, within: Array, count: int) -> Array:
-    """How often each curve is best at each compute, shape ``(curves, points)``."""
-    if not count:
-        return np.zeros((0, 0))
-    best = winners(refits, within)
-    return np.stack([(best == i).mean(axis=0) for i in range(count)])
+def degrees_of(results: Sequence[CurveFit]) -> float:
+    """Degrees of freedom behind the errors of differences: runs less curves, or with one seed those within the runs."""
+    between = sum(r.curve.seeds - 1 for r in results if r.parameters is not None)
+    return float(between or max(sum(r.degrees for r in results), 1.0))
 
 
 def _envelope(point: Array, refits: Array, within: Array) -> Array:
@@ -249,11 +240,10 @@ def _carried(point: Array, within: Array) -> NDArray[np.bool_]:
     return np.asarray(own < np.maximum.accumulate(own), dtype=np.bool_)
 
 
-def _n_star(compute: Array, point: Array, refits: Array, within: Array, labels: list[tuple[int, int]]) -> Sigmoid:
+def _n_star(compute: Array, best: np.ndarray, refits: Array, within: Array, labels: list[tuple[int, int]]) -> Sigmoid:
     if not len(compute):
         return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
     n = np.array([label[0] for label in labels], dtype=np.float64)
-    best = winners(point, within)
     known = best >= 0
     x = np.log10(compute[known])
     values = np.log2(n[best[known]])

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from .curves import Array
-from .forms import SHAPES, Parameters, rise
+from .forms import SHAPES, Parameters, free, rise
 
 MOST_DISTINCT = 4096
 """Distinct values of compute that a grid is evaluated at; more are joined with their neighbours."""
@@ -171,14 +171,12 @@ class PointFit:
     Attributes:
         parameters: The curve.
         residual_sd: Standard deviation of the residuals in reward.
-        criterion: AICc, with a known error scale's worth of points counted.
         at_bound: Whether scale or shape lies on the edge of the grid.
         starts_disagree: Whether starts that end about as good end at asymptotes 0.05 apart or more.
     """
 
     parameters: Parameters
     residual_sd: float
-    criterion: float
     at_bound: bool
     starts_disagree: bool
 
@@ -212,10 +210,6 @@ def fit_form(
     rivals = [p.asymptote for p, cost in ends if cost <= best[1] * 1.001 + 1e-9]
     parameters = best[0]
     residuals = reward - parameters(compute)
-    count = (3 if form == "exp" else 4) - (0 if start is None else 1)
-    n = len(reward)
-    rss = float((residuals**2 * weights).sum())
-    penalty = 2 * count + 2 * count * (count + 1) / max(n - count - 1, 1)
     low, high = SHAPES[form]
     edge = (
         parameters.scale <= candidates.scale.min() * 1.01
@@ -224,8 +218,7 @@ def fit_form(
     )
     return PointFit(
         parameters=parameters,
-        residual_sd=float(np.sqrt((residuals**2).sum() / max(n - count, 1))),
-        criterion=n * float(np.log(max(rss, 1e-12) / n)) + penalty,
+        residual_sd=float(np.sqrt((residuals**2).sum() / max(len(reward) - free(form), 1))),
         at_bound=bool(edge and parameters.gain > 1e-9),
         starts_disagree=max(rivals) - min(rivals) >= 0.05,
     )

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from .curves import Array, Curve
 from .errors import MEANING, Flag, FrontierError
 from .fitting import fit_form, project
 from .fitting import grid as candidates_of
 from .forms import FORMS, Parameters
+from .noise import estimate_noise, scatter
+from .precision import binomial_errors
 from .scalerl import fit_scalerl
-from .uncertainty import Draws, Noise, estimate_noise, refit
+from .uncertainty import Draws, Resampling, refit
 
 LEVEL = 0.95
 METHODS = ("projection", "scalerl")
@@ -69,14 +72,21 @@ class Extension:
         rmse: Root mean squared error.
         bias: Mean of prediction minus measurement; above 0 the fit promised too much.
         coverage: Share of the points inside the 95 % prediction interval.
-        failed: Whether fewer than half of them are, with a bias beyond twice the noise of the fitted points.
+        verdict: ``held`` when no fewer of them are than independent points leave by chance (once in twenty);
+            ``failed`` when fewer are than in 95 % of extensions drawn from the fit itself, in which one wrong curve
+            moves all points; between the two ``unresolved``.
     """
 
     points: int
     rmse: float
     bias: float
     coverage: float
-    failed: bool
+    verdict: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether what came later left the forecast."""
+        return self.verdict == "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +132,7 @@ class Forecast:
             "flags": [str(f) for f in self.flags],
             "extension": None if extension is None else {
                 "points": extension.points, "rmse": extension.rmse, "bias": extension.bias,
-                "coverage": extension.coverage, "failed": extension.failed,
+                "coverage": extension.coverage, "verdict": extension.verdict,
             },
         }  # fmt: skip
 
@@ -137,7 +147,7 @@ class Forecast:
             )
         if self.extension is not None:
             e = self.extension
-            verdict = "FAILED" if e.failed else "held"
+            verdict = "FAILED" if e.failed else e.verdict
             lines.append(
                 f"  extension {verdict}: {e.points} later points, rmse {e.rmse:.4f}, bias {e.bias:+.4f}, "
                 f"{e.coverage:.0%} inside the 95 % prediction interval"
@@ -179,13 +189,17 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     parameters, at_bound, disagree = _point(config, x, y, error, r0)
     curve = Curve(
         rollouts_per_problem=1, problems_per_batch=1, compute=x, reward=y, standard_error=error,
-        seed=np.zeros(len(x), dtype=np.int64),
+        seed=np.zeros(len(x), dtype=np.int64), error_is_known=trials is not None,
     )  # fmt: skip
     noise = estimate_noise([curve], [parameters])
+    within = scatter(curve, parameters, noise)
     residual_sd = _sd(y - parameters(x), 3)
     draws = refit(
-        curve, parameters, noise, residual_sd, (config.form,), rng=np.random.default_rng(config.seed),
-        effects=np.zeros((config.bootstrap, 1)), start=r0,
+        Resampling(
+            curve=curve, fitted=parameters, likely={parameters: 1.0}, noise=noise, scatter=within,
+            effects=np.zeros((config.bootstrap, 1, 2)), start=r0,
+        ),
+        (config.form,), rng=np.random.default_rng(config.seed),
     )  # fmt: skip
     named = [
         Parameters(form=config.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
@@ -203,7 +217,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     phi = noise.autocorrelation
     return Forecast(
         parameters=parameters, intervals=intervals, residual_sd=residual_sd, autocorrelation=phi,
-        effective_points=len(x) * (1 - phi) / (1 + phi), fitted=len(x), support=(float(x[0]), float(x[-1])),
+        effective_points=within.effective_points, fitted=len(x), support=(float(x[0]), float(x[-1])),
         extension=extension, flags=flags, band=draws,
     )  # fmt: skip
 
@@ -226,8 +240,7 @@ def forecasts_over_cuts(
 def _errors(form: str, x: Array, y: Array, r0: float | None, trials: Array | None) -> Array:
     """Standard error of each point: binomial where trials are known, else the scatter about a first fit."""
     if trials is not None:
-        rate = (y * trials + 0.5) / (trials + 1)
-        return np.asarray(np.sqrt(rate * (1 - rate) / trials))
+        return binomial_errors(y, trials)
     candidates = candidates_of(form, x)
     fixed = None if r0 is None else np.array([r0])
     _, _, squares = project(candidates, y[None, :], np.ones_like(y), fixed)
@@ -250,13 +263,17 @@ def _extension(
     if not len(compute):
         return None
     noise = np.random.default_rng(seed + 1).standard_normal(drawn.shape) * residual_sd
-    low, high = np.quantile(drawn + noise, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    runs = drawn + noise
+    low, high = np.quantile(runs, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     miss = parameters(compute) - reward
-    coverage = float(((reward >= low) & (reward <= high)).mean())
-    bias = float(miss.mean())
+    inside = int(((reward >= low) & (reward <= high)).sum())
+    expected = ((runs >= low) & (runs <= high)).sum(axis=1)
+    verdict = "failed" if inside < np.quantile(expected, 1 - LEVEL, method="inverted_cdf") else "unresolved"
+    if inside >= stats.binom.ppf(1 - LEVEL, len(compute), LEVEL):
+        verdict = "held"
     return Extension(
-        points=len(compute), rmse=float(np.sqrt((miss**2).mean())), bias=bias, coverage=coverage,
-        failed=bool(coverage < 0.5 and abs(bias) > 2 * residual_sd),
+        points=len(compute), rmse=float(np.sqrt((miss**2).mean())), bias=float(miss.mean()),
+        coverage=inside / len(compute), verdict=verdict,
     )  # fmt: skip
 
 
@@ -289,6 +306,3 @@ def _sd(residuals: Array, parameters: int) -> float:
 def _interval(values: Array) -> tuple[float, float]:
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
-
-
-__all__ = ["Extension", "Forecast", "ForecastConfig", "Noise", "forecast", "forecasts_over_cuts"]

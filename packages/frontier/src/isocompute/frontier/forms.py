@@ -20,6 +20,11 @@ SHAPES = {"exp": (1.0, 1.0), "hill": (0.3, 6.0), "power": (0.1, 5.0)}
 """Range searched for the shape."""
 
 
+def free(form: str) -> int:
+    """Parameters of a form that the data decide, R0 among them, whether it is searched for or measured."""
+    return 3 if form == "exp" else 4
+
+
 def rise(form: str, compute: Array, scale: Array, shape: Array) -> Array:
     """Share of the gain made at some compute; broadcasts over its arguments."""
     with np.errstate(divide="ignore", over="ignore"):

@@ -9,56 +9,25 @@ import numpy as np
 from .curves import Array, Curve, of_records
 from .envelope import LEVEL
 from .errors import Flag
-from .fitting import PointFit, fit_form
+from .fitting import PointFit
+from .forms import Parameters
+from .noise import Scatter
 from .profile import Profile, profile_asymptote
 from .results import CurveFit
-from .selection import tail_errors
-from .uncertainty import Draws, Noise
+from .seeds import courses, without_effects
+from .selection import RIVAL, options, start_of
+from .uncertainty import Draws
 
-WIDE = 0.15
-"""An interval of A wider than this says little of where a curve levels off."""
+WIDE = 0.1
+"""When what a curve has still to gain after its end is known no better than this, where it levels off is not known."""
 
-
-def start_of(curve: Curve, form: str) -> float | None:
-    """R0 of ``hill``: the mean reward at zero compute, where there is one."""
-    zero = curve.compute == 0
-    return float(curve.reward[zero].mean()) if form == "hill" and zero.any() else None
-
-
-def options(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = ()) -> list[PointFit]:
-    """A point fit per form, or none when there are too few points to fit any."""
-    if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
-        return []
-    return [
-        fit_form(
-            f, curve.compute, curve.reward, curve.standard_error, start_of(curve, f), starts=4 if f in thorough else 1
-        )
-        for f in forms
-    ]
+FALL = 2.6
+"""Standard errors by which a tail must fall: once in two hundred runs by chance."""
+MOST_INFLATION = 4.0
+"""Most that autocorrelation is taken to add to the variance of a mean, as 0.6 does."""
 
 
-def held_out(curve: Curve, forms: Sequence[str]) -> dict[str, float]:
-    """Error of each form on the held-out tail; empty where the run is too short to hold one out."""
-    found = {}
-    for form in forms:
-        start = start_of(curve, form)
-        error = tail_errors(
-            form, curve.compute, curve.reward[None, :], curve.standard_error**-2,
-            None if start is None else np.array([start]),
-        )  # fmt: skip
-        if error is not None:
-            found[form] = float(error[0])
-    return found
-
-
-def choose(fits: Sequence[PointFit], tails: dict[str, float], selection: str) -> PointFit:
-    """The form with the least AICc or the least error on the tail; AICc where there is no tail."""
-    if selection == "tail" and tails:
-        return min(fits, key=lambda p: tails[p.parameters.form])
-    return min(fits, key=lambda p: p.criterion)
-
-
-def records_gap(curve: Curve, best: PointFit, bin_width: float, window: int = 1) -> float | None:
+def records_gap(curve: Curve, best: Parameters, bin_width: float, window: int = 1) -> float | None:
     """How far above all points a fit of the records lies at the last record; None where there is no such fit.
 
     Args:
@@ -68,12 +37,12 @@ def records_gap(curve: Curve, best: PointFit, bin_width: float, window: int = 1)
         window: Points of the running mean before records are sought.
     """
     chosen = of_records(curve, bin_width=bin_width, window=window)
-    fits = options(chosen, (best.parameters.form,))
+    fits = options(chosen, (best.form,))
     if not fits:
         return None
     # Not at the end of the run: where the last record is early, a fit of records says nothing of the end.
     last = float(chosen.compute.max())
-    return float(fits[0].parameters(last) - best.parameters(last))
+    return float(fits[0].parameters(last) - best(last))
 
 
 def failed(curve: Curve) -> CurveFit:
@@ -86,8 +55,8 @@ def failed(curve: Curve) -> CurveFit:
 
 
 def judge(
-    curve: Curve, best: PointFit, every: Sequence[PointFit], draws: Draws, noise: Noise, *,
-    tails: dict[str, float], gaps: tuple[float | None, float | None],
+    curve: Curve, best: PointFit, every: Sequence[PointFit], draws: Draws, within: Scatter, *,
+    criteria: dict[str, float], tails: dict[str, float], seeds: Array,
 ) -> CurveFit:  # fmt: skip
     """The result of a curve.
 
@@ -96,9 +65,10 @@ def judge(
         best: The fit that was chosen.
         every: A fit of every form, whatever was asked for.
         draws: The refits.
-        noise: How runs scatter.
+        within: Noise within its runs.
+        criteria: AICc of each form.
         tails: Error of each form on the held-out tail.
-        gaps: How far above it a fit of the records lies, raw and smoothed.
+        seeds: Effects of seeds that the refits have, shape ``(refits, seeds, 2)``.
     """
     parameters = best.parameters
     asymptote = _interval(draws.asymptote)
@@ -106,24 +76,27 @@ def judge(
     intervals = {"A": asymptote}
     if same.sum() >= 20:
         intervals["C_mid" if parameters.form == "hill" else "tau"] = _interval(draws.scale[same])
+    course = courses(curve, parameters)
+    made = float(parameters(curve.compute.max())) - parameters.start
+    moved = np.abs(seeds[:, :, 0].mean(axis=1)) * (parameters.gain / made if made > 1e-9 else 1.0)
     profile = profile_asymptote(
-        best, curve.compute, curve.reward, curve.standard_error, start_of(curve, parameters.form),
-        autocorrelation=noise.autocorrelation, between=noise.between_seeds / np.sqrt(curve.seeds),
-        degrees=noise.degrees,
+        best, curve.compute,
+        parameters(curve.compute) + without_effects(curve, course, curve.reward - parameters(curve.compute)),
+        curve.standard_error, start_of(curve, parameters.form), worth=within.effective_points,
+        between=float(np.quantile(moved, LEVEL)),
     )  # fmt: skip
     return CurveFit(
         curve=curve, parameters=parameters, intervals=intervals, residual_sd=best.residual_sd, draws=draws,
-        asymptote_interval=asymptote, flags=_flags(curve, best, every, asymptote, profile, noise), reason="",
-        records_gap=gaps[0], smoothed_records_gap=gaps[1], profile=profile,
-        criteria={
-            p.parameters.form: {"aicc": p.criterion, "tail": tails.get(p.parameters.form)} for p in every
-        },
+        asymptote_interval=asymptote, flags=_flags(curve, best, every, criteria, draws, profile, within), reason="",
+        profile=profile,
+        criteria={form: {"aicc": value, "tail": tails.get(form)} for form, value in criteria.items()},
+        noise_factor=within.factor, degrees=within.degrees,
     )  # fmt: skip
 
 
 def _flags(
-    curve: Curve, best: PointFit, every: Sequence[PointFit], asymptote: tuple[float, float], profile: Profile,
-    noise: Noise,
+    curve: Curve, best: PointFit, every: Sequence[PointFit], criteria: dict[str, float], draws: Draws,
+    profile: Profile, within: Scatter,
 ) -> tuple[Flag, ...]:  # fmt: skip
     parameters, flags = best.parameters, []
     if best.at_bound:
@@ -132,26 +105,31 @@ def _flags(
         flags.append(Flag.TOO_FEW_POINTS)
     if parameters.gain > 1e-6 and curve.support[1] < 1.5 * parameters.half_compute:
         flags.append(Flag.SUPPORT_TOO_SHORT)
+    low, high = _interval(draws.asymptote)
     # A form that fits about as well and levels off elsewhere: the data do not choose between the two asymptotes.
-    rivals = [o for o in every if o.criterion <= best.criterion + 4.0]
-    disagree = max((abs(o.parameters.asymptote - parameters.asymptote) for o in rivals), default=0.0) > 0.05
-    low, high = profile.interval
-    wide = asymptote[1] - asymptote[0] > WIDE or asymptote[1] > 0.999 or high - low > WIDE or profile.open_above
-    if disagree or wide:
+    nearest = criteria[parameters.form] + RIVAL
+    rivals = [o.parameters.asymptote for o in every if criteria[o.parameters.form] <= nearest]
+    disagree = any(abs(a - parameters.asymptote) > 0.05 and not low <= a <= high for a in rivals)
+    # Seeds that differ move the end of a run as they do its asymptote: only what lies beyond the end is not identified.
+    end = np.array([curve.support[1]])
+    left = _interval(draws.asymptote - draws.at(end)[:, 0])
+    open_above = profile.open_above and float(parameters(end)[0]) < 1 - WIDE
+    if disagree or left[1] - left[0] > WIDE or open_above:
         flags.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
     if disagree:
         flags.append(Flag.FORMS_DISAGREE)
     if best.starts_disagree:
         flags.append(Flag.STARTS_DISAGREE)
-    if _falling(curve):
+    residuals = without_effects(curve, courses(curve, parameters), curve.reward - parameters(curve.compute))
+    if _falling(curve, residuals, within):
         flags.append(Flag.TAIL_FALLING)
-    if noise.degrees == 0 or curve.seeds == 1:
+    if curve.seeds == 1:
         flags.append(Flag.WITHIN_RUN_ONLY)
     return tuple(flags)
 
 
-def _falling(curve: Curve) -> bool:
-    """Whether the last quarter lies below the quarter before it by more than two standard errors."""
+def _falling(curve: Curve, residuals: Array, within: Scatter) -> bool:
+    """Whether the last quarter lies below the quarter before it by more than 2.6 standard errors."""
     grid = np.unique(curve.compute[curve.compute > 0])
     quarter = len(grid) // 4
     if quarter < 2:
@@ -163,7 +141,10 @@ def _falling(curve: Curve) -> bool:
         (curve.standard_error[last] ** 2).mean() / last.sum()
         + (curve.standard_error[before] ** 2).mean() / before.sum()
     )
-    return bool(drop > 2 * error)
+    # By the median, and with a limit to what autocorrelation explains: a run that collapses is not its own excuse.
+    noise = max(float(np.median(np.abs(residuals) / curve.standard_error)) / 0.6745, 1.0)
+    inflation = min(len(curve.compute) / within.effective_points, MOST_INFLATION)
+    return bool(drop > FALL * error * noise * np.sqrt(inflation))
 
 
 def _interval(values: Array) -> tuple[float, float]:

@@ -121,8 +121,8 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
         compute, value = efficiency(e.parameters, e.compute, e.reward)
         grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
         line = (grid / e.parameters.scale) ** e.parameters.shape
-        low, high = e.intervals["B"]
-        label = f"{e.name}: B = {e.parameters.shape:.2f} ({low:.2f} to {high:.2f})"
+        low, high = e.needed_interval
+        label = f"{e.name}: {e.needed:,.3g} ({low:,.3g} to {high:,.3g}) for {e.target:.3f}"
         axis.plot(grid, line, color=look["color"], linestyle=look["linestyle"], label=label)
         axis.plot(compute, value, look["marker"], color=look["color"], markersize=4)
     held = found[0].parameters

@@ -1,8 +1,9 @@
 """Profile likelihood of the asymptote, with as many points as the autocorrelated ones are worth.
 
 For every A the best start, scale and shape are found again; the interval is where the sum of squares rises by no
-more than chance would have it, RSS(A)/RSS_min ≤ 1 + t²/ν, with ν the effective number of points N(1−φ)/(1+φ) less
-the parameters. It needs no refits, and where the data do not say where a curve levels off it is open.
+more than chance would have it, RSS(A)/RSS_min ≤ 1 + t²/ν, with ν the effective number of points less the parameters.
+The points are those of the mean over seeds: what a seed departs from it is taken off, and counted in what the spread
+between seeds adds. It needs no refits, and where the data do not say where a curve levels off it is open.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from scipy import stats
 
 from .curves import Array
 from .fitting import Grid, PointFit, grid, sums
-from .forms import SHAPES
+from .forms import SHAPES, free
 
 LEVEL = 0.95
 ASYMPTOTES = 400
@@ -26,7 +27,7 @@ class Profile:
 
     Attributes:
         interval: 95 % interval of A.
-        effective_points: N(1−φ)/(1+φ).
+        effective_points: What the points are worth.
         open_above: Whether nothing below a reward of 1 is excluded.
     """
 
@@ -42,26 +43,22 @@ def profile_asymptote(
     standard_error: Array,
     start: float | None,
     *,
-    autocorrelation: float,
+    worth: float,
     between: float = 0.0,
-    degrees: float = 0.0,
 ) -> Profile:
     """Profile the asymptote of a fitted curve.
 
     Args:
         best: The point fit.
         compute: Compute of each point.
-        reward: Its reward.
+        reward: Its reward, less what seeds depart from their mean.
         standard_error: Its standard error.
         start: R0 where it is held fixed.
-        autocorrelation: φ, lag-1, within a run.
-        between: Standard error that the spread between seeds gives A; 0 within a run.
-        degrees: Degrees of freedom behind it.
+        worth: How many independent points they are worth, from ``effective_points``.
+        between: Half of the 95 % interval that the spread between seeds alone gives A; 0 within a run.
     """
     form, weights = best.parameters.form, standard_error**-2
-    effective = len(reward) * (1 - autocorrelation) / (1 + autocorrelation)
-    count = (3 if form == "exp" else 4) - (0 if start is None else 1)
-    freedom = max(effective - count, 1.0)
+    freedom = max(worth - free(form), 1.0)
     limit = 1 + float(stats.t.ppf((1 + LEVEL) / 2, freedom)) ** 2 / freedom
     # A curve that rises cannot level off far below its mean.
     lowest = max(min(float(np.average(reward, weights=weights)), best.parameters.asymptote) - 0.1, 0.0)
@@ -75,13 +72,11 @@ def profile_asymptote(
     asymptotes = np.linspace(max(low - margin, 0.0), min(high + margin, 1.0), ASYMPTOTES)
     low, high = _inside(asymptotes, _squares(fine, reward, weights, asymptotes, start).min(axis=1), limit)
     open_above = high >= 1.0 - 1e-9
-    if between > 0 and degrees > 0:
-        # Seeds move the whole curve: their share of the error of A adds to that within runs.
-        own = float(stats.t.ppf((1 + LEVEL) / 2, degrees)) * between
-        middle = best.parameters.asymptote
-        low = middle - float(np.hypot(max(middle - low, 0.0), own))
-        high = min(middle + float(np.hypot(max(high - middle, 0.0), own)), 1.0)
-    return Profile(interval=(low, high), effective_points=effective, open_above=open_above)
+    # Seeds move the whole curve: their share of the error of A adds to that within runs.
+    middle = best.parameters.asymptote
+    low = max(middle - float(np.hypot(max(middle - low, 0.0), between)), 0.0) if between > 0 else low
+    high = min(middle + float(np.hypot(max(high - middle, 0.0), between)), 1.0) if between > 0 else high
+    return Profile(interval=(low, high), effective_points=worth, open_above=open_above)
 
 
 def _squares(candidates: Grid, reward: Array, weights: Array, asymptotes: Array, start: float | None) -> Array:
@@ -95,7 +90,10 @@ def _squares(candidates: Grid, reward: Array, weights: Array, asymptotes: Array,
     left_miss = a * left - (found.y[0] - found.hy[0])
     gain = left_miss / left_squared if start is None else np.broadcast_to(asymptotes[:, None] - start, left_miss.shape)
     gain = np.maximum(gain, 0.0)
-    squares = found.yy[0] - 2 * a * found.y[0] + a**2 * found.total - 2 * gain * left_miss + gain**2 * left_squared
+    # Gains of a form that hardly rises over the data are beyond all bounds, and so are their squares.
+    with np.errstate(over="ignore"):
+        left_gain = gain**2 * left_squared
+    squares = found.yy[0] - 2 * a * found.y[0] + a**2 * found.total - 2 * gain * left_miss + left_gain
     return np.asarray(np.maximum(squares, 1e-300))
 
 

@@ -41,13 +41,14 @@ def read_evals(
         The rows of all sources, with the columns of ``evals`` that a fit needs.
 
     Raises:
-        FrontierError: A column is missing or holds what it cannot.
+        FrontierError: A column is missing or holds what it cannot, or two runs have one seed.
         TableError, TrackingError: A source cannot be read.
     """
     if not columns and not constants and all(_is_table(source) for source in sources):
         parts = [tables.read(source, "evals") for source in sources]
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
         _one_unit(whole, unit)
+        _refuse_one_seed(whole, group)
         return whole
     parts = [_rows(Path(source), metric, unit, columns or {}, constants or {}) for source in sources]
     joined = pl.concat(parts, how="diagonal_relaxed")
@@ -60,7 +61,35 @@ def read_evals(
             f"{len(joined) - len(once)} rows are there more than once and count once", InputWarning, stacklevel=2
         )
     _one_unit(once, unit)
+    _refuse_one_seed(once, group)
     return once.sort(keys)
+
+
+def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
+    """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
+
+    Raises:
+        FrontierError: A seed of one n, B_p, problem set and split has two ``run_id``.
+    """
+    if "run_id" not in evals.columns:
+        return
+    keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
+    keys += [group] if group and group in evals.columns else []
+    runs = (
+        evals.group_by(keys)
+        .agg(pl.col("run_id").drop_nulls().unique().sort())
+        .filter(pl.col("run_id").list.len() > 1)
+        .sort(keys)
+    )
+    if runs.is_empty():
+        return
+    row = runs.row(0, named=True)
+    raise FrontierError(
+        f"the runs {row['run_id'][0]} and {row['run_id'][1]} have one seed, {row['seed']}, at "
+        f"n = {row['rollouts_per_problem']} and B_p = {row['problems_per_batch']}, so that one curve would be drawn "
+        "through both: leave one out if they are the same run, give each a seed of its own, or name the column that "
+        "tells them apart with --group"
+    )
 
 
 def _one_unit(evals: pl.DataFrame, unit: str) -> None:
@@ -199,9 +228,7 @@ def _rows(path: Path, metric: str, unit: str, columns: Mapping[str, str], consta
     whole = {name: _numbers(frame, name, path) for name in ("rollouts_per_problem", "problems_per_batch", "seed")}
     for name, values in whole.items():
         if (values != np.floor(values)).any() or (values < (0 if name == "seed" else 1)).any():
-            raise FrontierError(
-                f"{path}: the column {name} has to hold whole numbers from {0 if name == 'seed' else 1}"
-            )
+            raise FrontierError(f"{path}: the column {name} must hold whole numbers from {0 if name == 'seed' else 1}")
     compute, reward = _numbers(frame, UNITS[unit], path), _numbers(frame, metric, path)
     if (compute < 0).any():
         raise FrontierError(f"{path}: the column {UNITS[unit]} is negative in row {int((compute < 0).argmax()) + 1}")

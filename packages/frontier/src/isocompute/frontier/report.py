@@ -6,8 +6,10 @@ import base64
 from html import escape
 from pathlib import Path
 
+from .envelope import amount
 from .errors import MEANING, FrontierError
-from .results import Fits, amount
+from .results import Fits
+from .summary import set_of, statements
 
 STYLE = """
 body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1a202c}
@@ -44,8 +46,7 @@ def write_report(fits: Fits, folder: str | Path) -> Path:
             _image(folder / "frontier.png", "Envelope of the curves"),
             _n_star(fits),
             _image(folder / "n_star.png", "How often each n is best"),
-            _transitions(fits),
-            _saturation(fits),
+            _statements(fits),
         ]
         parts += [_titled(folder / f"{name}.png", title) for name, title in MORE.items()]  # fmt: skip
     parts += ["<h2>Caveats</h2>", _caveats(fits)]
@@ -81,12 +82,6 @@ def _titled(path: Path, title: str) -> str:
     return f"<h2>{escape(title)}</h2>{image}" if image else ""
 
 
-def _saturation(fits: Fits) -> str:
-    if fits.saturation is None:
-        return ""
-    return f"<p>Saturation: {escape(fits.saturation.summary(fits.unit))}.</p>"
-
-
 def _curves(fits: Fits) -> str:
     rows: list[tuple[object, ...]] = []
     for c in fits.curves:
@@ -108,33 +103,21 @@ def _curves(fits: Fits) -> str:
 
 def _n_star(fits: Fits) -> str:
     rows: list[tuple[object, ...]] = [
-        (amount(r["compute"]), r["n"], f"{r['probability']:.0%}", f"{r['lowest_n']} to {r['highest_n']}",
+        (amount(r["compute"]), r["n"], f"{r['probability']:.0%} of {r['competing']} n", set_of(r["n_set"]),
          f"{r['reward']:.3f}")
         for r in fits.n_star_table().iter_rows(named=True)
     ]  # fmt: skip
-    return _table((fits.unit, "n*", "best in", "95 % set", "reward"), rows)
+    best_in = "best in, within-run" if fits.within_run else "best in"
+    return _table((fits.unit, "n*", best_in, "95 % set", "reward"), rows)
 
 
-def _transitions(fits: Fits) -> str:
-    lines = []
-    for x in fits.crossovers:
-        if x.kind == "support_ends":
-            lines.append(
-                f"{x.before_name} has no data beyond {amount(x.compute)}; {x.after_name} is the best of the rest"
-            )
-            continue
-        span = f" (95 %: {amount(x.interval[0])} to {amount(x.interval[1])})" if x.interval else " (not resolved)"
-        lines.append(f"from {x.before_name} to {x.after_name} at {amount(x.compute)}{span}")
-    if not lines:
-        return "<p>One n leads at every compute measured: no transition was seen.</p>"
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+def _statements(fits: Fits) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in statements(fits)) + "</ul>"
 
 
 def _caveats(fits: Fits) -> str:
     found = [(c.curve.label, MEANING[flag]) for c in fits.curves for flag in c.flags]
     found += [("n*(C)", MEANING[flag]) for flag in fits.n_star.flags]
-    for a, b in fits.alike:
-        found.append((f"{fits.named(a)} and {fits.named(b)}", "the data do not tell them apart"))
     if not found:
         return "<p>None.</p>"
     return "".join(f'<p class="caveat"><b>{escape(who)}</b>: {escape(what)}.</p>' for who, what in found)

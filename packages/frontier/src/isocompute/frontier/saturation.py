@@ -68,19 +68,19 @@ def isotonic_n(compute: Array, n: Array) -> Array:
     return np.asarray(2.0 ** isotonic(compute, np.log2(n)))
 
 
-def saturation(compute: Array, point: Array, refits: Array, within: Array, n: Array) -> Saturation:
+def saturation(compute: Array, best: np.ndarray, refits: Array, within: Array, n: Array) -> Saturation:
     """Find where n* stops growing.
 
     Args:
         compute: Grid, shape ``(points,)``.
-        point: Fitted rewards, shape ``(curves, points)``.
+        best: Index of the best curve at each point, shape ``(points,)``.
         refits: Refitted rewards, shape ``(refits, curves, points)``.
         within: From ``supported``.
         n: Rollouts per problem of each curve.
     """
     shared = comparable(compute, within)
     grid = compute[shared]
-    last, where = _settles(grid, n[winners(point, within)[shared]])
+    last, where = _settles(grid, n[best[shared]])
     draws = [_settles(grid, n[row[shared]])[1] for row in winners(refits, within)]
     known = np.array([d for d in draws if d is not None])
     interval = None

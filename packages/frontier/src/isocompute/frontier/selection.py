@@ -2,16 +2,110 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .curves import Array
-from .fitting import grid, project
-from .forms import rise
+from .curves import Array, Curve
+from .fitting import PointFit, fit_form, grid, project
+from .forms import Parameters, free, rise
+from .noise import effective_points
+from .seeds import courses, without_effects
 
 CRITERIA = ("aicc", "tail")
+RIVAL = 4.0
+"""A form whose AICc is no further than this from the best fits about as well."""
 TAIL = 0.25
 """Share of the distinct evaluations, those of most compute, that a tail error is measured on."""
+
+
+def start_of(curve: Curve, form: str) -> float | None:
+    """R0 of ``hill``: the mean reward at zero compute, where there is one."""
+    zero = curve.compute == 0
+    return float(curve.reward[zero].mean()) if form == "hill" and zero.any() else None
+
+
+def options(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = ()) -> list[PointFit]:
+    """A point fit per form, or none when there are too few points to fit any."""
+    if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
+        return []
+    return [
+        fit_form(
+            f, curve.compute, curve.reward, curve.standard_error, start_of(curve, f), starts=4 if f in thorough else 1
+        )
+        for f in forms
+    ]
+
+
+def adjusted_squares(curve: Curve, parameters: Parameters) -> float:
+    """Weighted squares about a curve, less what seeds differ by: a form is not judged by the luck of the seeds."""
+    residuals = curve.reward - parameters(curve.compute)
+    left = without_effects(curve, courses(curve, parameters), residuals)
+    return float(((left / curve.standard_error) ** 2).sum())
+
+
+def nearest(curve: Curve, fits: Sequence[PointFit]) -> Parameters:
+    """The fit with the least squares, whatever it costs in parameters.
+
+    What noise is must not hang on which form is chosen by it.
+    """
+    return min((p.parameters for p in fits), key=lambda p: adjusted_squares(curve, p))
+
+
+def aicc(form: str, squares: Array, points: int, worth: float) -> Array:
+    """Corrected Akaike criterion of fits of one form.
+
+    Args:
+        form: The form; its parameters, R0 among them, and the variance are counted.
+        squares: Weighted squares of each fit.
+        points: Points summed over.
+        worth: How many independent ones they are worth, from ``effective_points``.
+    """
+    count = free(form) + 1
+    penalty = 2 * count + 2 * count * (count + 1) / max(worth - count - 1, 1.0)
+    return np.asarray(worth * np.log(np.maximum(squares, 1e-12) / points) + penalty)
+
+
+def criterion(curve: Curve, parameters: Parameters, autocorrelation: float) -> float:
+    """AICc of a curve's fit."""
+    worth = effective_points(len(curve.compute), curve.seeds, autocorrelation)
+    squares = np.array([adjusted_squares(curve, parameters)])
+    return float(aicc(parameters.form, squares, len(curve.compute), worth)[0])
+
+
+def choose(fits: Sequence[PointFit], criteria: dict[str, float], tails: dict[str, float], selection: str) -> PointFit:
+    """The form with the least AICc or the least error on the tail; AICc where there is no tail.
+
+    Args:
+        fits: One fit a form.
+        criteria: AICc of each form.
+        tails: Its error on the tail.
+        selection: ``aicc`` or ``tail``.
+    """
+    measure = tails if selection == "tail" and tails else criteria
+    return min(fits, key=lambda p: measure[p.parameters.form])
+
+
+def weights_of(criteria: dict[str, float]) -> dict[str, float]:
+    """Akaike weights: how likely each form is the best one."""
+    values = np.array(list(criteria.values()))
+    likely = np.exp(-0.5 * (values - values.min()))
+    return dict(zip(criteria, (likely / likely.sum()).tolist(), strict=True))
+
+
+def held_out(curve: Curve, forms: Sequence[str]) -> dict[str, float]:
+    """Error of each form on the held-out tail; empty where the run is too short to hold one out."""
+    found = {}
+    for form in forms:
+        start = start_of(curve, form)
+        error = tail_errors(
+            form, curve.compute, curve.reward[None, :], curve.standard_error**-2,
+            None if start is None else np.array([start]),
+        )  # fmt: skip
+        if error is not None:
+            found[form] = float(error[0])
+    return found
 
 
 def tail_of(compute: Array) -> NDArray[np.bool_] | None:

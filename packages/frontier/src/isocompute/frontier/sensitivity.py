@@ -8,7 +8,9 @@ import numpy as np
 import polars as pl
 
 from .errors import Flag, FrontierError
-from .results import Fits, candidates
+from .results import Fits
+from .storage import measured_by
+from .support import FARTHEST, measured, within_reach
 
 
 def sensitivity(fits: Fits | str | Path, *, compute: float) -> pl.DataFrame:
@@ -16,33 +18,43 @@ def sensitivity(fits: Fits | str | Path, *, compute: float) -> pl.DataFrame:
 
     Returns:
         ``rollouts_per_problem``, ``problems_per_batch``, ``reward`` with its 95 % interval, ``regret`` (best
-        minus this, in reward) with its interval, and ``supported``.
+        minus this, in reward) with its interval, and ``standing``: ``measured`` where the curve's own data reach,
+        ``extrapolated`` beyond, ``refused`` beyond four times their compute, where reward and regret are null.
 
     Raises:
-        FrontierError: The compute is not positive, or there is no fitted curve.
+        FrontierError: The compute is not positive, or there is no fitted curve within reach of it.
     """
     if not compute > 0:
         raise FrontierError(f"compute is {compute:g}; it has to be above 0")
-    _, _, curves = candidates(fits)
+    curves, refused = within_reach(measured_by(fits).curves, compute)
+    if not curves:
+        raise FrontierError(f"compute of {compute:g} is beyond {FARTHEST:g} times what any curve was measured at")
     at = np.array([float(compute)])
     rewards = np.stack([c.draws.at(at)[:, 0] for c in curves], axis=1)
     point = np.array([float(c.parameters(at)[0]) for c in curves])
     regrets = rewards.max(axis=1, keepdims=True) - rewards
     low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
     regret_low, regret_high = np.quantile(regrets, [0.025, 0.975], axis=0)
+    known = {
+        "reward": point, "reward_low": low, "reward_high": high,
+        "regret": point.max() - point, "regret_low": regret_low, "regret_high": regret_high,
+    }  # fmt: skip
+    standing = ["measured" if measured(c, compute) else "extrapolated" for c in curves]
     return pl.DataFrame(
         {
-            "rollouts_per_problem": [c.rollouts_per_problem for c in curves],
-            "problems_per_batch": [c.problems_per_batch for c in curves],
-            "reward": point, "reward_low": low, "reward_high": high,
-            "regret": point.max() - point, "regret_low": regret_low, "regret_high": regret_high,
-            "supported": [c.support[0] <= compute <= c.support[1] for c in curves],
+            "rollouts_per_problem": [c.rollouts_per_problem for c in (*curves, *refused)],
+            "problems_per_batch": [c.problems_per_batch for c in (*curves, *refused)],
+            **{name: [*values.tolist(), *([None] * len(refused))] for name, values in known.items()},
+            "standing": [*standing, *(["refused"] * len(refused))],
         }
-    )  # fmt: skip
+    )
 
 
 def smallest_stable(fits: Fits, *, rollouts_per_problem: int, tolerance: float = 0.01) -> int:
-    """The smallest B_p at one n that neither collapses nor ends below a larger one by more than noise.
+    """The smallest B_p at one n that does not collapse and is not inferior to the best one.
+
+    A test of non-inferiority: with 97.5 % confidence it ends less than the tolerance below the best. A size that is
+    merely not known to be worse does not pass, so few or noisy runs give a larger answer, never a smaller.
 
     Args:
         fits: Fits of curves of several B_p.
@@ -62,6 +74,6 @@ def smallest_stable(fits: Fits, *, rollouts_per_problem: int, tolerance: float =
     ends = [c.draws.at(shared)[:, 0] for c in steady if c.draws is not None]
     best = int(np.argmax([np.median(e) for e in ends]))
     for c, end in sorted(zip(steady, ends, strict=True), key=lambda pair: pair[0].curve.problems_per_batch):
-        if np.quantile(ends[best] - end, 0.025) <= tolerance:
+        if np.quantile(ends[best] - end, 0.975) <= tolerance:
             return c.curve.problems_per_batch
     return steady[best].curve.problems_per_batch

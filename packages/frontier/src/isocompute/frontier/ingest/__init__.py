@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
 from .. import tables
 from ..errors import FrontierError
 from . import openrlhf, prime_rl, trl, verl
-from .history import Run, read_config, read_runs
+from .config import read_config
+from .counting import MOST
+from .history import read_runs
+from .run import Layout, Run
 from .settings import Settings
 
-ADAPTERS = {"verl": verl.rows, "trl": trl.rows, "openrlhf": openrlhf.rows, "prime-rl": prime_rl.rows}
 
-__all__ = ["ADAPTERS", "Run", "Settings", "ingest"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What reads the logs of one framework.
+
+    Attributes:
+        layout: Of its logs.
+        rows: A run and its settings to rows of ``evals`` and notes on them.
+    """
+
+    layout: Layout
+    rows: Callable[[Run, Settings], tuple[list[dict[str, Any]], list[str]]]
+
+
+ADAPTERS = {
+    "verl": Adapter(layout=verl.LAYOUT, rows=verl.rows),
+    "trl": Adapter(layout=trl.LAYOUT, rows=trl.rows),
+    "openrlhf": Adapter(layout=openrlhf.LAYOUT, rows=openrlhf.rows),
+    "prime-rl": Adapter(layout=prime_rl.LAYOUT, rows=prime_rl.rows),
+}
+
+__all__ = ["ADAPTERS", "Adapter", "Layout", "Run", "Settings", "ingest"]
 
 
 def ingest(
@@ -29,29 +54,83 @@ def ingest(
 
     Args:
         framework: ``verl``, ``trl``, ``openrlhf`` or ``prime-rl``.
-        sources: Logs of one run each (a file, or a folder that holds one), ``runs:/ID``, or
-            ``mlflow:EXPERIMENT`` for all runs of an experiment.
+        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found is one of its
+            own.
         config: The runs' configuration, where the logs do not hold it.
         constants: What neither says, such as ``questions``; goes before what they say.
 
     Returns:
-        The table, and notes on what was assumed or is biased.
+        The table, and notes on what was taken as the framework's default or is biased.
 
     Raises:
-        FrontierError: The framework is unknown, a source cannot be read or holds no evaluation, or something
-            needed is nowhere to be found; its name is in the message.
+        FrontierError: The framework is unknown, a source cannot be read or holds no evaluation, two runs have one
+            seed, or something needed is nowhere to be found; its name is in the message.
     """
     if framework not in ADAPTERS:
         raise FrontierError(f"there is no adapter for {framework!r}; there are {', '.join(ADAPTERS)}")
+    adapter, given = ADAPTERS[framework], constants or {}
     shared = read_config(config) if config else {}
-    parts, notes = [], []
+    parts: list[tuple[str, pl.DataFrame]] = []
+    notes: list[str] = []
     for source in sources:
-        for run in read_runs(source):
-            settings = Settings(run.name, {**run.config, **shared}, constants or {})
-            found, said = ADAPTERS[framework](run, settings)
+        for run in read_runs(source, adapter.layout, step_column=given.get("step_column")):
+            settings = Settings(run.name, run.config, shared, given)
+            found, said = adapter.rows(run, settings)
             if not found:
                 raise FrontierError(f"{run.name}: holds no evaluation that {framework} would have logged")
-            parts.append(pl.DataFrame(found))
-            notes += [note for note in said if note not in notes]
-    frame = pl.concat(parts, how="diagonal")
-    return tables.check(frame, "evals", where=", ".join(sources)), notes
+            _refuse_beyond_counts(run.name, found)
+            parts.append((run.name, pl.DataFrame(found, infer_schema_length=None)))
+            notes += [note for note in (*run.notes, *said) if note not in notes]
+    if given.get("seed") == "auto":
+        parts = _numbered(parts)
+    _refuse_one_seed(parts)
+    frame, dropped = _of_all_rows(pl.concat([part for _, part in parts], how="diagonal"))
+    return tables.check(frame, "evals", where=", ".join(sources)), notes + dropped
+
+
+def _refuse_beyond_counts(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        for count in ("step", "rollouts", "tokens"):
+            if not 0 <= row[count] < MOST:
+                raise FrontierError(
+                    f"{name}: comes to {row[count]:.3g} {count}, which cannot be: a count in it is wrong"
+                )
+
+
+def _numbered(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[str, pl.DataFrame]]:
+    """Runs of one n and B_p with the seeds 0, 1, 2, … in the order of their sources."""
+    counts: dict[tuple[int, int], int] = {}
+    out = []
+    for name, part in parts:
+        cell = (part["rollouts_per_problem"][0], part["problems_per_batch"][0])
+        out.append((name, part.with_columns(seed=pl.lit(counts.get(cell, 0)))))
+        counts[cell] = counts.get(cell, 0) + 1
+    return out
+
+
+def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
+    """Refuse two runs that a fit would take for one.
+
+    Raises:
+        FrontierError: Two runs have the same n, B_p, seed and problem set.
+    """
+    seen: dict[tuple[int, int, int, str], str] = {}
+    for name, part in parts:
+        keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set"]
+        for cell in part.select(keys).unique().sort(keys).iter_rows():
+            other = seen.setdefault(cell, name)
+            if other != name:
+                raise FrontierError(
+                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}, so that one "
+                    "curve would be drawn through both: leave one out if they are the same run, else ingest them "
+                    "apart with --set seed=NUMBER each, or number them all with --set seed=auto"
+                )
+
+
+def _of_all_rows(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Leave out metrics that some evaluations lack, where others are of all."""
+    metrics = [column for column in frame.columns if re.match(tables.METRIC_PATTERN, column)]
+    partial = [column for column in metrics if frame[column].null_count()]
+    if not partial or len(partial) == len(metrics):
+        return frame, []
+    return frame.drop(partial), [f"left out, because not every evaluation has it: {', '.join(partial)}"]

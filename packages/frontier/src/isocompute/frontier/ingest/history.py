@@ -2,200 +2,91 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import re
 from pathlib import Path
-from typing import Any
-
-import polars as pl
 
 from .. import tracking
 from ..errors import FrontierError
-from ..reading import raw
-
-STEPS = ("step", "_step", "global_step", "Step", "training/global_step", "train/global_step")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One run's logs.
-
-    Attributes:
-        name: Where they come from.
-        rows: Metrics by logged step, in order; several logs of one step are joined.
-        config: The configuration that the logs hold, flat, with dotted keys.
-    """
-
-    name: str
-    rows: list[tuple[int, dict[str, float]]]
-    config: dict[str, Any] = field(default_factory=dict)
+from .events import read_events
+from .lines import read_lines, read_state, read_table
+from .run import Layout, Run, numbers, run_of
 
 
-def read_runs(source: str) -> list[Run]:
-    """Read the runs of a source.
+def read_runs(source: str, layout: Layout, *, step_column: str | None = None) -> list[Run]:
+    """Read the runs of a source, each as a run of its own.
+
+    Args:
+        source: A file, a folder, ``runs:/ID``, ``mlflow:EXPERIMENT`` or a tracking URI.
+        layout: Of the framework that logged it.
+        step_column: Column that counts the trainer's steps, where a file's own say something else.
 
     Raises:
         FrontierError: It cannot be read or holds no metrics.
         TrackingError: MLflow does not have it.
     """
-    if source.startswith(("mlflow:", "runs:/")):
-        return [Run(name=name, rows=_joined(rows), config=config)
-                for name, rows, config in tracking.histories(source)]  # fmt: skip
+    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
+        _refuse_column(source, step_column)
+        return [
+            run_of(name, ((step, numbers(metrics)) for step, metrics in rows), layout, config)
+            for name, rows, config in tracking.histories(source)
+        ]
     path = Path(source)
     if not path.exists():
         raise FrontierError(f"{path}: there is no such file or folder")
-    if path.is_dir():
-        return [_folder(path)]
-    return [_file(path)]
+    return _folder(path, layout, step_column) if path.is_dir() else _file(path, layout, step_column)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a JSON or YAML configuration, made flat with dotted keys.
-
-    Raises:
-        FrontierError: It cannot be read.
-    """
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise FrontierError(f"{path}: cannot be read ({error.strerror})") from None
-    try:
-        document = json.loads(text) if path.suffix == ".json" else _yaml(text)
-    except ValueError as error:
-        raise FrontierError(f"{path}: cannot be read ({str(error).splitlines()[0]})") from None
-    if not isinstance(document, dict):
-        raise FrontierError(f"{path}: a configuration is a mapping")
-    return flat(document)
-
-
-def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dotted keys; a W&B ``{"value": …}`` is its value."""
-    out: dict[str, Any] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping) and set(value) <= {"value", "desc"} and "value" in value:
-            value = value["value"]
-        if isinstance(value, Mapping):
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
-
-
-def _yaml(text: str) -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise FrontierError('a YAML configuration needs PyYAML: pip install "isocompute-frontier[ingest]"') from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
-
-
-def _folder(path: Path) -> Run:
-    """A folder holds one run: Trainer's state, event files, or one file of JSON lines or CSV."""
-    states = sorted(path.rglob("trainer_state.json"), key=lambda p: p.stat().st_mtime)
-    if states:
-        return _file(states[-1])
+def _folder(path: Path, layout: Layout, step_column: str | None) -> list[Run]:
+    """Runs of a folder: Trainer's states, event files, or one file of JSON lines or CSV."""
+    states = _last_states(path)
     events = sorted(path.rglob("events.out.tfevents.*"))
+    if states or events:
+        _refuse_column(str(path), step_column)
+    if states:
+        return [read_state(state, layout) for state in states]
     if events:
-        return Run(name=str(path), rows=_joined(row for event in events for row in _events(event)))
+        runs = read_events(events, layout)
+        if not runs:
+            raise FrontierError(f"{path}: its event files hold no metrics")
+        return runs
     files = [p for suffix in ("*.jsonl", "*.csv") for p in sorted(path.glob(suffix))]
     if len(files) != 1:
+        found = f"; it holds {', '.join(p.name for p in files)}, to be named one by one" if files else ""
         raise FrontierError(
-            f"{path}: has to hold one run's trainer_state.json, TensorBoard events, or one .jsonl or .csv file"
+            f"{path}: must hold trainer_state.json, TensorBoard events, or one .jsonl or .csv file{found}"
         )
-    return _file(files[0])
+    return _file(files[0], layout, step_column)
 
 
-def _file(path: Path) -> Run:
+def _last_states(path: Path) -> list[Path]:
+    """The last ``trainer_state.json`` of each run: the one at its end, else that of its last checkpoint."""
+    last: dict[Path, tuple[float, Path]] = {}
+    for state in sorted(path.rglob("trainer_state.json")):
+        checkpoint = re.fullmatch(r"checkpoint-(\d+)", state.parent.name)
+        run = state.parent.parent if checkpoint and state.parent != path else state.parent
+        # A folder that was copied has lost its times, so they say nothing.
+        rank = float(checkpoint[1]) if checkpoint else float("inf")
+        last[run] = max(last.get(run, (-1.0, state)), (rank, state))
+    return [state for _, state in last.values()]
+
+
+def _file(path: Path, layout: Layout, step_column: str | None) -> list[Run]:
     if path.name.startswith("events.out.tfevents"):
-        return Run(name=str(path), rows=_joined(_events(path)))
+        _refuse_column(str(path), step_column)
+        runs = read_events([path], layout)
+        if not runs:
+            raise FrontierError(f"{path}: holds no metrics")
+        return runs
     if path.name == "trainer_state.json":
-        return _trainer_state(path)
-    if path.suffix == ".jsonl":
-        return Run(name=str(path), rows=_joined(_lines(path)))
-    return Run(name=str(path), rows=_joined(_table(raw(path), path)))
+        _refuse_column(str(path), step_column)
+        return [read_state(path, layout)]
+    read = read_lines if path.suffix == ".jsonl" else read_table
+    return read(path, layout, step_column)
 
 
-def _trainer_state(path: Path) -> Run:
-    try:
-        state = json.loads(path.read_text())
-        history = state["log_history"]
-        rows = [(int(entry["step"]), _numbers(entry)) for entry in history]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise FrontierError(f"{path}: is not the trainer_state.json of a transformers Trainer") from None
-    # Beside it, Trainer leaves the arguments only as a pickle, which is never opened.
-    config = {"trainer_state.train_batch_size": state.get("train_batch_size")}
-    return Run(name=str(path), rows=_joined(rows), config={k: v for k, v in config.items() if v is not None})
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise FrontierError(f"{path}: cannot be read as text") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            if number == len(lines):
-                # A run that was killed leaves its last line torn.
-                return
-            raise FrontierError(f"{path}: line {number} is not JSON") from None
-        if not isinstance(entry, dict):
-            raise FrontierError(f"{path}: line {number} is not an object")
-        metrics = flat(entry["data"]) if isinstance(entry.get("data"), dict) else flat(entry)
-        step = next((entry[k] for k in STEPS if k in entry), next((metrics[k] for k in STEPS if k in metrics), None))
-        if step is None:
-            raise FrontierError(f"{path}: line {number} has no step ({', '.join(STEPS)})")
-        yield int(step), _numbers(metrics)
-
-
-def _table(frame: pl.DataFrame, path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """A wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``."""
-    step = next((c for c in STEPS if c in frame.columns), None)
-    if step is None:
-        raise FrontierError(f"{path}: has no column of steps ({', '.join(STEPS)})")
-    names = {c: c.rpartition(" - ")[2] for c in frame.columns if not c.endswith(("__MIN", "__MAX"))}
-    prefixes = {c.rpartition(" - ")[0] for c in names if " - " in c}
-    if len(prefixes) > 1:
-        raise FrontierError(f"{path}: mixes the runs {', '.join(sorted(prefixes))}: export one run a file")
-    for row in frame.iter_rows(named=True):
-        yield int(row[step]), _numbers({names[c]: row[c] for c in names})
-
-
-def _events(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
-        raise FrontierError('event files need TensorBoard: pip install "isocompute-frontier[ingest]"') from None
-    events: Any = EventAccumulator(str(path), size_guidance={"scalars": 0, "tensors": 0})
-    events.Reload()
-    for tag in events.Tags()["scalars"]:
-        for event in events.Scalars(tag):
-            yield int(event.step), {tag: float(event.value)}
-    for tag in events.Tags()["tensors"]:
-        for event in events.Tensors(tag):
-            if len(event.tensor_proto.float_val) == 1:
-                yield int(event.step), {tag: float(event.tensor_proto.float_val[0])}
-
-
-def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        key: float(value)
-        for key, value in entry.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
-def _joined(rows: Any) -> list[tuple[int, dict[str, float]]]:
-    joined: dict[int, dict[str, float]] = {}
-    for step, metrics in rows:
-        joined.setdefault(step, {}).update(metrics)
-    return sorted(joined.items())
+def _refuse_column(source: str, step_column: str | None) -> None:
+    if step_column is not None:
+        raise FrontierError(
+            f"{source}: has one step for each metric and no column {step_column!r}; step_column is for tables and "
+            "JSON lines"
+        )

@@ -5,46 +5,96 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .history import Run
+from ..errors import FrontierError
+from .counting import Tally, lengths
+from .run import Layout, Run
 from .settings import Settings
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
+RATE = "train/dynamic_filtering_pass_rate"
+LENGTH = "train/response_length"
+LAYOUT = Layout(
+    # Evaluations are rows of their own in W&B, with a step of their own.
+    steps=("train/global_step", "eval/global_step", "global_step", "step"),
+    needed=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
+)
 
 
 def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]:
-    """Rows of ``evals``: pass1 is the mean over the evaluation's samples, pass-k its best of k.
-
-    With dynamic filtering a batch of B_p·n was chosen from B_p·n divided by the pass rate.
-    """
+    """Rows of ``evals``: pass1 is the mean over the evaluation's samples, pass-k its best of k."""
+    evaluated = {step for step, metrics in run.rows if any(METRIC.match(name) for name in metrics)}
+    if not evaluated:
+        return [], []
     n = settings.whole("rollouts_per_problem", "rollout.n_samples_per_prompt", "n_samples_per_prompt")
     problems = settings.whole("problems_per_batch", "rollout.batch_size", "rollout_batch_size")
-    train = settings.whole("train_batch_size", "train.batch_size", "train_batch_size", default=problems * n)
+    train = settings.whole("train_batch_size", "train.batch_size", "train_batch_size")
     epochs = settings.whole("max_epochs", "train.max_epochs", "max_epochs", default=1)
-    samples = settings.whole("samples", "eval.n_samples_per_prompt", "eval_n_samples_per_prompt",
-                             meaning="responses to each validation problem")  # fmt: skip
+    samples = settings.whole("samples", "eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
     common = settings.common(n=n, problems=problems, seed_keys=("train.seed", "seed"))
     updates = max(problems * n // train, 1) * epochs
-    found, notes = [], []
-    rollouts = tokens = 0.0
-    last = 0
-    for step, metrics in run.rows:
-        rate = metrics.get("train/dynamic_filtering_pass_rate", 1.0)
-        # The rate is logged in percent by some versions.
-        rate = rate / 100 if rate > 1 else rate
-        new = (step - last) * problems * n / (rate if rate > 0 else 1.0)
-        if rate < 1:
-            notes.append("rollouts count what dynamic filtering threw away: B_p·n over the pass rate")
-        rollouts += new
-        tokens += new * metrics.get("train/response_length", 0.0)
-        last = step
+    tally, share = _counting(run, settings, n, problems)
+    found, notes = [], set(settings.notes)
+    for (step, metrics), length in zip(run.rows, lengths(run, LENGTH), strict=True):
+        if step > max(evaluated):
+            break
+        own = None
+        if share is not None and metrics.get(RATE, 0.0) > 0:
+            # As many prompts were taken as passed the filter, over the share of them that did.
+            own = round(problems * share / metrics[RATE]) * n
+            notes.add(f"rollouts count what dynamic filtering threw away, from {RATE}")
+        tally.advance(step, own, length)
         for source, scores in _scores(metrics, samples).items():
             found.append(
-                {**common, "step": step * updates, "rollouts": round(rollouts), "tokens": int(tokens),
+                {**common, "step": step * updates, "rollouts": tally.rollouts, "tokens": int(tally.tokens),
                  "problem_set": source, "samples": samples, **scores}
             )  # fmt: skip
-    if tokens == 0 and found:
-        notes.append("train/response_length is not logged: tokens are 0 and cannot be fitted in")
-    return found, sorted(set(notes))
+    if tally.tokens == 0 and found:
+        notes.add(f"{LENGTH} is not logged: tokens are 0 and cannot be fitted in")
+    return found, sorted(notes)
+
+
+def _counting(run: Run, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
+    """The run's count, and what its pass rate is where every prompt passes; None where no rate is logged.
+
+    Up to OpenRLHF 0.9.8 the rate is the percentage of prompts (or of responses, alike) that passed; since 0.9.9 it is
+    the responses that passed per 100 prompts, so n times as large.
+    """
+    rates = [metrics[RATE] for _, metrics in run.rows if RATE in metrics]
+    at_once = settings.optional("vllm_generate_batch_size", "rollout.vllm_generate_batch_size",
+                                "vllm_generate_batch_size") or problems  # fmt: skip
+    given = settings.optional("rollouts_per_step")
+    share = None
+    unless = ""
+    if at_once != problems:
+        unless = f"{at_once} prompts are generated at once for batches of {problems}, ahead of the steps"
+    elif rates:
+        unless = f"dynamic filtering logs it as {RATE}"
+        share = 100.0 * (n if _is_of_responses(settings, rates, n) else 1)
+    elif settings.flag("dynamic_filtering", "algo.dynamic_filtering_enable", "dynamic_filtering"):
+        unless = f"prompts were filtered and replaced, and {RATE} is not logged"
+    each = given or (None if unless else problems * n)
+    return Tally(where=run.name, each=each, unless=unless), share
+
+
+def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
+    """Whether the pass rate counts responses per prompt.
+
+    Raises:
+        FrontierError: Neither the log nor the configuration says.
+    """
+    said = settings.text("pass_rate_of")
+    if said not in {"", "prompts", "responses"}:
+        raise FrontierError(f"{settings.where}: pass_rate_of is {said!r}; it must be prompts or responses")
+    if said == "prompts" and max(rates) > 100:
+        raise FrontierError(f"{settings.where}: {RATE} is {max(rates):g}, which is no percentage of prompts")
+    # Dotted options came with OpenRLHF 0.11.
+    if said or n == 1 or max(rates) > 100 or settings.matching(r"(?:rollout|algo)\..*"):
+        return said != "prompts"
+    raise FrontierError(
+        f"{settings.where}: {RATE} is a percentage of prompts up to OpenRLHF 0.9.8 and counts the {n} responses of "
+        "each prompt since 0.9.9, and the log does not say which: --set pass_rate_of=prompts for the former, --set "
+        "pass_rate_of=responses for the latter"
+    )
 
 
 def _scores(metrics: dict[str, float], samples: int) -> dict[str, dict[str, float]]:

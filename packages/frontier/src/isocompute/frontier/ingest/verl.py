@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .history import Run
+from .counting import Tally, lengths
+from .run import Layout, Run
 from .settings import Settings
 
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
@@ -15,40 +18,108 @@ BIASED = (
     "veRL resamples with replacement for best@k and worst@k, which is biased (one success in four logs best@4 = "
     "0.687, exactly 1): they are kept as best_at_k_biased and worst_at_k_biased"
 )
+BATCHES = "train/num_gen_batches"
+EVICTED = (
+    "training/filter_groups/evicted_samples", "training/filter_groups/discarded_surplus_samples",
+    "training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples",
+)  # fmt: skip
+"""What its V1 trainer generated beyond the batch: counts of prompts, in spite of their name; zeros are not logged."""
+TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
+"""What only the log of a training step holds, not that of an evaluation alone."""
+LENGTH = "response_length/mean"
+LAYOUT = Layout(
+    # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
+    steps=("step", "_step", "Step", "training/global_step", "global_step"),
+    needed=re.compile(rf"val-|{LENGTH}$|{BATCHES}$|{'|'.join(EVICTED)}"),
+)
 
 
 def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of ``evals``; ``acc`` goes before ``reward`` where both are logged."""
+    scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in run.rows) if scores}
+    if not scored:
+        return [], []
     n = settings.whole("rollouts_per_problem", "actor_rollout_ref.rollout.n")
     problems = settings.whole("problems_per_batch", "data.train_batch_size")
-    mini = settings.whole("ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size", default=problems)
+    mini = settings.whole("ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
     epochs = settings.whole("ppo_epochs", "actor_rollout_ref.actor.ppo_epochs", default=1)
     common = settings.common(
         n=n, problems=problems, seed_keys=("data.seed", "actor_rollout_ref.actor.data_loader_seed")
     )
     updates = max(problems // mini, 1) * epochs
-    found, notes = [], []
-    rollouts = tokens = last = 0
-    for step, metrics in run.rows:
-        # Steps that were not logged generated as many as the others.
-        new = (step - last) * problems * n
-        evicted = metrics.get("training/filter_groups/evicted_samples", 0.0)
-        rollouts += new + int(evicted)
-        tokens += int((new + evicted) * metrics.get("response_length/mean", 0.0))
-        last = step
-        for source, scores in _scores(metrics).items():
+    prompts = _prompts(run, settings, problems)
+    # ReMax takes a greedy response to each prompt as its baseline.
+    responses = n + (settings.text("adv_estimator", "algorithm.adv_estimator").lower() == "remax")
+    each = None if prompts.each is None else prompts.each * responses
+    tally = Tally(where=run.name, each=settings.optional("rollouts_per_step") or each, unless=prompts.unless)
+    found, notes = [], set(settings.notes)
+    for (step, metrics), length in zip(run.rows, lengths(run, LENGTH), strict=True):
+        if step > max(scored):
+            break
+        own = prompts.of(metrics)
+        tally.advance(step, None if own is None else own * responses, length)
+        for source, scores in scored.get(step, {}).items():
             if any(name.endswith("_biased") for name in scores):
-                notes.append(BIASED)
+                notes.add(BIASED)
             samples = max((int(name.split("_")[2]) for name in scores if name.startswith("avg")), default=None)
             if samples is None:
                 continue
             found.append(
-                {**common, "step": step * updates, "rollouts": rollouts, "tokens": tokens,
+                {**common, "step": step * updates, "rollouts": tally.rollouts, "tokens": int(tally.tokens),
                  "problem_set": source, "samples": samples, **scores}
             )  # fmt: skip
-    if tokens == 0 and found:
-        notes.append("response_length/mean is not logged: tokens are 0 and cannot be fitted in")
-    return found, notes
+    if tally.tokens == 0 and found:
+        notes.add(f"{LENGTH} is not logged: tokens are 0 and cannot be fitted in")
+    return found, sorted(notes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Prompts generated in a step.
+
+    Attributes:
+        each: In a step whose count is not logged, where that is known.
+        unless: Why it is not known otherwise.
+        of: The count that a step's metrics hold, or None.
+    """
+
+    each: int | None
+    unless: str
+    of: Callable[[Mapping[str, float]], int | None]
+
+
+def _prompts(run: Run, settings: Settings, problems: int) -> Prompts:
+    """How many prompts a run generated: dynamic sampling generates until a batch has passed its filter."""
+    logged = {key for _, metrics in run.rows for key in metrics}
+    size = settings.optional("gen_batch_size", "data.gen_batch_size")
+    if size is None and not settings.is_configured:
+        raise settings.unknown("gen_batch_size", "data.gen_batch_size")
+    size = size or problems
+    if BATCHES in logged:
+        return Prompts(
+            each=None, unless=f"dynamic sampling logs it as {BATCHES}",
+            of=lambda metrics: int(metrics[BATCHES]) * size if BATCHES in metrics else None,
+        )  # fmt: skip
+    if logged & set(EVICTED):
+        return Prompts(
+            each=None, unless=f"groups are evicted and replaced, which is logged as {EVICTED[0]}",
+            of=lambda metrics: problems + int(sum(metrics.get(key, 0.0) for key in EVICTED))
+            if any(key.startswith(TRAINED) for key in metrics) else None,
+        )  # fmt: skip
+    unless = ""
+    if settings.flag("filter_groups", "algorithm.filter_groups.enable"):
+        unless = f"groups were filtered and replaced (algorithm.filter_groups), and neither {BATCHES} nor {EVICTED[0]}"
+        unless += " is logged"
+    elif any(key.startswith("fully_async/") for key in logged):
+        unless = "a fully asynchronous run generates at its own pace"
+    elif size != problems and not any(_is_true(v) for v in settings.matching(r"trainer\.use_v1").values()):
+        # The V1 trainer fetches a training batch in pieces of gen_batch_size; the former one trains on what it fetched.
+        unless = f"gen_batch_size is {size} with a train_batch_size {problems}, and {BATCHES} is not logged"
+    return Prompts(each=None if unless else problems, unless=unless, of=lambda _: None)
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
 
 
 def _scores(metrics: dict[str, float]) -> dict[str, dict[str, float]]:

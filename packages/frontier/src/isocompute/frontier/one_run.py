@@ -1,0 +1,52 @@
+"""Whether rows of a file are one run: several merged into one curve would be fitted as if they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from .errors import FrontierError
+
+IDENTITY = ("run_id", "seed", "rollouts_per_problem", "problems_per_batch", "problem_set", "split")
+"""Columns of an ``evals`` table that tell runs apart."""
+SHOWN = 5
+
+
+def one_run(frame: pl.DataFrame, path: Path, x: str, y: str) -> None:
+    """Refuse rows of several runs.
+
+    Args:
+        frame: The rows chosen.
+        path: Their file, for the message.
+        x: Column of compute.
+        y: Column of rewards.
+
+    Raises:
+        FrontierError: Runs differ in a column, or most values of compute are there more than once. Says which columns
+            choose among them.
+    """
+    others = [c for c in frame.columns if c not in (x, y)]
+    several = [c for c in others if c in IDENTITY and frame[c].n_unique() > 1]
+    repeated = frame.filter(pl.col(x).is_duplicated())
+    if not several:
+        # Not a measurement, which differs from row to row: a name that many rows share.
+        named = [c for c in others if 1 < frame[c].n_unique() <= len(frame) / 2]
+        kinds = repeated.group_by(x).agg(pl.col(named).n_unique())
+        several = [c for c in named if len(kinds) and (kinds[c] > 1).all()]
+    if several:
+        names = "; ".join(f"{c} = {_values(frame[c])}" for c in several)
+        raise FrontierError(
+            f"{path}: {len(frame)} rows are of several runs ({names}): choose one with --where {several[0]}=VALUE"
+        )
+    if len(repeated) > len(frame) / 2:
+        raise FrontierError(
+            f"{path}: most values of {x} are there more than once, and no column tells runs apart: "
+            "a forecast is of one run, so write each to a file of its own"
+        )
+
+
+def _values(column: pl.Series) -> str:
+    distinct = column.cast(pl.String).unique(maintain_order=True).to_list()
+    more = f", … ({len(distinct)})" if len(distinct) > SHOWN else ""
+    return ", ".join(str(v) for v in distinct[:SHOWN]) + more

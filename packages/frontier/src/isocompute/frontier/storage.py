@@ -1,0 +1,189 @@
+"""Fits on disk: ``fits.json``, ``frontier.parquet`` and the refits, and curves to prescribe from read back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from .errors import Flag, FrontierError
+from .forms import Parameters
+from .results import CurveFit, Fits
+from .summary import statements
+from .uncertainty import Draws
+
+
+def save(fits: Fits, folder: str | Path) -> None:
+    """Write ``fits.json``, ``frontier.parquet`` and the refits; the same fits give the same bytes.
+
+    Raises:
+        FrontierError: The folder cannot be written to.
+    """
+    folder = Path(folder)
+    document = {
+        "unit": fits.unit,
+        "metric": fits.metric,
+        "degrees": fits.degrees,
+        "within_run": fits.within_run,
+        "questions_sampled": fits.questions_sampled,
+        "statements": statements(fits) if fits.fitted else [],
+        "curves": [c.as_dict() for c in fits.curves],
+        "crossovers": [x.as_dict() for x in fits.crossovers],
+        "n_star": fits.n_star.as_dict(),
+        "points": fits.points,
+        "selection": fits.selection,
+        "saturation": fits.saturation.as_dict() if fits.saturation else None,
+        "not_distinguishable": [
+            [
+                {
+                    "rollouts_per_problem": c.curve.rollouts_per_problem,
+                    "problems_per_batch": c.curve.problems_per_batch,
+                }
+                for c in (fits.fitted[a], fits.fitted[b])
+            ]
+            for a, b in fits.alike
+        ],
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / "fits.json", (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
+        if fits.fitted:
+            _write_parquet(fits.frontier_table(), folder / "frontier.parquet")
+            _write_parquet(_draws_table(fits.fitted), folder / "refits.parquet")
+    except OSError as error:
+        raise FrontierError(f"{folder}: cannot be written to ({error.strerror})") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    aside = path.with_name(f".{path.name}.writing")
+    with aside.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    aside.replace(path)
+
+
+def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.writing")
+    frame.write_parquet(aside, compression="zstd", statistics=False)
+    aside.replace(path)
+
+
+def _draws_table(fitted: list[CurveFit]) -> pl.DataFrame:
+    parts = []
+    for c in fitted:
+        assert c.draws is not None
+        d = c.draws
+        parts.append(
+            pl.DataFrame(
+                {
+                    "rollouts_per_problem": pl.repeat(c.curve.rollouts_per_problem, len(d.start), eager=True),
+                    "problems_per_batch": pl.repeat(c.curve.problems_per_batch, len(d.start), eager=True),
+                    "group": pl.repeat(c.curve.group, len(d.start), eager=True),
+                    "form": d.form.tolist(), "start": d.start, "gain": d.gain, "scale": d.scale,
+                    "shape": d.shape,
+                }
+            )
+        )  # fmt: skip
+    return pl.concat(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One curve as ``prescribe`` needs it: who it is, its fit, its refits, its support."""
+
+    rollouts_per_problem: int
+    problems_per_batch: int
+    parameters: Parameters
+    draws: Draws
+    support: tuple[float, float]
+    flags: tuple[Flag, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What ``prescribe`` and ``sensitivity`` need of fits: unit, metric, degrees of freedom, and the curves."""
+
+    unit: str
+    metric: str
+    degrees: float
+    curves: tuple[Candidate, ...]
+
+
+def measured_by(source: Fits | str | Path) -> Measured:
+    """Curves of fits in memory or in the folder that ``Fits.save`` wrote.
+
+    Raises:
+        FrontierError: The folder holds no fits, or they are damaged, or no curve was fitted.
+    """
+    found = _of(source) if isinstance(source, Fits) else _load(Path(source))
+    if not found.curves:
+        raise FrontierError("no curve could be fitted, so there is nothing to prescribe from")
+    return found
+
+
+def _of(fits: Fits) -> Measured:
+    curves = tuple(
+        Candidate(
+            rollouts_per_problem=c.curve.rollouts_per_problem,
+            problems_per_batch=c.curve.problems_per_batch,
+            parameters=c.parameters, draws=c.draws, support=c.curve.support, flags=c.flags,
+        )
+        for c in fits.fitted if c.parameters and c.draws
+    )  # fmt: skip
+    return Measured(unit=fits.unit, metric=fits.metric, degrees=fits.degrees, curves=curves)
+
+
+def _load(folder: Path) -> Measured:
+    path = folder / "fits.json"
+    if not path.is_file():
+        raise FrontierError(f"{folder}: holds no fits.json; make one with `isocompute-frontier fit`")
+    try:
+        document = json.loads(path.read_text())
+        refits = pl.read_parquet(folder / "refits.parquet")
+        found = []
+        for entry in document["curves"]:
+            if entry["params"] is None:
+                continue
+            rows = refits.filter(
+                (pl.col("rollouts_per_problem") == entry["rollouts_per_problem"])
+                & (pl.col("problems_per_batch") == entry["problems_per_batch"])
+                & (pl.col("group") == (entry["group"] or ""))
+            )
+            draws = Draws(
+                form=rows["form"].to_numpy().astype("<U5"),
+                **{k: rows[k].to_numpy() for k in ("start", "gain", "scale", "shape")},
+            )
+            found.append(
+                Candidate(
+                    rollouts_per_problem=entry["rollouts_per_problem"],
+                    problems_per_batch=entry["problems_per_batch"],
+                    parameters=_parameters(entry["form"], entry["params"]),
+                    draws=draws, support=tuple(entry["support"]),
+                    flags=tuple(Flag(f) for f in entry["flags"]),
+                )
+            )  # fmt: skip
+        return Measured(
+            unit=document["unit"], metric=document["metric"], degrees=float(document["degrees"]), curves=tuple(found)
+        )
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
+        raise FrontierError(f"{folder}: the fits are damaged ({str(error).splitlines()[0]})") from None
+
+
+def _parameters(form: str, named: Mapping[str, float]) -> Parameters:
+    if form == "hill":
+        return Parameters(
+            form=form,
+            start=named["R0"],
+            gain=named["A"] - named["R0"],
+            scale=named["C_mid"],
+            shape=named["B"],
+        )
+    return Parameters(
+        form=form, start=named["A"] - named["D"], gain=named["D"], scale=named["tau"],
+        shape=named.get("beta", 1.0),
+    )  # fmt: skip
