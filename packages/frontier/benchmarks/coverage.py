@@ -22,7 +22,7 @@ from isocompute.frontier.forms import FORMS, Parameters
 from isocompute.frontier.simulation import Simulation
 
 HALF = 8_000.0
-"""Compute of half the gain of the first n."""
+"""Compute of half the gain of the n that takes longest."""
 DOUBTFUL = {Flag.WITHIN_RUN_ONLY}
 """Flags that say nothing against the value."""
 
@@ -42,18 +42,18 @@ class Setting:
 
     def simulation(self) -> Simulation:
         """The sweep."""
-        truths = {2 ** (2 + i): truth(self.form, i) for i in range(self.ns)}
+        truths = {2 ** (2 + i): truth(self.form, i, self.ns) for i in range(self.ns)}
         return Simulation(
             truths=truths, end=self.length * HALF, evaluations=self.evaluations, seeds=self.seeds,
             autocorrelation=self.autocorrelation, dispersion=self.dispersion, shared=self.shared,
         )  # fmt: skip
 
 
-def truth(form: str, i: int) -> Parameters:
+def truth(form: str, i: int, ns: int) -> Parameters:
     """The i-th n: a little more to gain, a little later."""
     shape = {"exp": 1.0, "hill": 1.5, "power": 2.0}[form]
     unit = Parameters(form=form, start=0.33, gain=0.30 + 0.02 * i, scale=1.0, shape=shape)
-    scale = HALF * 1.1**i / unit.half_compute
+    scale = HALF * 1.1 ** (i - ns + 1) / unit.half_compute
     return Parameters(form=form, start=0.33, gain=unit.gain, scale=scale, shape=shape)
 
 

@@ -99,6 +99,10 @@ def test_rows_of_several_runs_are_refused(tmp_path: Path, capsys: pytest.Capture
     assert main([*common, "--where", "rollouts_per_problem=4"]) == 2
     assert "--where seed=VALUE" in capsys.readouterr().err
     assert main([*common, "--where", "rollouts_per_problem=4", "--where", "seed=1"]) == 0
+    recipes = ["predict", str(table), "--x", "c", "--y", "r", "--series", "rollouts_per_problem", "--r0", "0.4"]
+    assert main(recipes) == 2
+    assert "seed = 0, 1" in capsys.readouterr().err
+    assert main([*recipes, "--where", "seed=0"]) == 0
     # A column of any name that tells rows of one compute apart, and none at all.
     named = tmp_path / "named.csv"
     named.write_text(table.read_text().replace("rollouts_per_problem", "variant").replace("seed", "repeat"))

@@ -84,7 +84,7 @@ def _prescribe(arguments: argparse.Namespace) -> None:
 def _predict(arguments: argparse.Namespace) -> None:
     from .forecast import ForecastConfig, forecast, forecasts_over_cuts
     from .one_run import one_run
-    from .reading import raw, read_columns
+    from .reading import read_columns
 
     if arguments.series:
         _compare_recipes(arguments)
@@ -97,8 +97,7 @@ def _predict(arguments: argparse.Namespace) -> None:
     )  # fmt: skip
     where = dict(arguments.where)
     x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=where)
-    chosen = raw(arguments.curve).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
-    one_run(chosen, arguments.curve, arguments.x, arguments.y)
+    one_run(arguments.curve, arguments.x, arguments.y, where)
     if ((y < 0) | (y > 1)).any():
         raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
     found = forecast(x, y, config)
@@ -127,6 +126,7 @@ def _compare_recipes(arguments: argparse.Namespace) -> None:
     """The recipes of one file at one asymptote."""
     from .drawing import save
     from .efficiency import leave_one_out
+    from .one_run import one_run
     from .panels import efficiency_panel
     from .reading import read_series
 
@@ -136,6 +136,8 @@ def _compare_recipes(arguments: argparse.Namespace) -> None:
         arguments.curve, arguments.x, arguments.y, by=arguments.series, where=dict(arguments.where),
         least=arguments.fit_min, most=arguments.fit_max,
     )  # fmt: skip
+    for name in series:
+        one_run(arguments.curve, arguments.x, arguments.y, {**dict(arguments.where), arguments.series: name})
     found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)
     held = found[0].parameters
     print(

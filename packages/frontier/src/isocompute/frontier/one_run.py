@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
 
 from .errors import FrontierError
+from .reading import raw
 
-IDENTITY = ("run_id", "seed", "rollouts_per_problem", "problems_per_batch", "problem_set", "split")
+IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
 """Columns of an ``evals`` table that tell runs apart."""
 SHOWN = 5
 
 
-def one_run(frame: pl.DataFrame, path: Path, x: str, y: str) -> None:
+def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
     """Refuse rows of several runs.
 
     Args:
-        frame: The rows chosen.
-        path: Their file, for the message.
+        path: A file of evaluations.
         x: Column of compute.
         y: Column of rewards.
+        where: Only rows in which these columns hold these values.
 
     Raises:
         FrontierError: Runs differ in a column, or most values of compute are there more than once. Says which columns
             choose among them.
     """
+    frame = raw(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
     others = [c for c in frame.columns if c not in (x, y)]
-    several = [c for c in others if c in IDENTITY and frame[c].n_unique() > 1]
+    several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
     repeated = frame.filter(pl.col(x).is_duplicated())
     if not several:
         # Not a measurement, which differs from row to row: a name that many rows share.

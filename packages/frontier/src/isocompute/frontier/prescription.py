@@ -150,7 +150,7 @@ def prescribe(
     flags = list(best.flags)
     if not measured(best, budget):
         flags.append(Flag.BEYOND_SUPPORT)
-    if refused or not all(measured(c, budget) for c in curves if c is not best):
+    if refused or (measured(best, budget) and not all(measured(c, budget) for c in curves)):
         flags.append(Flag.RIVALS_UNMEASURED)
     if share[order[0]] < 0.8:
         flags.append(Flag.NOT_DISTINGUISHABLE)

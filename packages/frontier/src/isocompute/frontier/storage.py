@@ -171,7 +171,8 @@ def _load(folder: Path) -> Measured:
             unit=document["unit"], metric=document["metric"], degrees=float(document["degrees"]), curves=tuple(found)
         )
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
-        raise FrontierError(f"{folder}: the fits are damaged ({str(error).splitlines()[0]})") from None
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
 
 
 def _parameters(form: str, named: Mapping[str, float]) -> Parameters:
