@@ -168,14 +168,38 @@ def interpreter(version: str) -> str | None:
 
 @nox.session
 def trainers(session: nox.Session) -> None:
-    """Put the budget's converted settings to TRL and veRL, really installed, and run TRL for a few steps."""
+    """Put the budget's converted settings to TRL, veRL, SkyRL and OpenRLHF, and run TRL for a few steps."""
     torch = [r for r in environment.here(uv=True).requirements if r.startswith("torch")] or ["torch"]
     # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
-    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas")
-    session.install("packages/budget[test]", "trl==1.16.*", "datasets", *of_verl, *torch, env=uv_variables())
+    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")
+    session.install("packages/budget[test]", "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
     tests = ["packages/budget/tests/test_trainers.py", "-rs", *session.posargs]
     session.run("python", "-m", "pytest", "-q", *tests, env={**quiet(), "ISOCOMPUTE_TRAINERS": "installed"})
+    newer_trainers(session)
+
+
+def newer_trainers(session: nox.Session) -> None:
+    """The trainers that need Python 3.12, for which the registry's torch is the CUDA build of several GB."""
+    python = interpreter("3.12")
+    if python is None:
+        session.warn("SkyRL and OpenRLHF: skipped, because Python 3.12 is not installed")
+        return
+    folder = Path(session.create_tmp()).resolve() / "newer"
+    executable = str(folder / "bin" / "python")
+    uv = {**uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
+    session.run("uv", "venv", "-q", "--clear", "--python", python, str(folder), env=uv)
+    # What their configuration and its validation import, and not the engines.
+    needed = (
+        "torch", "ray", "omegaconf", "cloudpathlib", "loguru", "jaxtyping", "func_timeout", "tensordict", "datasets",
+        "transformers", "peft", "rich", "aiohttp", "orjson", "pybase64", "pylatexenc",
+    )  # fmt: skip
+    into = ("uv", "pip", "install", "-q", "--python", executable)
+    session.run(*into, "packages/budget[test]", *needed, env=uv)
+    session.run(*into, "--no-deps", "skyrl==0.4.*", "skyrl-gym==0.4.*", "openrlhf==0.11.*", env=uv)
+    tests = ["packages/budget/tests/test_trainers_newer.py", "-rs", *session.posargs]
+    variables = {**quiet(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
+    session.run(executable, "-m", "pytest", "-q", *tests, external=True, env=variables)
 
 
 @nox.session

@@ -34,7 +34,7 @@ def test_a_budget_below_one_step_names_both():
 @pytest.mark.parametrize("value", [0, -1, 2.0, "8", None])
 def test_a_part_that_is_no_positive_whole_number_is_refused_by_name(name, value):
     parts = {"problems_per_batch": 8, "rollouts_per_problem": 4, "update_steps": 100, name: value}
-    with pytest.raises(BudgetError, match=f"{name} is {value!r}; it has to be a whole number of at least 1"):
+    with pytest.raises(BudgetError, match=f"{name} is {value!r}; it (has to|must) be a whole number of at least 1"):
         Allocation(**parts)
 
 
@@ -74,7 +74,7 @@ def test_an_anchor_that_is_no_learning_rate_is_refused(anchor):
 
 def test_an_unknown_scaling_is_refused_with_the_known_ones():
     a = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=1)
-    with pytest.raises(BudgetError, match="'cubic'; it has to be one of sqrt, linear, constant"):
+    with pytest.raises(BudgetError, match="'cubic'; it must be one of sqrt, linear, constant"):
         a.learning_rate(anchor=1e-3, anchor_batch=1024, scaling="cubic")
     with pytest.raises(BudgetError, match="anchor_batch is 0"):
         a.learning_rate(anchor=1e-3, anchor_batch=0)

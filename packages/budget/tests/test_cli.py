@@ -1,10 +1,15 @@
+import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.budget import Counts, Ledger, Limits, Meter, tables
 from isocompute.budget.cli import main
+from isocompute.budget.commands import text as text_module
 
 
 @pytest.fixture
@@ -62,7 +67,8 @@ def test_show_tells_of_a_torn_record(ledger, capsys):
     with ledger.open("ab") as stream:
         stream.write(b"\x29\x00\xd6")
     assert main(["show", str(ledger)]) == 0
-    assert "a torn record of 3 bytes at its end is not counted" in capsys.readouterr().out
+    told = f"{ledger}: a torn end of 3 bytes, which was never synced to the disk, is not counted"
+    assert told in capsys.readouterr().out
 
 
 def test_export_writes_the_ledger_table(ledger, tmp_path, capsys):
@@ -162,3 +168,85 @@ def test_show_tells_of_device_time_and_money(tmp_path, capsys):
     assert "used 32 of 64 rollouts (50.0%)\n" in out
     assert "paid 125 of 100 device-seconds (125.0%), 25 over\n" in out
     assert "paid 12.50 of 10.00 in money (125.0%), 2.50 over\n" in out
+
+
+def test_show_tells_device_hours_and_writes_its_figures(tmp_path, capsys):
+    path = tmp_path / "a.ledger"
+    for attempt in (0, 0):
+        with Ledger.open(path, run_id="a\x1b[31m", resumed_from=attempt) as opened:
+            opened.charge(1, {"trained": Counts(rollouts=32, response_tokens=64)}, device_seconds=5_400)
+    assert main(["show", str(path), "--json", str(tmp_path / "out.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run a\\x1b[31m, 2 attempts\ndevice-hours 3.00, of all attempts\n\n")
+    document = json.loads((tmp_path / "out.json").read_text())
+    (found,) = document["ledgers"]
+    assert (found["run_id"], found["attempts"], found["device_hours"]) == ("a\x1b[31m", 2, 3.0)
+    assert (found["torn_bytes"], found["limits"], document["by"]) == (0, None, "cohort")
+    (row,) = document["rows"]
+    assert (row["cohort"], row["rollouts"], row["lost_rollouts"], row["paid_rollouts"]) == ("trained", 32, 32, 64)
+
+
+def test_a_ledger_without_device_time_has_no_line_on_it(ledger, capsys):
+    assert main(["show", str(ledger)]) == 0
+    assert "device-hours" not in capsys.readouterr().out
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"isocompute-budget {version('isocompute-budget')}\n"
+
+
+STRICT = ["read", "--from", "verl", "--strict", "--problems", "6400", "--"]
+
+
+def test_strict_reading_approves_of_settings_without_a_remark(tmp_path, capsys):
+    split = "--rollouts-per-problem 8 --problems-per-batch 64 --update-steps 100 --world-size 8 --problems 6400"
+    assert main(["convert", "--to", "verl", *split.split()]) == 0
+    settings = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert main([*STRICT, *settings]) == 0
+    for change, kind in (
+        ("data.train_batch_size=3", "inconsistent"),
+        ("data.train_batch_size=$B", "unknown"),
+        ("algorithm.filter_groups.enable=true", "note"),
+    ):
+        capsys.readouterr()
+        assert main([*STRICT, *settings, change]) == 1
+        assert f"{kind}: " in capsys.readouterr().out
+        assert main([word for word in (*STRICT, *settings, change) if word != "--strict"]) == 0
+
+
+def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys):
+    split = "convert --to trl --rollouts-per-problem 16 --problems-per-batch 16 --update-steps 10 --learning-rate 1e-6"
+    for more, rate in (
+        ("", "1e-06"),
+        (" --learning-rate-anchor 1024", "5e-07"),
+        (" --learning-rate-anchor 1024 --scaling linear", "2.5e-07"),
+        (" --learning-rate-anchor 1024 --scaling constant", "1e-06"),
+    ):
+        assert main((split + more).split()) == 0
+        assert f"--learning_rate {rate}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "parameters"),
+    [
+        ("7B", 7e9),
+        ("0.5b", 5e8),
+        ("350M", 3.5e8),
+        ("1.5e9", 1.5e9),
+        ("7_000K", 7e6),
+        ("1.3B", 1_300_000_000),
+        ("2T", 2e12),
+    ],
+)
+def test_parameters_are_counted_in_billions(text, parameters):
+    assert text_module.parameters(text) == parameters
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))
+def test_a_suffix_is_an_exact_factor(number, suffix):
+    scale = {"K": 3, "M": 6, "B": 9}[suffix]
+    assert text_module.parameters(f"{number}{suffix}") == number * 10**scale
+    assert text_module.parameters(f"{number / 1000}{suffix}") == number * 10 ** (scale - 3)
+    assert text_module.whole(f"{number}e{scale}") == number * 10**scale

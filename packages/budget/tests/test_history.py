@@ -2,7 +2,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError, records, tables
+from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError, frames, records, tables
 from isocompute.budget.history import distinct
 
 counts = st.builds(
@@ -22,7 +22,7 @@ def history(attempts, *, run_id="run", where="x"):
     for resumed_from, charged in attempts:
         contents.append(records.attempt(run_id, resumed_from))
         contents += [records.charge(step, by_cohort) for step, by_cohort in charged]
-    data = records.MAGIC + b"".join(records.framed(n, payload) for n, payload in enumerate(contents))
+    data = frames.head() + b"".join(frames.framed(n, payload) for n, payload in enumerate(contents))
     return History.decode(data, where)
 
 
@@ -55,16 +55,11 @@ def test_totals_are_the_sums_of_the_tables(attempts):
 
 
 @given(attempts)
-def test_each_phase_of_a_step_has_one_canonical_attempt(attempts):
-    h = history(attempts)
+def test_evaluations_and_pilots_of_a_step_have_one_canonical_attempt(attempts):
     seen = {}
-    for ok, attempt, step, cohort in zip(
-        h.survived(), h.charges.attempt, h.charges.step, h.charges.cohort, strict=True
-    ):
-        if ok:
-            name = COHORTS[cohort]
-            phase = "training" if name in TRAINING_COHORTS else name
-            assert seen.setdefault((step, phase), attempt) == attempt
+    for step, code, attempt, *_ in history(attempts).fold.canonical():
+        if COHORTS[code] not in TRAINING_COHORTS:
+            assert seen.setdefault((step, code), attempt) == attempt
 
 
 @given(attempts)
@@ -123,7 +118,7 @@ def test_two_ledgers_of_a_run_that_differ_are_refused_by_name():
 
 
 def test_a_ledger_of_two_runs_is_refused():
-    data = records.MAGIC + records.framed(0, records.attempt("a", 0)) + records.framed(1, records.attempt("b", 0))
+    data = frames.head() + frames.framed(0, records.attempt("a", 0)) + frames.framed(1, records.attempt("b", 0))
     with pytest.raises(LedgerError, match="holds charges of the runs a and b"):
         History.decode(data, "x")
 
@@ -131,3 +126,26 @@ def test_a_ledger_of_two_runs_is_refused():
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(LedgerError, match=r"none\.ledger: cannot be read \(No such file"):
         History.read(tmp_path / "none.ledger")
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (b"X", "record 1 is not one that this version knows"),
+        (b"", "record 1 is not one that this version knows"),
+        (b"E", "record 1 is not one that this version knows"),
+        (records.TIMED.pack(records.TIMED_CHARGE, 1, 2.0) + b"12345", "record 1 is not one that this version knows"),
+        (b"C" + records.ENTRY.pack(1, 17, 1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+        (b"C" + records.ENTRY.pack(1, 0, -1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+    ],
+)
+def test_a_whole_record_that_makes_no_sense_is_named(payload, problem):
+    data = frames.head() + frames.framed(0, records.attempt("a", 0)) + frames.framed(1, payload)
+    with pytest.raises(LedgerError, match=f"x: {problem}"):
+        History.decode(data, "x")
+
+
+def test_a_charge_before_any_attempt_is_named():
+    data = frames.head() + frames.framed(0, records.charge(1, {"trained": Counts(rollouts=1)}))
+    with pytest.raises(LedgerError, match="an attempt must begin before anything is charged"):
+        History.decode(data, "x")

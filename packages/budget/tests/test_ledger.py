@@ -6,7 +6,7 @@ from threading import Thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, records, tables
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, frames, tables
 
 STEP = {
     "trained": Counts(rollouts=28, response_tokens=420),
@@ -29,22 +29,24 @@ def test_a_charge_is_in_the_file_when_it_returns(tmp_path):
     ledger.close()
 
 
-def test_truncating_at_every_byte_recovers_the_acknowledged_charges_and_the_run_goes_on(tmp_path):
+def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged_and_the_run_goes_on(tmp_path):
     path = tmp_path / "a.ledger"
-    acknowledged = [(0, Counts())]
-    with Ledger.open(path, run_id="run") as ledger:
-        for step in (1, 2):
-            ledger.charge(step, STEP)
-            acknowledged.append((path.stat().st_size, ledger.totals.paid))
+    write(path, [1, 2])
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
         ledger.charge(2, STEP)
-        acknowledged.append((path.stat().st_size, ledger.totals.paid))
-    data = path.read_bytes()
-    for cut in range(len(data) + 1):
+        acknowledged = [(path.stat().st_size, ledger.totals.paid)]
+        for _ in range(2):
+            # Only the first charge of a step is synced.
+            ledger.charge(2, STEP)
+            acknowledged.append((path.stat().st_size, ledger.totals.paid))
+        data = path.read_bytes()
+    synced = acknowledged[0][0]
+    for cut in range(synced, len(data) + 1):
         path.write_bytes(data[:cut])
-        paid = next(counts for size, counts in reversed(acknowledged) if size <= cut)
+        size, paid = next((size, counts) for size, counts in reversed(acknowledged) if size <= cut)
         assert History.read(path).totals().paid == paid
         with Ledger.open(path, run_id="run") as ledger:
+            assert ledger.torn_bytes == cut - size
             assert ledger.totals.paid == paid
             assert ledger.used == Counts()
             ledger.charge(1, STEP)
@@ -52,6 +54,11 @@ def test_truncating_at_every_byte_recovers_the_acknowledged_charges_and_the_run_
         assert after.torn_bytes == 0
         assert after.totals().used == Counts(rollouts=32, response_tokens=480)
         assert after.totals().paid == paid + Counts(rollouts=32, response_tokens=480)
+    for cut in range(1, synced):
+        path.write_bytes(data[:cut])
+        with pytest.raises(LedgerError, match=r"not a ledger|the watermark|were on the disk"):
+            Ledger.open(path, run_id="run")
+        assert path.read_bytes() == data[:cut]
 
 
 @given(
@@ -108,7 +115,7 @@ def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
             saved, more, finished = go(folder / "disturbed", saved, charges_left)
             paid += more
             with (folder / "disturbed").open("ab") as stream:
-                stream.write(records.framed(10**6, b"C")[: len(torn)])
+                stream.write(frames.framed(10**6, b"C")[: len(torn)])
     assert finished
     undisturbed, disturbed = History.read(folder / "undisturbed"), History.read(folder / "disturbed")
     assert disturbed.totals().canonical == undisturbed.totals().canonical
@@ -128,10 +135,12 @@ def test_a_second_attempt_keeps_its_own_count_of_what_survives(tmp_path):
         assert ledger.attempt == 2
         assert ledger.used.rollouts == 64
         ledger.charge(2, EVALUATION)
-        ledger.charge(2, STEP)
-        assert ledger.used.rollouts == 64
+        ledger.charge(3, STEP)
+        # Training of a step taken over is late, not repeated: it adds.
+        ledger.charge(2, {"failed": Counts(rollouts=5)})
+        assert ledger.used.rollouts == 96 + 5
         assert ledger.totals == ledger.history().totals()
-        assert ledger.totals.lost_training.rollouts == 64
+        assert ledger.totals.lost_training.rollouts == 32
         assert ledger.totals.canonical["eval"].rollouts == 200
 
 
@@ -204,6 +213,11 @@ def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
     write(tmp_path / "a.ledger", [2], resumed_from=1)
     with pytest.raises(LedgerError, match="cannot resume from step 10"):
         Ledger.open(tmp_path / "new.ledger", run_id="run", resumed_from=10)
+    assert not (tmp_path / "new.ledger").exists()
+    (tmp_path / "empty.ledger").touch()
+    with pytest.raises(LedgerError, match="cannot resume from step 10"):
+        Ledger.open(tmp_path / "empty.ledger", run_id="run", resumed_from=10)
+    assert (tmp_path / "empty.ledger").exists()
 
 
 @pytest.mark.parametrize(
@@ -226,14 +240,15 @@ def test_a_charge_that_makes_no_sense_is_refused_and_not_recorded(tmp_path, step
         assert ledger.path.stat().st_size == size
 
 
-def test_charging_nothing_writes_nothing(tmp_path):
+def test_a_step_without_charges_is_recorded_once_and_is_in_no_table(tmp_path):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        size = ledger.path.stat().st_size
         ledger.charge(1, {})
+        size = ledger.path.stat().st_size
         ledger.charge(1, {"failed": Counts()})
         assert ledger.path.stat().st_size == size
         assert ledger.table().is_empty()
         assert ledger.lost_work().is_empty()
+        assert ledger.history().last_step == 1
 
 
 def test_a_closed_ledger_refuses_charges(tmp_path):
@@ -267,3 +282,8 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 def test_a_run_id_has_a_sensible_length(tmp_path, run_id):
     with pytest.raises(LedgerError, match="run_id has 1 to 1000 bytes"):
         Ledger.open(tmp_path / "a.ledger", run_id=run_id)
+
+
+def test_a_run_id_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match=r"the run_id '\\udc80' is not text that UTF-8 can hold"):
+        Ledger.open(tmp_path / "a.ledger", run_id="\udc80")

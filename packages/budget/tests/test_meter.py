@@ -8,7 +8,7 @@ from multiprocessing.managers import BaseManager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter, frames
 
 parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
 
@@ -84,15 +84,20 @@ def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
             synced.append(path.read_bytes())
         sync(handle)
 
+    def content(data):
+        # All but the watermark, which is written after the sync.
+        return data[frames.HEAD_BYTES :]
+
     with Ledger.open(path, run_id="run") as ledger:
         monkeypatch.setattr(os, "fsync", spy)
         meter = Meter(ledger, Limits(rollouts=96))
         meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
         # A second charge to a step, such as the evaluation after it, waits for the next sync.
         meter.charge(1, {"eval": Counts(rollouts=8)})
-        assert synced[-1] != path.read_bytes()
+        assert content(synced[-1]) != content(path.read_bytes())
         meter.sync()
-        assert synced[-1] == path.read_bytes()
+        assert content(synced[-1]) == content(path.read_bytes())
+        assert frames.watermark_in(path.read_bytes()) == len(synced[-1])
     with pytest.raises(LedgerError, match="the ledger is closed"):
         meter.sync()
 
@@ -186,7 +191,7 @@ def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):
 @pytest.mark.parametrize(
     ("limits", "said"),
     [
-        ({"device_seconds": 0}, "the limit on device_seconds is 0; it has to be a finite number above 0"),
+        ({"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
         ({"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
         ({"money": 5.0}, "needs price_per_device_hour"),
         ({"price_per_device_hour": -1.0}, "price_per_device_hour is -1.0"),
@@ -245,6 +250,33 @@ def test_what_several_ranks_are_admitted_never_exceeds_any_limit(tmp_path_factor
             assert meter.reserved == sum(n for _, n in held.values())
             assert meter.used.rollouts + meter.reserved <= most
         assert ledger.history().totals().used == meter.used
+
+
+def test_a_partial_charge_leaves_the_rest_of_a_reservation(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.reserve(1, 32, rank=0)
+        assert meter.reserve(1, 32, rank=1)
+        meter.charge(1, taken(8), rank=0)
+        assert meter.reserved == 24 + 32
+        assert not meter.admit(1, 1)
+        # Failed rollouts are generated again, and an evaluation was never reserved.
+        meter.charge(1, {"failed": Counts(rollouts=5), "eval": Counts(rollouts=100)}, rank=0)
+        assert meter.reserved == 24 + 32
+        meter.charge(1, {"filtered": Counts(rollouts=4), "stale": Counts(rollouts=20)}, rank=0)
+        assert meter.reserved == 32
+        meter.charge(1, taken(40), rank=1)
+        assert meter.reserved == 0
+
+
+def test_what_a_rank_does_not_charge_it_may_release(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.reserve(1, 32, rank=0)
+        meter.charge(1, taken(8), rank=0)
+        meter.release(1, rank=0)
+        assert meter.admit(1, 56)
+        assert not meter.admit(1, 57)
 
 
 RANK = """

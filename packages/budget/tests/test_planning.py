@@ -121,7 +121,7 @@ def test_batches_without_a_common_multiple_are_refused():
         ({"rollouts": 0}, "rollouts is 0"),
         ({"min_steps": 1.5}, "min_steps is 1.5"),
         ({"max_epochs": 3.0, "problems": None}, "needs the number of problems"),
-        ({"max_epochs": -1.0}, "has to be positive"),
+        ({"max_epochs": -1.0}, "must be positive"),
         ({"rollouts_per_problem": (4, 4)}, "rollouts_per_problem holds a value twice: 4, 4"),
         ({"problems_per_batch": tuple(range(1, 300))}, "has 299 values"),
     ],
@@ -179,7 +179,7 @@ def test_time_and_memory_are_estimated_where_the_model_is_known(tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--sweep-share", "2"], "has to lie within 0 and 1"),
+        (["--sweep-share", "2"], "must lie within 0 and 1"),
         (["--sweep-rollouts", "5"], "both say what the sweep may spend"),
         (["--anchor", "1e-3"], "both --anchor and --anchor-batch"),
         (["--device", "h100"], "needs --model-parameters and --response-tokens as well"),
@@ -216,5 +216,6 @@ def test_without_a_wish_the_sweep_holds_fixed_what_leaves_something_to_compare(t
 
 
 def test_a_budget_that_no_table_can_hold_is_refused(capsys):
-    assert main(["plan", "--rollouts", "1e30", "--max-batch", "8"]) == 2
-    assert "at least 1 and at most 9223372036854775807" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["plan", "--rollouts", "1e30", "--max-batch", "8"])
+    assert "'1e30' is not a whole number of at most 9223372036854775807" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The converted settings, put to the trainers themselves: ``nox -s trainers`` installs them."""
+"""The converted settings, put to TRL and veRL themselves: ``nox -s trainers`` installs them."""
 
 import importlib
 import os
@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.translation import Run, convert, read
+from isocompute.budget.translation import Parallelism, Run, convert, read
 
+PARALLEL = [
+    (Parallelism(context=2), 8),
+    (Parallelism(tensor=4, pipeline=2), 16),
+    (Parallelism(tensor=2, context=2), 8),
+    (Parallelism(pipeline=4), 4),
+]
 CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
 
 
@@ -91,9 +97,14 @@ def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_pat
 @pytest.fixture
 def stock():
     """VeRL's configuration as it ships."""
+    return shipped("_generated_ppo_trainer.yaml")
+
+
+def shipped(name):
+    """One of veRL's configurations."""
     verl = needed("verl")
     omegaconf = needed("omegaconf")
-    document = Path(verl.__file__).parent / "trainer" / "config" / "_generated_ppo_trainer.yaml"
+    document = Path(verl.__file__).parent / "trainer" / "config" / name
     config = omegaconf.OmegaConf.load(document)
     # As on veRL's command line: a key that it does not have is an error.
     omegaconf.OmegaConf.set_struct(config, True)
@@ -110,10 +121,42 @@ def test_verl_takes_the_settings(stock, case):
         OmegaConf.update(stock, key, value)
     found = read("verl", {key: OmegaConf.select(stock, key) for key in convert("verl", run).settings})
     assert found.allocation == run.allocation
+    validate(stock)
+
+
+def validate(config):
+    """Put a configuration to veRL's own check."""
     needed("verl.workers.config")
     from verl.utils.config import validate_config
 
-    validate_config(stock, use_reference_policy=True, use_critic=False)
+    validate_config(config, use_reference_policy=True, use_critic=False)
+
+
+@pytest.mark.parametrize(("spread", "world"), PARALLEL)
+def test_verl_takes_the_parallelism(spread, world):
+    needed("verl")
+    from omegaconf import OmegaConf
+
+    allocation = Allocation(problems_per_batch=16, rollouts_per_problem=4, update_steps=10)
+    run = Run(allocation=allocation, world_size=world, parallelism=spread)
+    settings = dict(convert("verl", run).settings)
+    engine = settings.pop("model_engine", "dp")
+    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    validate(config)
+    flat = {key: OmegaConf.select(config, key) for key in settings} | {
+        "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy
+    }
+    assert (read("verl", flat).data_parallel, read("verl", flat).inconsistent) == (world // spread.devices, ())
+    # One rollout fewer does not divide, which veRL refuses as well.
+    config.data.train_batch_size = 15
+    config.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(AssertionError, match="must be divisible"):
+        validate(config)
+    smaller = {"data.train_batch_size": 15, "actor_rollout_ref.rollout.n": 1}
+    told = read("verl", flat | smaller).inconsistent
+    assert any("do not divide" in remark or "does not divide" in remark for remark in told)
 
 
 def test_verls_own_configuration_reads_back(stock):

@@ -71,7 +71,7 @@ def test_an_interval_is_in_order_and_gathers_what_it_rests_on():
     assert (both.low, both.likely, both.high) == (Rollouts(2), Rollouts(3), Rollouts(5))
     assert both.assumptions == ("a", "b")
     assert one.convert(lambda r: ResponseTokens(r.amount * 10), "ten each").high == ResponseTokens(40)
-    with pytest.raises(BudgetError, match="has to be in order"):
+    with pytest.raises(BudgetError, match="must be in order"):
         Interval(low=Rollouts(3), likely=Rollouts(2), high=Rollouts(4))
 
 
@@ -124,7 +124,7 @@ def test_sampling_and_training_take_time_and_money():
     measured, _ = device_time(flops, device("h100"), tokens=tokens, tokens_per_second=5000)
     assert measured.likely == DeviceSeconds(200)
     assert price(measured, Money(3.6)).likely.amount == pytest.approx(0.2)
-    with pytest.raises(BudgetError, match="has to be positive, and the tokens known"):
+    with pytest.raises(BudgetError, match="must be positive, and the tokens known"):
         device_time(flops, device("h100"), tokens_per_second=5000)
 
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import records
+from . import frames
 from .counts import TRAINING_COHORTS
 from .errors import BudgetError, LedgerError
 from .history import COUNTED, History, distinct
+from .wording import reason
 
 if TYPE_CHECKING:
     import polars as pl
@@ -121,6 +122,6 @@ def _is_ledger(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as stream:
-            return stream.read(len(records.MAGIC)) == records.MAGIC
+            return frames.is_ledger(stream.read(frames.LINE_BYTES))
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be read ({error.strerror})") from None
+        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None

@@ -89,9 +89,9 @@ class Allocation:
             BudgetError: The anchor is not a positive number, or the scaling has no such name.
         """
         if not (isfinite(anchor) and anchor > 0):
-            raise BudgetError(f"the anchor learning rate is {anchor!r}; it has to be a positive number")
+            raise BudgetError(f"the anchor learning rate is {anchor!r}; it must be a positive number")
         ratio = self.batch_rollouts / whole(anchor_batch, "anchor_batch", least=1)
         factors = {"sqrt": sqrt(ratio), "linear": ratio, "constant": 1.0}
         if scaling not in factors:
-            raise BudgetError(f"the scaling is {scaling!r}; it has to be one of {', '.join(factors)}")
+            raise BudgetError(f"the scaling is {scaling!r}; it must be one of {', '.join(factors)}")
         return anchor * factors[scaling]

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NoReturn
 
-from .commands import allocate, cost, plan, show, translate, waste
+from .commands import allocate, cost, plan, repair, show, translate, waste
 from .errors import BudgetError
 from .tables import TableError
 from .tracking import TrackingError
+from .wording import printable, reason
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+PACKAGE = "isocompute-budget"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,29 +31,84 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        0, or 2 after an error that was told on stderr.
+        0; 1 where a command was asked to judge and did not approve (``read --strict``); 2 after an error that was
+        told on stderr; 128 plus its number after a signal that ended the command.
     """
     arguments = _parser().parse_args(argv)
     try:
-        lines = list(arguments.run(arguments))
+        with _ended_by_signals():
+            lines = [printable(line) for line in arguments.run(arguments)]
     except (BudgetError, TableError, TrackingError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough; keep the interpreter from complaining on its way out.
+        print(_encodable("\n".join(lines), sys.stdout), flush=True)
+    except OSError as error:
+        # Keep the interpreter from complaining on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        # A reader that goes away (head, less) has seen enough.
+        return 0 if isinstance(error, BrokenPipeError) else _refuse(f"the output cannot be written ({reason(error)})")
+    return int(getattr(arguments, "exit_status", 0))
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, as the commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_refuse(f"{message} (see {self.prog} --help)"))
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        super()._print_message(_encodable(message, file or sys.stderr), file)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="isocompute-budget",
+    parser = _Parser(
+        prog=PACKAGE,
         description="Plan what reinforcement learning on samples may generate, count what it did, and say it in the "
         "flags of the trainers that people run.",
     )
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, allocate, cost, translate, show, waste):
+    for command in (plan, allocate, cost, translate, show, repair, waste):
         command.add(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
+
+
+def _refuse(message: str) -> int:
+    print(_encodable(f"error: {printable(message)}", sys.stderr), file=sys.stderr)
+    return 2
+
+
+def _encodable(text: str, stream: object) -> str:
+    """Text with what a stream cannot show (in a locale without Unicode) as escapes."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, so that no unfinished file is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # A signal that is ignored (nohup) or handled by whoever called stays so.
+    left = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in left:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in left:
+            signal.signal(number, signal.SIG_DFL)

@@ -18,6 +18,9 @@ from .units import Flops, Interval, PromptTokens, ResponseTokens, Rollouts, merg
 SPREAD = 0.25
 """How far mean lengths are taken to be off, as a share of them, unless it is said."""
 
+LONGEST = 10**9
+"""No mean response is longer, in tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
@@ -64,7 +67,7 @@ class Lengths:
         spread: How far the mean over the run may be off, as a share of it.
 
     Raises:
-        BudgetError: A length is negative, the growth not positive, or the spread not within 0 and 1.
+        BudgetError: A length is negative or above 10^9, the growth not positive, or the spread not within 0 and 1.
     """
 
     prompt_tokens: float = 0.0
@@ -73,15 +76,15 @@ class Lengths:
     spread: float = SPREAD
 
     def __post_init__(self) -> None:
-        if not 0 <= self.prompt_tokens < float("inf") or not 0 < self.response_tokens < float("inf"):
+        if not 0 <= self.prompt_tokens <= LONGEST or not 0 < self.response_tokens <= LONGEST:
             raise BudgetError(
-                f"mean lengths are {self.prompt_tokens!r} and {self.response_tokens!r} tokens; the prompt has to have "
-                "at least 0 and the response more"
+                f"mean lengths are {self.prompt_tokens!r} and {self.response_tokens!r} tokens; the prompt must have "
+                f"at least 0 and the response more, and both at most {LONGEST:,}"
             )
-        if not 0 < self.growth < float("inf"):
-            raise BudgetError(f"the growth of responses is {self.growth!r}; it has to be a positive factor (1 is none)")
+        if not 0 < self.growth <= LONGEST:
+            raise BudgetError(f"the growth of responses is {self.growth!r}; it must be a positive factor (1 is none)")
         if not 0 <= self.spread < 1:
-            raise BudgetError(f"the spread of lengths is {self.spread!r}; it has to lie within 0 and 1")
+            raise BudgetError(f"the spread of lengths is {self.spread!r}; it must lie within 0 and 1")
 
     @property
     def mean_response(self) -> float:
@@ -181,6 +184,18 @@ def work(
         return generating, count * (3 + forwards) * once, attention
 
     low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
+    assumptions = _assumed(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
+    total = likely[0] + likely[1]
+    return Work(
+        generation=Interval(low=Flops(low[0]), likely=Flops(likely[0]), high=Flops(high[0]), assumptions=assumptions),
+        training=Interval(low=Flops(low[1]), likely=Flops(likely[1]), high=Flops(high[1]), assumptions=assumptions),
+        attention_share=likely[2] / total if total else 0.0,
+        sharing_saved=Flops(prefill(count - prefills)),
+    )
+
+
+def _assumed(model: Model, lengths: Lengths, *, shared_prompt: bool, forwards: int) -> tuple[str, ...]:
+    """What the FLOPs of a run rest on, a sentence each."""
     said = [lengths.assumption, "2·N FLOPs a token prefilled or generated, 6·N a token trained on"]
     if forwards:
         said.append(
@@ -191,17 +206,10 @@ def work(
         if model.layers is None
         else "the attention term, 2·L·d·T² a sequence of T tokens forward and three times that in training, is included"
     )
-    if prompt:
+    if lengths.prompt_tokens:
         said.append(
             "the engine prefills a prompt once for all of its responses; the trainer shares nothing"
-            if shared_prompt and n > 1
+            if shared_prompt
             else "every response prefills its own prompt"
         )
-    assumptions = merged(tuple(said))
-    total = likely[0] + likely[1]
-    return Work(
-        generation=Interval(low=Flops(low[0]), likely=Flops(likely[0]), high=Flops(high[0]), assumptions=assumptions),
-        training=Interval(low=Flops(low[1]), likely=Flops(likely[1]), high=Flops(high[1]), assumptions=assumptions),
-        attention_share=likely[2] / total if total else 0.0,
-        sharing_saved=Flops(prefill(count - prefills)),
-    )
+    return merged(tuple(said))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite, nan
 from operator import index
 from typing import Any
 
 from .errors import BudgetError
+from .wording import short
 
 TRAINING_COHORTS = ("trained", "filtered", "stale", "failed")
 """What became of rollouts generated for training: a partition, whose sum the budget is charged with."""
@@ -28,10 +29,9 @@ def whole(value: Any, name: str, *, least: int) -> int:
         number = index(value)
     except TypeError:
         number = least - 1
-    if number > LARGEST:
-        raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least} and at most {LARGEST}")
-    if number < least:
-        raise BudgetError(f"{name} is {value!r}; it has to be a whole number of at least {least}")
+    if not least <= number <= LARGEST:
+        most = f" and at most {LARGEST}" if number > LARGEST else ""
+        raise BudgetError(f"{name} is {short(value)}; it must be a whole number of at least {least}{most}")
     return number
 
 
@@ -63,16 +63,24 @@ class Counts:
     def __add__(self, other: object) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        # Both were validated when they were made, and charging adds up at every step.
-        total = object.__new__(Counts)
-        put = object.__setattr__
-        put(total, "rollouts", self.rollouts + other.rollouts)
-        put(total, "prompt_tokens", self.prompt_tokens + other.prompt_tokens)
-        put(total, "response_tokens", self.response_tokens + other.response_tokens)
-        return total
+        return summed(
+            self.rollouts + other.rollouts,
+            self.prompt_tokens + other.prompt_tokens,
+            self.response_tokens + other.response_tokens,
+        )
 
     def __bool__(self) -> bool:
         return bool(self.rollouts or self.prompt_tokens or self.response_tokens)
+
+
+def summed(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
+    """Counts that are sums of counts: validated when those were made, and without an upper limit."""
+    total = object.__new__(Counts)
+    put = object.__setattr__
+    put(total, "rollouts", rollouts)
+    put(total, "prompt_tokens", prompt_tokens)
+    put(total, "response_tokens", response_tokens)
+    return total
 
 
 def finite(value: Any, name: str, *, zero: bool = False) -> float:
@@ -81,10 +89,14 @@ def finite(value: Any, name: str, *, zero: bool = False) -> float:
     Raises:
         BudgetError: It is not such a number.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    if not number or value < 0 or (value == 0 and not zero):
-        raise BudgetError(f"{name} is {value!r}; it has to be a finite number {'of at least' if zero else 'above'} 0")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else nan
+    except OverflowError:
+        number = inf
+    if not isfinite(number) or number < 0 or (number == 0 and not zero):
+        least = "of at least" if zero else "above"
+        raise BudgetError(f"{name} is {short(value)}; it must be a finite number {least} 0")
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +115,7 @@ class Limits:
         price_per_device_hour: What an hour of a device costs, in the same currency.
 
     Raises:
-        BudgetError: A limit is not above 0 or not whole where it has to be, or money has no price.
+        BudgetError: A limit is not above 0 or not whole where it must be, or money has no price.
     """
 
     rollouts: int | None = None

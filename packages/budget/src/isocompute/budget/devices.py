@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 
 from .compute import Lengths, Model, Work
 from .counts import whole
@@ -73,7 +74,7 @@ class Utilisation:
             low, likely, high = getattr(self, name)
             if not 0 < low <= likely <= high <= 1:
                 raise BudgetError(
-                    f"the utilisation in {name} is {low}, {likely}, {high}; it has to be in order within 0 and 1"
+                    f"the utilisation in {name} is {low}, {likely}, {high}; it must be in order within 0 and 1"
                 )
 
 
@@ -125,8 +126,8 @@ def device_time(
     training = seconds(of.training, on, shares.training, "training")
     if tokens_per_second is None:
         return seconds(of.generation, on, shares.generation, "sampling"), training
-    if tokens is None or not tokens_per_second > 0:
-        raise BudgetError(f"tokens_per_second is {tokens_per_second!r}; it has to be positive, and the tokens known")
+    if tokens is None or not 0 < tokens_per_second < inf:
+        raise BudgetError(f"tokens_per_second is {tokens_per_second!r}; it must be positive, and the tokens known")
     return tokens.convert(
         lambda t: DeviceSeconds(t.amount / tokens_per_second),
         f"a device generates {tokens_per_second:,.0f} response tokens in a second",

@@ -2,7 +2,7 @@
 
 
 class BudgetError(ValueError):
-    """A count, a limit, an allocation or a ledger is not what it has to be."""
+    """A count, a limit, an allocation or a ledger is not what it must be."""
 
 
 class LedgerError(BudgetError):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from . import records
-from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, finite, whole
+from . import frames, records
+from .counts import COHORTS, Counts, Limits, finite, whole
 from .errors import BudgetError, LedgerError
-from .history import History, Totals
+from .fold import Fold, Totals
+from .history import History
+from .wording import reason
+from .writer import Writer, sync_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,21 +29,20 @@ class Ledger:
     the death of the process. The first charge of each step is synced to the disk, and with it everything
     before; ``sync`` does so at any other moment, such as just before a checkpoint.
 
-    Open one with ``Ledger.open``; it may be charged from several threads.
+    Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
+    raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
+    the sums here always are those of the file.
     """
 
-    def __init__(self, path: Path, handle: int, history: History) -> None:
-        self._path = path
-        self._handle: int | None = handle
-        self._size = history.whole_bytes
-        self._number = history.records
-        self._run_id = history.run_id
-        self._attempt = len(history.resumed_from)
-        self._resumed_from = history.resumed_from[-1]
-        self._limits = history.limits
-        self._totals = history.totals()
-        self._used = self._totals.used
-        self._device_seconds = history.device_seconds
+    def __init__(self, writer: Writer, run_id: str, fold: Fold, *, number: int, torn_bytes: int) -> None:
+        self._writer = writer
+        self._run_id = run_id
+        self._attempt = len(fold.resumed_from)
+        self._torn_bytes = torn_bytes
+        self._fold = fold
+        self._number = number
+        # False while a record is written and counted: whoever finds it so was preceded by an interruption.
+        self._settled = True
         self._synced_step: int | None = None
         self._lock = threading.Lock()
 
@@ -51,80 +50,70 @@ class Ledger:
     def open(cls, path: str | Path, *, run_id: str, resumed_from: int = 0) -> Ledger:
         """Open a ledger for writing, and begin an attempt at its run.
 
-        A torn last record is cut off: it was never acknowledged. Charges that earlier attempts made to
-        steps after ``resumed_from`` become lost work. Charges up to it stay, unless this attempt repeats
-        that phase of the step (training, evaluation or pilot); then the repetition takes their place.
+        A torn end is cut off and logged as a warning: it was never synced. What earlier attempts charged to steps
+        after ``resumed_from`` becomes lost work. What they charged up to it stays, unless this attempt evaluates (or
+        pilots) such a step again; then the repetition takes its place. ``Fold`` has the rules.
 
         Args:
-            path: The file, made when it is not there.
+            path: The file, made when it is not there. One of an earlier version becomes one of this version.
             run_id: The run; a file holds one.
             resumed_from: Last update step that is not done again; 0 when the run starts from its beginning.
 
         Raises:
-            LedgerError: The file is damaged, of another run, held by another writer or not writable, or it
-                holds no charge for the step resumed from.
+            LedgerError: The file is damaged, of another run, held by another writer or not writable, its file
+                system has no locks, or the ledger never reached the step resumed from.
         """
         path = Path(path)
-        if not 0 < len(run_id.encode()) <= LONGEST_RUN_ID:
-            raise LedgerError(f"{path}: a run_id has 1 to {LONGEST_RUN_ID} bytes, not {len(run_id.encode())}")
+        try:
+            length = len(run_id.encode())
+        except UnicodeEncodeError:
+            raise LedgerError(f"{path}: the run_id {run_id!r} is not text that UTF-8 can hold") from None
+        if not 0 < length <= LONGEST_RUN_ID:
+            raise LedgerError(f"{path}: a run_id has 1 to {LONGEST_RUN_ID} bytes, not {length}")
         resumed_from = whole(resumed_from, "resumed_from", least=0)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            writer = Writer.open(path)
+            try:
+                return cls._begin(writer, run_id, resumed_from)
+            except BaseException:
+                writer.abandon()
+                raise
         except OSError as error:
-            raise LedgerError(f"{path}: cannot be opened for writing ({error.strerror})") from None
-        try:
-            return cls._begin(path, handle, run_id, resumed_from)
-        except OSError as error:
-            os.close(handle)
-            raise LedgerError(f"{path}: cannot be written ({error.strerror})") from None
-        except BaseException:
-            os.close(handle)
-            raise
+            raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None
 
     @classmethod
-    def _begin(cls, path: Path, handle: int, run_id: str, resumed_from: int) -> Ledger:
-        try:
-            # flock, not lockf: a POSIX lock is gone as soon as the process closes the file after reading it.
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LedgerError(
-                f"{path}: another writer has this ledger open; a run has one writer, so end the other first"
-            ) from None
-        data = path.read_bytes()
+    def _begin(cls, writer: Writer, run_id: str, resumed_from: int) -> Ledger:
+        path = writer.path
+        data = writer.read()
         before = History.decode(data, str(path))
         if before.run_id not in ("", run_id):
             raise LedgerError(f"{path}: is the ledger of run {before.run_id}, not of {run_id}")
         if resumed_from > (last := before.last_step):
             raise LedgerError(
                 f"{path}: cannot resume from step {resumed_from}, because the ledger ends at step {last}; "
-                "the checkpoint and the ledger have to be of one run"
+                "the checkpoint and the ledger must be of one run, and a step that generates nothing must be charged "
+                "as well"
             )
-        opening = records.framed(before.records, records.attempt(run_id, resumed_from))
-        if not before.records:
-            opening = records.MAGIC + opening
-        os.ftruncate(handle, before.whole_bytes)
-        try:
-            _write(handle, opening)
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, before.whole_bytes)
-            raise
-        _sync_folder(path.parent)
-        history = replace(
-            before,
-            run_id=run_id,
-            resumed_from=(*before.resumed_from, resumed_from),
-            whole_bytes=before.whole_bytes + len(opening),
-            torn_bytes=0,
-            records=before.records + 1,
-        )
-        return cls(path, handle, history)
+        if before.torn_bytes:
+            import logging
+
+            logging.getLogger(__name__).warning(
+                "%s: %d bytes at its end were torn and are dropped", path, before.torn_bytes
+            )
+        opening = records.attempt(run_id, resumed_from)
+        if before.head.version == frames.VERSION:
+            writer.resume(data, whole=before.whole_bytes, synced=before.head.synced or 0)
+            writer.append(frames.framed(before.records, opening), "the attempt", sync=True)
+        else:
+            writer.renew(data[before.head.size : before.whole_bytes] + frames.framed(before.records, opening))
+        sync_folder(path.parent)
+        before.fold.begin(resumed_from)
+        return cls(writer, run_id, before.fold, number=before.records + 1, torn_bytes=before.torn_bytes)
 
     @property
     def path(self) -> Path:
         """The file."""
-        return self._path
+        return self._writer.path
 
     @property
     def run_id(self) -> str:
@@ -137,23 +126,31 @@ class Ledger:
         return self._attempt
 
     @property
+    def torn_bytes(self) -> int:
+        """Length of the torn end that was cut off when it was opened; 0 as a rule."""
+        return self._torn_bytes
+
+    @property
     def used(self) -> Counts:
         """C_used: the training cohorts of the canonical ledger, cumulative."""
-        return self._used
+        return self._current().used
 
     @property
     def totals(self) -> Totals:
         """Sums by cohort so far, canonical and lost."""
+        self._current()
         with self._lock:
-            return Totals(canonical=dict(self._totals.canonical), lost=dict(self._totals.lost))
+            return self._fold.totals()
 
     @property
     def device_seconds(self) -> float:
         """Device time charged so far, by all attempts: what was paid for, lost or not."""
-        return self._device_seconds
+        return self._current().device_seconds
 
     def charge(self, step: int, counts: Mapping[str, Counts], *, device_seconds: float = 0.0) -> None:
         """Record what was generated in a step; several charges to one step add up.
+
+        A step in which nothing was generated is recorded too, so that the run can resume after it.
 
         Args:
             step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
@@ -163,8 +160,8 @@ class Ledger:
 
         Raises:
             BudgetError: There is no such cohort, or the step or the time is negative. Nothing was charged.
-            LedgerError: The ledger is closed or the disk full, and nothing was charged; or the disk refused
-                to sync what was.
+            LedgerError: The ledger is closed or used by another process, its file is gone, or the disk is full or
+                refuses to sync. Nothing was charged, unless the error says that it may be.
         """
         step = whole(step, "step", least=0)
         unknown = [cohort for cohort in counts if cohort not in COHORTS]
@@ -173,30 +170,29 @@ class Ledger:
         counts = {cohort: c for cohort, c in counts.items() if c}
         if device_seconds:
             device_seconds = finite(device_seconds, "device_seconds", zero=True)
-        elif not counts:
-            return
+        # Before the lock, which a fork may have inherited locked.
+        self._writer.check()
         with self._lock:
-            self._append(records.charge(step, counts, device_seconds), f"the charge for step {step}")
-            self._device_seconds += device_seconds
-            if self._attempt > 1 and step <= self._resumed_from:
-                self._totals = History.read(self._path).totals()
-                self._used = self._totals.used
-            else:
-                canonical = self._totals.canonical
-                for cohort, c in counts.items():
-                    canonical[cohort] += c
-                    if cohort in TRAINING_COHORTS:
-                        self._used += c
-            if step != self._synced_step:
-                self._sync()
-                self._synced_step = step
+            self._settle()
+            if not counts and not device_seconds and step <= self._fold.last_step:
+                return
+            payload = records.charge(step, counts, device_seconds)
+            self._append(payload, f"the charge for step {step}", sync=step != self._synced_step)
+            if device_seconds:
+                self._fold.take_time(step, device_seconds)
+            self._fold.charge(step, counts)
+            self._synced_step = step
+            self._settled = True
 
     def note_limits(self, limits: Limits) -> None:
         """Record the limits in force from here on, unless they are already; ``Meter`` does this."""
+        self._writer.check()
         with self._lock:
-            if limits != self._limits:
-                self._append(records.limit(limits), "the limits")
-                self._limits = limits
+            self._settle()
+            if limits != self._fold.limits:
+                self._append(records.limit(limits), "the limits", sync=False)
+                self._fold.limits = limits
+                self._settled = True
 
     def sync(self) -> None:
         """Return once every charge is on the disk, safe from a power cut.
@@ -204,12 +200,14 @@ class Ledger:
         Raises:
             LedgerError: The ledger is closed, or the disk refuses.
         """
+        self._writer.check()
         with self._lock:
-            self._sync()
+            self._settle()
+            self._writer.sync()
 
     def history(self) -> History:
         """The whole ledger, read from its file."""
-        return History.read(self._path)
+        return History.read(self.path)
 
     def table(self) -> pl.DataFrame:
         """The ``ledger`` table: the canonical attempt of each step."""
@@ -220,15 +218,24 @@ class Ledger:
         return self.history().lost_work()
 
     def close(self) -> None:
-        """Sync, and let another writer in. Closing twice does nothing."""
+        """Sync, and let another writer in. Closing twice does nothing; in a fork, it only lets go of the file.
+
+        Raises:
+            LedgerError: The disk refuses to sync, or the file is gone. It is closed all the same.
+        """
+        if self._writer.foreign:
+            self._writer.close()
+            return
         with self._lock:
-            if self._handle is None:
+            if self._writer.closed:
                 return
             try:
-                self._sync()
+                # A failed sync was told when it failed.
+                if not self._writer.failed:
+                    self._settle()
+                    self._writer.sync()
             finally:
-                os.close(self._handle)
-                self._handle = None
+                self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -238,45 +245,36 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def _append(self, payload: bytes, what: str) -> None:
-        handle = self._open_handle()
-        record = records.framed(self._number, payload)
+    def _append(self, payload: bytes, what: str, *, sync: bool) -> None:
+        """Write a record; whoever calls counts it next, and is settled then."""
+        self._settled = False
         try:
-            _write(handle, record)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            try:
-                os.ftruncate(handle, self._size)
-            except OSError:
-                # What is left of the record is a torn tail, which the next attempt cuts off.
-                os.close(handle)
-                self._handle = None
-            raise LedgerError(f"{self._path}: {what} could not be written ({reason}) and is not counted") from None
-        self._size += len(record)
+            self._writer.append(frames.framed(self._number, payload), what, sync=sync)
+        except LedgerError:
+            self._settled = True
+            raise
         self._number += 1
 
-    def _sync(self) -> None:
+    def _current(self) -> Fold:
+        """The sums of the file, unless a charge is being made just now: then those before it."""
+        if not self._settled and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+        return self._fold
+
+    def _settle(self) -> None:
+        """After an interruption between writing and counting: count what the file holds."""
+        if self._settled:
+            return
         try:
-            os.fsync(self._open_handle())
+            data = self._writer.read()
+            found = History.decode(data, str(self.path))
+            self._writer.resume(data, whole=found.whole_bytes, synced=found.head.synced or 0)
         except OSError as error:
-            raise LedgerError(f"{self._path}: cannot be synced to the disk ({error.strerror})") from None
-
-    def _open_handle(self) -> int:
-        if self._handle is None:
-            raise LedgerError(f"{self._path}: the ledger is closed")
-        return self._handle
-
-
-def _write(handle: int, record: bytes) -> None:
-    """Write a record, in one call unless the disk is full; the next call then says so."""
-    written = 0
-    while written < len(record):
-        written += os.write(handle, record[written:])
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            raise LedgerError(f"{self.path}: cannot be read again after an interruption ({reason(error)})") from None
+        self._fold = found.fold
+        self._number = found.records
+        self._synced_step = None
+        self._settled = True

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .counts import Counts, Limits, whole
+from .counts import TRAINING_COHORTS, Counts, Limits, whole
 from .ledger import Ledger
 
 
@@ -28,6 +28,9 @@ class Admission:
 
 ADMITTED = Admission(admitted=True)
 
+# Cohorts that make up the B_p · n rollouts of a step. Failed rollouts are generated again, so they come on top.
+RESERVED_COHORTS = tuple(cohort for cohort in TRAINING_COHORTS if cohort != "failed")
+
 
 class Meter:
     """The limits on a run, held against its ledger.
@@ -38,7 +41,8 @@ class Meter:
 
     One driver asks ``admit`` and then charges. Where several ranks generate at the same time, each asks
     ``reserve`` for its own part: what is reserved counts as used until it is charged or released, so that what all
-    of them were admitted never exceeds a limit on rollouts. A meter may be used from several threads, and shared
+    of them were admitted never exceeds a limit on rollouts. A rank may charge its part in pieces; what it will not
+    generate after all it must release. A meter may be used from several threads, and shared
     with other processes by whatever they share objects with; the ledger has one writer all the same.
     """
 
@@ -74,7 +78,7 @@ class Meter:
             return self._judge(step, rollouts)
 
     def reserve(self, step: int, rollouts: int, *, rank: int) -> Admission:
-        """Ask as ``admit`` does, and hold what was admitted until this rank charges the step or releases it.
+        """Ask as ``admit`` does, and hold what was admitted until this rank has charged all of it or releases the rest.
 
         Args:
             step: The update step.
@@ -94,7 +98,7 @@ class Meter:
             return admission
 
     def release(self, step: int, *, rank: int) -> None:
-        """Let go of what a rank has reserved for a step and will not generate."""
+        """Let go of what a rank has reserved for a step and has not charged: it will not generate it."""
         with self._lock:
             self._reserved.pop((step, rank), None)
 
@@ -107,7 +111,8 @@ class Meter:
             step: The update step.
             counts: Counts by cohort.
             device_seconds: Seconds times devices held.
-            rank: Whose part it is, when it was reserved; the reservation ends.
+            rank: Whose part it is, when it was reserved. The reservation becomes smaller by the rollouts charged,
+                without those that failed: they are generated again. The rest stays reserved.
 
         Raises:
             BudgetError: There is no such cohort, or the step or the time is negative. Nothing was charged.
@@ -118,7 +123,10 @@ class Meter:
             return
         with self._lock:
             self._ledger.charge(step, counts, device_seconds=device_seconds)
-            self._reserved.pop((step, rank), None)
+            held = self._reserved.pop((step, rank), 0)
+            held -= sum(counts[cohort].rollouts for cohort in RESERVED_COHORTS if cohort in counts)
+            if held > 0:
+                self._reserved[step, rank] = held
 
     def sync(self) -> None:
         """Put every charge on the disk, safe from a power cut: before a checkpoint that follows from them is saved.
@@ -140,7 +148,7 @@ class Meter:
 
     @property
     def reserved(self) -> int:
-        """Rollouts that ranks were admitted and have not charged yet."""
+        """Rollouts that ranks were admitted and have neither charged nor released yet."""
         with self._lock:
             return sum(self._reserved.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
 from .allocation import Allocation
 from .counts import whole
@@ -16,7 +17,7 @@ LONGEST_AXIS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
-    """What a split has to keep to.
+    """What a split must keep to.
 
     Attributes:
         rollouts: C, the budget.
@@ -26,7 +27,7 @@ class Constraints:
         min_steps: Fewest update steps that are worth a run.
         problems: D, problems in the training set, or None.
         max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
-        world_size: Devices that train; they have to share a batch evenly.
+        world_size: Devices that train; they must share a batch evenly.
 
     Raises:
         BudgetError: A number is not whole and positive, an axis holds a value twice or too many, or the epochs
@@ -47,10 +48,10 @@ class Constraints:
             object.__setattr__(self, name, whole(getattr(self, name), name, least=1))
         if self.problems is not None:
             whole(self.problems, "problems", least=1)
-        if self.max_epochs is not None and (self.problems is None or not self.max_epochs > 0):
+        if self.max_epochs is not None and (self.problems is None or not 0 < self.max_epochs < inf):
             raise BudgetError(
-                f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}; a limit on epochs has to be "
-                "positive, and needs the number of problems"
+                f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}; a limit on epochs must be positive "
+                "and finite, and needs the number of problems"
             )
         for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", 1)):
             given = tuple(whole(value, name, least=1) for value in getattr(self, name))
@@ -99,7 +100,7 @@ class Grid:
     """All splits that were looked at.
 
     Attributes:
-        constraints: What they had to keep to.
+        constraints: What they must keep to.
         cells: Those that do, by B_p and n.
         left_out: Those that do not, by B_p and n.
     """

@@ -15,7 +15,10 @@ from math import ceil, lcm
 from .allocation import Allocation
 from .counts import whole
 from .errors import BudgetError
-from .planning import Constraints, LeftOut, grid
+from .planning import Constraints, Grid, LeftOut, grid
+
+MOST_POINTS = 64
+"""More evaluations than this in a doubling of the compute are a slip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,20 @@ class _Growing:
         # A run that begins is also evaluated before its first step, and at no point before its first.
         return seeds * (training + evaluation * (1 if begun else 2))
 
+    def cell(self, seeds: int, evaluation: int) -> SweepCell:
+        """The cell that it has grown to."""
+        index = self.following()
+        return SweepCell(
+            allocation=Allocation.within(
+                self.points[self.reached],
+                problems_per_batch=self.batch.problems_per_batch,
+                rollouts_per_problem=self.batch.rollouts_per_problem,
+            ),
+            seeds=seeds,
+            points=self.reached - self.first + 1,
+            next_cost=None if index is None else self.cost(index, seeds, evaluation),
+        )
+
 
 def design(
     constraints: Constraints,
@@ -134,85 +151,30 @@ def design(
     total = whole(total, "the total of the sweep", least=1)
     seeds = whole(seeds, "seeds", least=1)
     evaluation = whole(evaluation_rollouts, "evaluation_rollouts", least=0)
-    octave = whole(points_per_octave, "points_per_octave", least=1)
+    if whole(points_per_octave, "points_per_octave", least=1) > MOST_POINTS:
+        raise BudgetError(f"points_per_octave is {points_per_octave:,}; it must be at most {MOST_POINTS}")
     # A limit on epochs shortens a run of the sweep, and does not forbid it.
     feasible = grid(replace(constraints, max_epochs=None))
-    left_out = list(feasible.left_out)
-    # Only cells that the total can pay for decide where all are evaluated.
-    tried = []
-    for cell in feasible.cells:
-        least = seeds * (cell.allocation.batch_rollouts * constraints.min_steps + 2 * evaluation)
-        if least <= total:
-            tried.append(cell)
-        else:
-            left_out.append(
-                _out(
-                    cell.allocation,
-                    "steps that are too expensive",
-                    f"{seeds} run{'s' if seeds > 1 else ''} of {constraints.min_steps:,} steps would cost {least:,}",
-                )
-            )
-    unit = lcm(*(cell.allocation.batch_rollouts for cell in tried))
-    points = evaluation_points(unit, constraints.rollouts, octave)
+    tried, costly = _affordable(feasible, total, seeds, evaluation)
+    left_out = [*feasible.left_out, *costly]
+    unit = lcm(*(batch.batch_rollouts for batch in tried))
+    points = evaluation_points(unit, constraints.rollouts, points_per_octave)
     if tried and not points:
         raise BudgetError(
             f"no run of {constraints.rollouts:,} rollouts reaches a common evaluation: the batches have the least "
             f"common multiple {unit:,}; take batches that divide one another, such as powers of two"
         )
-    growing: list[_Growing] = []
-    for cell in tried:
-        batch = cell.allocation
-        needed = batch.batch_rollouts * constraints.min_steps
-        most = constraints.rollouts
-        if constraints.max_epochs is not None and constraints.problems is not None:
-            most = min(most, int(constraints.max_epochs * constraints.problems) * batch.rollouts_per_problem)
-        own = [point for point in points if point <= most]
-        first = next((index for index, point in enumerate(own) if point >= needed), None)
-        if first is not None:
-            growing.append(_Growing(batch=batch, points=own, first=first))
-        else:
-            left_out.append(
-                _out(
-                    batch,
-                    "no evaluation after enough steps and before too many",
-                    f"{constraints.min_steps:,} steps are {needed:,} rollouts, and a run may have {most:,}",
-                )
-            )
+    growing, late = _begun(tried, points, constraints)
+    left_out += late
     starts = sorted(grown.points[grown.first] + 2 * evaluation for grown in growing)
     left = _hand_out(growing, total, seeds, evaluation)
-    cells: list[SweepCell] = []
-    for grown in growing:
-        index = grown.following()
-        cost_next = None if index is None else grown.cost(index, seeds, evaluation)
-        if grown.reached >= 0:
-            cells.append(
-                SweepCell(
-                    allocation=Allocation.within(
-                        grown.points[grown.reached],
-                        problems_per_batch=grown.batch.problems_per_batch,
-                        rollouts_per_problem=grown.batch.rollouts_per_problem,
-                    ),
-                    seeds=seeds,
-                    points=grown.reached - grown.first + 1,
-                    next_cost=cost_next,
-                )
-            )
-        elif cost_next is None:
-            left_out.append(_out(grown.batch, "nothing to be compared with", "no other cell reaches its evaluations"))
-        else:
-            left_out.append(
-                _out(
-                    grown.batch,
-                    "a first evaluation that is too expensive",
-                    f"{seeds} run{'s' if seeds > 1 else ''} to {grown.points[grown.first]:,} rollouts would cost "
-                    f"{cost_next:,}, and {left:,} are left",
-                )
-            )
+    cells = [grown.cell(seeds, evaluation) for grown in growing if grown.reached >= 0]
+    left_out += [_not_run(grown, seeds, evaluation, left) for grown in growing if grown.reached < 0]
     if len(cells) < 2:
         more = f"; begin with about {2 * seeds * starts[1]:,} rollouts or fewer steps" if len(starts) > 1 else ""
         raise BudgetError(
             f"a sweep of {total:,} rollouts pays for {len(cells)} cell{'' if len(cells) == 1 else 's'} with "
-            f"{constraints.min_steps:,} steps or more, and at least 2 have to be compared{more}"
+            f"{constraints.min_steps:,} steps or more, and at least 2 must be compared{more}"
         )
     cells.sort(key=lambda c: (c.rollouts, c.allocation.batch_rollouts))
     furthest = max(cell.allocation.rollouts for cell in cells)
@@ -223,6 +185,55 @@ def design(
         evaluations=tuple(point for point in points if begins <= point <= furthest),
         cells=tuple(cells),
         left_out=tuple(left_out),
+    )
+
+
+def _affordable(feasible: Grid, total: int, seeds: int, evaluation: int) -> tuple[list[Allocation], list[LeftOut]]:
+    """The cells that the total can pay for, which alone decide where all are evaluated, and the others."""
+    steps = feasible.constraints.min_steps
+    tried: list[Allocation] = []
+    costly: list[LeftOut] = []
+    for batch in (cell.allocation for cell in feasible.cells):
+        least = seeds * (batch.batch_rollouts * steps + 2 * evaluation)
+        if least <= total:
+            tried.append(batch)
+        else:
+            reason = f"{seeds} run{'s' if seeds > 1 else ''} of {steps:,} steps would cost {least:,}"
+            costly.append(_out(batch, "steps that are too expensive", reason))
+    return tried, costly
+
+
+def _begun(
+    tried: Sequence[Allocation], points: Sequence[int], constraints: Constraints
+) -> tuple[list[_Growing], list[LeftOut]]:
+    """Cells with a point after enough steps and before too many visits to the problems, and those without."""
+    growing: list[_Growing] = []
+    late: list[LeftOut] = []
+    for batch in tried:
+        needed = batch.batch_rollouts * constraints.min_steps
+        most = constraints.rollouts
+        if constraints.max_epochs is not None and constraints.problems is not None:
+            most = min(most, int(constraints.max_epochs * constraints.problems) * batch.rollouts_per_problem)
+        own = [point for point in points if point <= most]
+        first = next((index for index, point in enumerate(own) if point >= needed), None)
+        if first is not None:
+            growing.append(_Growing(batch=batch, points=own, first=first))
+        else:
+            reason = f"{constraints.min_steps:,} steps are {needed:,} rollouts, and a run may have {most:,}"
+            late.append(_out(batch, "no evaluation after enough steps and before too many", reason))
+    return growing, late
+
+
+def _not_run(grown: _Growing, seeds: int, evaluation: int, left: int) -> LeftOut:
+    """Why a cell has no place in the sweep."""
+    index = grown.following()
+    if index is None:
+        return _out(grown.batch, "nothing to be compared with", "no other cell reaches its evaluations")
+    return _out(
+        grown.batch,
+        "a first evaluation that is too expensive",
+        f"{seeds} run{'s' if seeds > 1 else ''} to {grown.points[grown.first]:,} rollouts would cost "
+        f"{grown.cost(index, seeds, evaluation):,}, and {left:,} are left",
     )
 
 

@@ -36,10 +36,10 @@ class Quantity:
     def __post_init__(self) -> None:
         value = self.amount
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-            raise BudgetError(f"an amount of {self.unit} is {value!r}; it has to be a number of at least 0")
+            raise BudgetError(f"an amount of {self.unit} is {value!r}; it must be a number of at least 0")
         if self.countable:
             if value != int(value):
-                raise BudgetError(f"an amount of {self.unit} is {value!r}; it has to be whole")
+                raise BudgetError(f"an amount of {self.unit} is {value!r}; it must be whole")
             object.__setattr__(self, "amount", int(value))
 
     def __add__(self, other: Self) -> Self:
@@ -205,7 +205,7 @@ class Interval(Generic[Q]):
 
     def __post_init__(self) -> None:
         if not self.low <= self.likely <= self.high:
-            raise BudgetError(f"an interval has to be in order, not {self.low}, {self.likely}, {self.high}")
+            raise BudgetError(f"an interval must be in order, not {self.low}, {self.likely}, {self.high}")
 
     def __add__(self, other: Interval[Q]) -> Interval[Q]:
         """The sum, as wide as if both erred in the same direction."""

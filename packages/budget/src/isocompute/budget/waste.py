@@ -1,23 +1,41 @@
 """What was paid for and taught nothing: groups without variance, truncated and failed responses.
 
 A group is what one step sampled for one problem. If all its rewards are equal, its advantages are zero and it
-contributes nothing to the policy gradient. With n responses that are right with probability p each, that happens
-with probability p^n + (1 − p)^n (``expected_zero_variance``).
+contributes nothing to the policy gradient. How often that should happen, ``expectation`` says.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from .counts import Counts, whole
 from .errors import BudgetError
+from .expectation import Expectation, expect, expected_zero_variance
+from .responses import training
+from .wording import listed
 
 if TYPE_CHECKING:
     import polars as pl
 
-Estimator = Literal["exact", "plug-in"]
+__all__ = ["Expectation", "Paid", "Waste", "expected_zero_variance", "summed", "waste"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paid:
+    """What ledgers say of training.
+
+    Attributes:
+        run_ids: The runs that they are of.
+        generated: Everything paid, lost work too.
+        lost: What of it was lost in a crash.
+        failed: Rollouts that failed.
+    """
+
+    run_ids: frozenset[str]
+    generated: Counts
+    lost: Counts
+    failed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,32 +45,32 @@ class Waste:
     Attributes:
         generated: Everything generated for training, as the ledger has it where there is one: lost work too.
         sampled: What the ``rollouts`` table holds.
+        tokens_known: Whether the table tells tokens; if not, those of ``sampled`` and ``without_gradient`` are 0.
         groups: Groups with at least two complete responses.
         zero_variance_groups: Those whose rewards are all equal.
         all_right: Of these, the ones in which every response was right.
         without_gradient: Rollouts and tokens of groups without variance, and of failed responses.
-        truncated: Responses that ended at their limit of tokens.
-        failed: Responses that were aborted, as the ledger has them where there is one.
-        lost: Generated and lost in a crash, as the ledger has it.
+        truncated: Responses that ended at their limit of tokens, or None where the table does not tell.
+        failed: Responses that were aborted, as the ledger has them where there is one, or None.
+        paid: What the ledger says, or None.
         solved_problems: Problems of a run with at least one right response.
         expected: Share of groups that should be without variance, from measured pass rates, or None.
-        estimator: How ``expected`` was computed: ``exact`` is unbiased, ``plug-in`` is too high.
         by_step: Per bin of steps: ``first_step``, ``last_step``, ``groups``, ``zero_variance``, ``all_right``,
-            ``truncated``, ``failed`` (shares), ``rollouts_without_gradient`` (a share as well).
+            ``rollouts_without_gradient``, ``truncated``, ``failed`` (shares; null where they are not known).
     """
 
     generated: Counts
     sampled: Counts
+    tokens_known: bool
     groups: int
     zero_variance_groups: int
     all_right: int
     without_gradient: Counts
-    truncated: int
-    failed: int
-    lost: Counts
+    truncated: int | None
+    failed: int | None
+    paid: Paid | None
     solved_problems: int
-    expected: float | None
-    estimator: Estimator | None
+    expected: Expectation | None
     by_step: pl.DataFrame
 
     @property
@@ -67,14 +85,15 @@ class Waste:
 
     @property
     def tokens_per_solved(self) -> float | None:
-        """Response tokens paid for each problem solved, or None when none was."""
-        return self.generated.response_tokens / self.solved_problems if self.solved_problems else None
+        """Response tokens paid for each problem solved, or None when none was or the tokens are not known."""
+        known = self.solved_problems and (self.tokens_known or self.paid is not None)
+        return self.generated.response_tokens / self.solved_problems if known else None
 
 
 def waste(
     rollouts: pl.DataFrame,
     *,
-    paid: tuple[Counts, Counts, int] | None = None,
+    paid: Paid | None = None,
     pass_rates: pl.DataFrame | None = None,
     solved_at: float = 1.0,
     bins: int = 10,
@@ -82,110 +101,89 @@ def waste(
     """Sum up what training generated and what of it taught nothing.
 
     Args:
-        rollouts: A ``rollouts`` table; its evaluations are passed over.
-        paid: What the ledger says of training: everything paid, what of it was lost, and how many failed.
-        pass_rates: ``problem_id``, ``successes``, ``samples`` of every problem, for the expectation; by default
-            those of the rollouts themselves, pooled over steps.
+        rollouts: A ``rollouts`` table, of which ``run_id``, ``step``, ``problem_id`` and ``reward`` are enough; its
+            evaluations are passed over.
+        paid: What the ledgers of the same runs say.
+        pass_rates: Pass rates for the expectation, as ``expectation.expect`` takes them; by default those of each
+            group's own responses.
         solved_at: Least reward of a right response.
         bins: Parts of training to tell apart.
 
     Raises:
-        BudgetError: There are no training rollouts, or a number of them cannot be.
+        BudgetError: The ledgers or the pass rates are of other runs, or a number of them cannot be.
+        TableError: The table lacks a column, or holds no training rollouts.
+    """
+    return summed(training(rollouts), paid=paid, pass_rates=pass_rates, solved_at=solved_at, bins=bins)
+
+
+def summed(
+    train: pl.DataFrame, *, paid: Paid | None, pass_rates: pl.DataFrame | None, solved_at: float, bins: int
+) -> Waste:
+    """As ``waste``, of training responses as ``responses.read`` returns them.
+
+    Raises:
+        BudgetError: As in ``waste``.
     """
     import polars as pl
 
     if not 0 < solved_at <= 1:
         raise BudgetError(f"solved_at is {solved_at!r}; a reward lies within 0 and 1")
     bins = whole(bins, "bins", least=1)
-    train = rollouts.filter(pl.col("phase") == "train").select(
-        "run_id",
-        "step",
-        "problem_id",
-        "reward",
-        prompt_tokens=pl.col("prompt_ids").list.len().cast(pl.Int64),
-        response_tokens=pl.col("response_ids").list.len().cast(pl.Int64),
-        truncated=pl.col("finish_reason") == "length",
-        failed=pl.col("finish_reason") == "aborted",
-        right=(pl.col("reward") >= solved_at) & (pl.col("finish_reason") != "aborted"),
-    )
-    if train.is_empty():
-        raise BudgetError("the rollouts table holds no rollouts of phase train")
+    if paid is not None:
+        _check_runs(set(train["run_id"]), set(paid.run_ids))
+    # A response of which nothing is known is taken to be complete.
+    aborted = pl.col("failed").fill_null(False)
+    train = train.with_columns(right=(pl.col("reward") >= solved_at) & ~aborted)
     key = ["run_id", "step", "problem_id"]
-    complete = train.filter(~pl.col("failed"))
-    groups = complete.group_by(key).agg(
-        size=pl.len(),
-        flat=pl.col("reward").min() == pl.col("reward").max(),
-        right=pl.col("right").all(),
+    groups = (
+        train.filter(~aborted)
+        .group_by(key)
+        .agg(
+            size=pl.len(),
+            flat=pl.col("reward").min() == pl.col("reward").max(),
+            successes=pl.col("right").sum(),
+            right=pl.col("right").all(),
+        )
+    )
+    marked = train.join(groups.select(*key, "flat"), on=key, how="left").with_columns(
+        useless=aborted | pl.col("flat").fill_null(True)
     )
     # A single response has no group to be compared with.
-    groups = groups.with_columns(counted=pl.col("size") > 1)
-    marked = train.join(groups.select(*key, "flat"), on=key, how="left").with_columns(
-        useless=pl.col("failed") | pl.col("flat").fill_null(True)
-    )
-    compared = groups.filter("counted")
-    if pass_rates is None:
-        pass_rates = complete.group_by("run_id", "problem_id").agg(successes=pl.col("right").sum(), samples=pl.len())
-    expected = _expected(compared, pass_rates)
+    compared = groups.filter(pl.col("size") > 1)
     return Waste(
-        generated=paid[0] if paid is not None else _counts(marked),
+        generated=paid.generated if paid is not None else _counts(marked),
         sampled=_counts(marked),
+        tokens_known=marked["response_tokens"].null_count() == 0,
         groups=compared.height,
         zero_variance_groups=int(compared["flat"].sum()),
         all_right=int(compared.filter("flat")["right"].sum()),
         without_gradient=_counts(marked.filter("useless")),
-        truncated=int(marked["truncated"].sum()),
-        failed=paid[2] if paid is not None else int(marked["failed"].sum()),
-        lost=paid[1] if paid is not None else Counts(),
+        truncated=_known_sum(marked["truncated"]),
+        failed=paid.failed if paid is not None else _known_sum(marked["failed"]),
+        paid=paid,
         solved_problems=train.filter("right").select("run_id", "problem_id").n_unique(),
-        expected=expected[0] if expected else None,
-        estimator=expected[1] if expected else None,
+        expected=expect(compared.select(*key, "size", "successes"), pass_rates),
         by_step=_by_step(marked, compared, bins),
     )
 
 
-def expected_zero_variance(successes: int, samples: int, rollouts_per_problem: int) -> tuple[float, Estimator]:
-    """Probability that n responses to a problem all have the same reward.
-
-    With at least n samples this is the unbiased estimate of p^n + (1 − p)^n: the share of ways to draw n of the
-    samples that are all right or all wrong. With fewer, successes / samples is put in for p, which gives too much,
-    because p^n is convex.
-
-    Args:
-        successes: Right responses among those measured.
-        samples: Responses measured.
-        rollouts_per_problem: n.
+def _check_runs(trained: set[str], charged: set[str]) -> None:
+    """Refuse ledgers of other runs than those of the rollouts.
 
     Raises:
-        BudgetError: The numbers cannot be.
+        BudgetError: A run is in one of them only.
     """
-    n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
-    k = whole(samples, "samples", least=1)
-    s = whole(successes, "successes", least=0)
-    if s > k:
-        raise BudgetError(f"there are {s} successes of {k} samples")
-    if k >= n:
-        return (comb(s, n) + comb(k - s, n)) / comb(k, n), "exact"
-    p = s / k
-    return p**n + (1 - p) ** n, "plug-in"
+    if trained != charged:
+        sides = (("rollouts", trained - charged), ("ledgers", charged - trained))
+        told = " and ".join(f"{listed(runs)} only in the {where}" for where, runs in sides if runs)
+        raise BudgetError(
+            f"the rollouts and the ledgers are not of the same runs: {told}; leave out what does not belong"
+        )
 
 
-def _expected(groups: pl.DataFrame, rates: pl.DataFrame) -> tuple[float, Estimator] | None:
-    """Mean expectation over groups, each with its own size, where the problem's pass rate is known."""
-    import polars as pl
-
-    on = ["run_id", "problem_id"] if "run_id" in rates.columns else ["problem_id"]
-    if "run_id" not in rates.columns or rates.select(on).is_duplicated().any():
-        rates = rates.group_by(on).agg(pl.col("successes").sum(), pl.col("samples").sum())
-    known = groups.join(rates, on=on, how="inner").group_by("successes", "samples", "size").len()
-    if known.is_empty():
-        return None
-    total = 0.0
-    exact = True
-    for successes, samples, size, count in known.select("successes", "samples", "size", "len").iter_rows():
-        share, how = expected_zero_variance(successes, samples, size)
-        total += share * count
-        exact &= how == "exact"
-    return total / int(known["len"].sum()), "exact" if exact else "plug-in"
+def _known_sum(column: pl.Series) -> int | None:
+    """Sum of a column, or None where it is not known."""
+    return None if column.null_count() else int(column.sum())
 
 
 def _by_step(marked: pl.DataFrame, groups: pl.DataFrame, bins: int) -> pl.DataFrame:
@@ -225,6 +223,7 @@ def _by_step(marked: pl.DataFrame, groups: pl.DataFrame, bins: int) -> pl.DataFr
 
 
 def _counts(frame: pl.DataFrame) -> Counts:
+    """Rollouts and tokens; tokens that are not known are 0."""
     return Counts(
         rollouts=frame.height,
         prompt_tokens=int(frame["prompt_tokens"].sum()),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ..allocation import Allocation
 from ..errors import BudgetError
-from .text import whole
+from .text import number, whole
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     need.add_argument("--rollouts-per-problem", type=whole, required=True, metavar="n", help="responses")
     allocate.add_argument("--problems", type=whole, metavar="D", help="training problems, to count epochs")
     rate = allocate.add_argument_group("the learning rate, from one measured at another batch")
-    rate.add_argument("--anchor", type=float, metavar="RATE", help="learning rate measured")
+    rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
     rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
     rate.add_argument(
         "--scaling",

@@ -36,7 +36,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _run(arguments: argparse.Namespace) -> Iterable[str]:
     setting = models.setting(arguments)
     if setting is None:
-        raise BudgetError("the model, the response tokens and the device have to be said")
+        raise BudgetError("the model, the response tokens and the device must be said")
     world = checked(arguments.world_size, "world_size", least=1)
     rollouts = Rollouts(arguments.rollouts)
     tokens = response_tokens(rollouts, setting.lengths)
@@ -56,21 +56,18 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         tokens_per_second=setting.tokens_per_second,
     )
     time = sampling + training
-    prompts = prompt_tokens(rollouts, setting.lengths)
+    money = price(time, setting.price) if setting.price is not None else None
     rows: dict[str, tuple[float, float, float]] = {
-        "prompt tokens": (prompts.amount,) * 3,
+        "prompt tokens": (prompt_tokens(rollouts, setting.lengths).amount,) * 3,
         "response tokens": _of(tokens),
         "FLOPs of sampling": _of(flops.generation),
         "FLOPs of training": _of(flops.training),
         "device-hours of sampling": _of(sampling, 3600),
         "device-hours of training": _of(training, 3600),
         "device-hours": _of(time, 3600),
+        **({f"hours on {world} devices": _of(time, 3600 * world)} if world > 1 else {}),
+        **({f"cost ({money.likely.currency})": _of(money)} if money is not None else {}),
     }
-    if world > 1:
-        rows[f"hours on {world} devices"] = _of(time, 3600 * world)
-    money = price(time, setting.price) if setting.price is not None else None
-    if money is not None:
-        rows[f"cost ({money.likely.currency})"] = _of(money)
     assumptions = merged(time.assumptions, money.assumptions if money is not None else ())
     held = memory(
         setting.model,
@@ -91,13 +88,9 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
     for sentence in assumptions:
         yield f"assumed: {sentence}"
     if arguments.json is not None:
-        document: dict[str, Any] = {
-            "rollouts": arguments.rollouts,
-            "figures": {name: dict(zip(("low", "likely", "high"), row, strict=True)) for name, row in rows.items()},
-            "memory_bytes": held.total,
-            "assumptions": list(assumptions),
-        }
-        write_json(document, arguments.json)
+        figures = {name: dict(zip(("low", "likely", "high"), row, strict=True)) for name, row in rows.items()}
+        document = {"rollouts": arguments.rollouts, "figures": figures, "memory_bytes": held.total}
+        write_json({**document, "assumptions": list(assumptions)}, arguments.json)
 
 
 def memory_line(total: int, activations: int, there: int, name: str) -> str:

@@ -9,7 +9,7 @@ from ..compute import SPREAD, Lengths, Model
 from ..devices import DEVICES, Device, Utilisation, device
 from ..errors import BudgetError
 from ..units import Money
-from .text import whole
+from .text import number, parameters, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,17 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
     group = command.add_argument_group(
         "the model and the device" + ("" if required else ", to estimate time and memory")
     )
-    group.add_argument("--model-parameters", type=whole, required=required, metavar="N", help="those a token passes")
-    group.add_argument("--response-tokens", type=float, required=required, metavar="T", help="mean response at first")
-    group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
-    group.add_argument("--prompt-tokens", type=float, default=0.0, metavar="P", help="mean prompt (default: 0)")
     group.add_argument(
-        "--response-growth", type=float, default=1.0, metavar="G", help="mean response at the end over that at first"
+        "--model-parameters", type=parameters, required=required, metavar="N", help="those a token passes: 7B"
+    )
+    group.add_argument("--response-tokens", type=number, required=required, metavar="T", help="mean response at first")
+    group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
+    group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
+    group.add_argument(
+        "--response-growth", type=number, default=1.0, metavar="G", help="mean response at the end over that at first"
     )
     group.add_argument(
-        "--spread", type=float, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
+        "--spread", type=number, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
     )
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
     group.add_argument("--width", type=whole, metavar="d", help="hidden size, likewise")
@@ -61,12 +63,12 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
     group.add_argument(
         "--training-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while training"
     )
-    group.add_argument("--tokens-per-second", type=float, metavar="R", help="sampling of one device, as measured")
+    group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
     group.add_argument(
         "--extra-forwards", type=whole, default=0, metavar="F", help="forward passes beside training's (reference, …)"
     )
     group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
-    group.add_argument("--price", type=float, metavar="X", help="of a device-hour")
+    group.add_argument("--price", type=number, metavar="X", help="of a device-hour")
     group.add_argument("--currency", default="USD", help="of the price (default: %(default)s)")
 
 
@@ -110,11 +112,8 @@ def setting(arguments: argparse.Namespace) -> Setting | None:
 
 
 def _shares(text: str) -> tuple[float, float, float]:
-    parts = [float(part) for part in text.split(",")]
-    if len(parts) == 1:
-        parts *= 3
-    low, likely, high = parts
+    parts = [number(part) for part in text.split(",")]
+    if len(parts) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one share of the peak or three (low,likely,high)")
+    low, likely, high = parts * 3 if len(parts) == 1 else parts
     return low, likely, high
-
-
-_shares.__name__ = "share of the peak, or three of them"

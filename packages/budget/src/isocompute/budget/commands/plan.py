@@ -16,7 +16,7 @@ from ..sweep import Sweep, design
 from ..units import Rollouts
 from . import models
 from .cost import figure, memory_line
-from .text import aligned, plural, several, whole, write_json
+from .text import aligned, number, plural, several, whole, write_json
 
 SWEEP_PROBLEMS = 32
 LISTED = 4
@@ -40,15 +40,15 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     plan.add_argument("--min-steps", type=whole, default=100, metavar="M", help="fewest (default: %(default)s)")
     plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
-    plan.add_argument("--max-epochs", type=float, metavar="E", help="most visits to each problem")
+    plan.add_argument("--max-epochs", type=number, metavar="E", help="most visits to each problem")
     plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
     plan.add_argument("--cells", action="store_true", help="print every feasible split on a line of its own")
     rate = plan.add_argument_group("the learning rate, from one measured at another batch")
-    rate.add_argument("--anchor", type=float, metavar="RATE", help="learning rate measured")
+    rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
     rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt")
     sweep = plan.add_argument_group("a sweep before the run")
-    sweep.add_argument("--sweep-share", type=float, metavar="S", help="share of the budget for it")
+    sweep.add_argument("--sweep-share", type=number, metavar="S", help="share of the budget for it")
     sweep.add_argument("--sweep-rollouts", type=whole, metavar="C", help="or rollouts for it")
     sweep.add_argument(
         "--sweep-problems-per-batch", type=several, metavar="B_p,…", help=f"default: {SWEEP_PROBLEMS}, or the largest"
@@ -75,7 +75,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.sweep_share is not None and not 0 < arguments.sweep_share < 1:
-        raise BudgetError(f"the sweep's share is {arguments.sweep_share}; it has to lie within 0 and 1")
+        raise BudgetError(f"the sweep's share is {arguments.sweep_share}; it must lie within 0 and 1")
     if arguments.sweep_share is not None and arguments.sweep_rollouts is not None:
         raise BudgetError("--sweep-share and --sweep-rollouts both say what the sweep may spend; give one")
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
@@ -97,10 +97,11 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
     problems = arguments.problems_per_batch or tuple(b for b in _powers(8, arguments.max_batch))
     found = grid(Constraints(rollouts=budget, problems_per_batch=problems, min_steps=arguments.min_steps, **common))
     if not found.cells:
-        raise BudgetError(
-            f"no split of {budget:,} rollouts can be run: "
-            + "; ".join(f"{plural(count, 'split')} with {limit}" for limit, count in found.limits)
+        left_out = [f"{plural(count, 'split')} with {limit}" for limit, count in found.limits]
+        reason = (
+            "; ".join(left_out) or f"no power of two from 2 is a group for batches of at most {arguments.max_batch:,}"
         )
+        raise BudgetError(f"no split of {budget:,} rollouts can be run: {reason}")
     sweep = None
     if share is not None:
         tried = arguments.sweep_problems_per_batch or (_compared(found),)

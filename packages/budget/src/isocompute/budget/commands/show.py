@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from math import fsum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..accounts import GROUPS, Account, account
 from ..counts import COHORTS, TRAINING_COHORTS
 from ..history import COUNTED, History
 from ..meter import overshoot
-from .text import aligned, plural
+from .text import aligned, plural, replaced, write_json
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,6 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
     show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")
+    show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     show.set_defaults(run=_show)
 
     export = commands.add_parser(
@@ -49,17 +52,43 @@ def _show(arguments: argparse.Namespace) -> Iterable[str]:
     yield from _heading(found)
     yield ""
     sums = found.by(arguments.by)
+    rows = sums.rows()
     if arguments.by == "cohort":
         order = {cohort: place for place, cohort in enumerate(COHORTS)}
-        rows = sorted(sums.rows(), key=lambda row: order[row[0]])
+        rows = sorted(rows, key=lambda row: order[row[0]])
         training = [row for row in rows if row[0] in TRAINING_COHORTS]
-        rows += [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
+        totals = [("training", *_column_sums(training, sums)), ("everything", *_column_sums(rows, sums))]
     else:
-        rows = [*sums.rows(), ("everything", *_column_sums(sums.rows(), sums))]
+        totals = [("everything", *_column_sums(rows, sums))]
     header = [arguments.by]
     for name in COUNTED:
         header += [name.replace("_", " "), "+ lost", "= paid"]
-    yield from aligned(header, rows)
+    yield from aligned(header, [*rows, *totals])
+    if arguments.json is not None:
+        write_json(
+            _document(found, arguments.by, [dict(zip(sums.columns, row, strict=True)) for row in rows]), arguments.json
+        )
+
+
+def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of ``show``; a table that was exported holds no attempts, device time or limits."""
+    return {
+        "runs": sorted(found.ledger["run_id"].unique()),
+        "ledgers": [
+            {
+                "file": history.where,
+                "run_id": history.run_id,
+                "attempts": len(history.resumed_from),
+                "device_hours": history.device_seconds / 3600,
+                "torn_bytes": history.torn_bytes,
+                "limits": None if history.limits is None else asdict(history.limits),
+            }
+            for history in found.histories
+        ],
+        "tables": list(found.tables),
+        "by": by,
+        "rows": rows,
+    }
 
 
 def _heading(found: Account) -> Iterable[str]:
@@ -71,9 +100,13 @@ def _heading(found: Account) -> Iterable[str]:
     else:
         attempts = sum(len(history.resumed_from) for history in found.histories)
         yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if found.histories else "")
+    hours = fsum(history.device_seconds for history in found.histories) / 3600
+    if hours:
+        yield f"device-hours {hours:,.2f}, of all attempts"
     for history in found.histories:
         if history.torn_bytes:
-            yield f"{history.where}: a torn record of {history.torn_bytes} bytes at its end is not counted"
+            torn = plural(history.torn_bytes, "byte")
+            yield f"{history.where}: a torn end of {torn}, which was never synced to the disk, is not counted"
     for source in found.tables:
         yield f"{source}: an exported table, which does not hold lost work"
 
@@ -106,7 +139,12 @@ def _export(arguments: argparse.Namespace) -> Iterable[str]:
     from .. import tables, tracking
 
     found = account(arguments.sources)
-    path = tables.write(found.ledger, "ledger", arguments.out)
+    path: Path = arguments.out
+    with replaced(path) as temporary:
+        # The message would name the temporary file.
+        if path.suffix not in {".parquet", ".csv"}:
+            raise tables.TableError(f"{path}: a table is a .parquet or a .csv file")
+        tables.write(found.ledger, "ledger", temporary)
     runs = found.ledger["run_id"].n_unique()
     yield f"{path}: {plural(found.ledger.height, 'row')}, {plural(runs, 'run')}"
     if arguments.log:

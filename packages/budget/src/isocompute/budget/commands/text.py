@@ -1,30 +1,46 @@
-"""How the commands read numbers and print tables."""
+"""How the commands read numbers, print tables and write files."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..counts import LARGEST
 from ..errors import BudgetError
+from ..wording import printable, reason, short
+
+SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
 def whole(text: str) -> int:
     """A whole number, also as 2e6 or 24_576."""
+    return _whole(text, text, 1)
+
+
+def parameters(text: str) -> int:
+    """A number of parameters, also as 7B, 0.5b, 350M or 1.5e9."""
+    scale = SUFFIXES.get(text[-1:].upper())
+    return _whole(text, text[:-1] if scale else text, scale or 1)
+
+
+def number(text: str) -> float:
+    """A number that is not infinite."""
     try:
-        return int(text)
+        value = float(text)
     except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        return int(number)
-
-
-whole.__name__ = "whole number"
+        value = float("nan")
+    if not isfinite(value):
+        raise argparse.ArgumentTypeError(f"{short(text)} is not a finite number")
+    return value
 
 
 def several(text: str) -> tuple[int, ...]:
@@ -32,7 +48,18 @@ def several(text: str) -> tuple[int, ...]:
     return tuple(whole(part) for part in text.split(","))
 
 
-several.__name__ = "list of whole numbers"
+def _whole(text: str, digits: str, scale: int) -> int:
+    try:
+        value = Decimal(digits.strip())
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_nan() and value > LARGEST // scale:
+        raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number of at most {LARGEST}")
+    # Bounds come before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
+    possible = not value.is_nan() and value >= -LARGEST and (value == 0 or abs(value) >= Decimal("1e-20"))
+    if not possible or value * scale != int(value * scale):
+        raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number")
+    return int(value * scale)
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
@@ -45,7 +72,8 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable
 
 
 def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:,}" if number else printable(str(value))
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
@@ -62,19 +90,36 @@ def plural(number: int, noun: str) -> str:
 
 
 def write_json(document: Any, path: Path) -> None:
-    """Write a document beside ``path`` and move it there, so that it is whole or not there.
+    """Write a document, whole or not at all.
 
     Raises:
         BudgetError: The file cannot be written.
     """
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    with replaced(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Yield a path to write to, which takes the place of ``path`` when all went well and is gone otherwise.
+
+    Raises:
+        BudgetError: The file cannot be written.
+    """
+    folder = None
     try:
+        if path.exists() and not path.is_file():
+            # Not a device either, which root would replace by a file.
+            raise BudgetError(f"{path}: cannot be written (it is a {'folder' if path.is_dir() else 'special file'})")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(stream.name).chmod(0o644)
-        Path(stream.name).replace(path)
-    except OSError as error:
-        raise BudgetError(f"{path}: cannot be written ({error.strerror})") from None
+        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=".isocompute-"))
+        yield folder / path.name
+        (folder / path.name).replace(path)
+    except (OSError, UnicodeError) as error:
+        raise BudgetError(f"{path}: cannot be written ({reason(error)})") from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..counts import TRAINING_COHORTS, Counts
 from .show import SOURCES
-from .text import aligned, labelled, whole, write_json
+from .text import aligned, labelled, number, whole, write_json
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..waste import Waste
+    from ..expectation import Expectation
+    from ..waste import Paid, Waste
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,31 +27,35 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="Share of groups without variance over training, and what p^n + (1 - p)^n leads to expect; "
         "rollouts and tokens without gradient; truncated and failed shares; cost of a solved problem.",
     )
-    command.add_argument("rollouts", help="a rollouts table (Parquet, a folder, mlflow:EXPERIMENT, runs:/RUN_ID)")
+    command.add_argument(
+        "rollouts",
+        help="a rollouts table (Parquet, CSV, a folder, mlflow:EXPERIMENT, runs:/RUN_ID); run_id, step, problem_id and "
+        "reward are enough",
+    )
     command.add_argument(
         "--ledger", nargs="+", default=[], metavar="LEDGER", help=f"what was paid, failed and lost too: {SOURCES}"
     )
     rates = command.add_mutually_exclusive_group()
-    rates.add_argument("--pass-rates", metavar="TABLE", help="a pass_rates table, for the expectation")
+    rates.add_argument("--pass-rates", metavar="TABLE", help="a pass_rates table of the same runs, for the expectation")
     rates.add_argument("--problems", metavar="TABLE", help="a problems table with pass_rate, for the expectation")
-    command.add_argument("--solved-at", type=float, default=1.0, metavar="R", help="least reward of a right response")
+    command.add_argument("--solved-at", type=number, default=1.0, metavar="R", help="least reward of a right response")
     command.add_argument("--bins", type=whole, default=10, metavar="K", help="parts of training (default: %(default)s)")
     command.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     command.set_defaults(run=_run)
 
 
 def _run(arguments: argparse.Namespace) -> Iterable[str]:
-    from .. import tables
-    from ..waste import waste
+    from .. import responses
+    from ..waste import summed
 
-    found = waste(
-        tables.read(arguments.rollouts, "rollouts"),
+    found = summed(
+        responses.read(arguments.rollouts),
         paid=_paid(arguments.ledger) if arguments.ledger else None,
         pass_rates=_rates(arguments),
         solved_at=arguments.solved_at,
         bins=arguments.bins,
     )
-    yield from labelled(_lines(found, bool(arguments.ledger)))
+    yield from labelled(_lines(found))
     yield ""
     yield from aligned(
         ["steps", "groups", "zero variance", "all right", "no gradient", "truncated", "failed"],
@@ -63,13 +68,15 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         write_json(_document(found), arguments.json)
 
 
-def _paid(sources: Sequence[str]) -> tuple[Counts, Counts, int]:
-    """What ledgers say of training: everything paid, what of it was lost, and how many rollouts failed."""
+def _paid(sources: Sequence[str]) -> Paid:
+    """What ledgers say of training."""
     import polars as pl
 
     from ..accounts import account
+    from ..waste import Paid
 
-    sums = account(sources).by("cohort").filter(pl.col("cohort").is_in(TRAINING_COHORTS))
+    found = account(sources)
+    sums = found.by("cohort").filter(pl.col("cohort").is_in(TRAINING_COHORTS))
 
     def of(prefix: str) -> Counts:
         return Counts(
@@ -78,8 +85,12 @@ def _paid(sources: Sequence[str]) -> tuple[Counts, Counts, int]:
             response_tokens=int(sums[f"{prefix}response_tokens"].sum()),
         )
 
-    failed = sums.filter(pl.col("cohort") == "failed")["paid_rollouts"].sum()
-    return of("paid_"), of("lost_"), int(failed)
+    return Paid(
+        run_ids=frozenset([*found.ledger["run_id"], *found.lost_work["run_id"]]),
+        generated=of("paid_"),
+        lost=of("lost_"),
+        failed=int(sums.filter(pl.col("cohort") == "failed")["paid_rollouts"].sum()),
+    )
 
 
 def _rates(arguments: argparse.Namespace) -> pl.DataFrame | None:
@@ -88,54 +99,82 @@ def _rates(arguments: argparse.Namespace) -> pl.DataFrame | None:
     from .. import tables
 
     if arguments.pass_rates:
-        return tables.read(arguments.pass_rates, "pass_rates").select("problem_id", "successes", "samples")
+        rates = tables.read(arguments.pass_rates, "pass_rates")
+        for problem, successes, samples in (
+            rates.filter(pl.col("successes") > pl.col("samples"))
+            .select("problem_id", "successes", "samples")
+            .iter_rows()
+        ):
+            raise tables.TableError(
+                f"{arguments.pass_rates}: problem {problem} has {successes} successes of {samples} samples"
+            )
+        return rates
     if not arguments.problems:
         return None
     problems = tables.read(arguments.problems, "problems")
-    if "pass_rate" not in problems.columns or "pass_rate_samples" not in problems.columns:
+    # What selected the problems flatters them; responses that selected nothing do not.
+    measured = [name for name in ("fresh_pass_rate", "pass_rate") if {name, f"{name}_samples"} <= set(problems.columns)]
+    if not measured:
         raise tables.TableError(f"{arguments.problems}: the problems table has no pass_rate and pass_rate_samples")
-    measured = problems.drop_nulls(["pass_rate", "pass_rate_samples"])
-    successes = (pl.col("pass_rate") * pl.col("pass_rate_samples")).round().cast(pl.Int64)
-    return measured.select("problem_id", successes=successes, samples=pl.col("pass_rate_samples"))
+    rate, samples = measured[0], f"{measured[0]}_samples"
+    successes = (pl.col(rate) * pl.col(samples)).round().cast(pl.Int64)
+    return problems.drop_nulls([rate, samples]).select("problem_id", successes=successes, samples=pl.col(samples))
 
 
-def _lines(found: Waste, ledger: bool) -> Iterable[tuple[str, str]]:
-    paid = found.generated
-    yield "generated for training", f"{paid.rollouts:,} rollouts, {paid.response_tokens:,} response tokens"
-    if ledger:
-        yield "of which lost in crashes", f"{found.lost.rollouts:,} rollouts, {found.lost.response_tokens:,} tokens"
+def _lines(found: Waste) -> Iterable[tuple[str, str]]:
+    sampled, idle, tokens = found.sampled.rollouts, found.without_gradient, found.tokens_known
+    told = f", {found.generated.response_tokens:,} response tokens" if tokens or found.paid else ""
+    yield "generated for training", f"{found.generated.rollouts:,} rollouts{told}"
+    if found.paid is not None:
+        lost = found.paid.lost
+        yield "of which lost in crashes", f"{lost.rollouts:,} rollouts, {lost.response_tokens:,} tokens"
     share = f"{found.zero_variance:.1%} of {found.groups:,} groups"
     yield "without variance", f"{share}, {found.all_right:,} of them all right"
     if found.expected is not None:
-        how = "" if found.estimator == "exact" else ", too high because some pass rates have fewer samples than n"
-        yield "expected from pass rates", f"{found.expected:.1%}{how}"
-    idle = found.without_gradient
-    yield (
-        "without gradient",
-        f"{idle.rollouts:,} rollouts ({idle.rollouts / found.sampled.rollouts:.1%}), {idle.response_tokens:,} tokens "
-        f"({idle.response_tokens / max(1, found.sampled.response_tokens):.1%})",
-    )
-    yield "truncated", f"{found.truncated:,} rollouts ({found.truncated / found.sampled.rollouts:.1%})"
-    yield "failed", f"{found.failed:,} rollouts ({found.failed / max(1, paid.rollouts):.1%})"
+        yield "expected from pass rates", _expectation(found.expected, found.groups)
+    idle_share = idle.response_tokens / max(1, found.sampled.response_tokens)
+    told = f", {idle.response_tokens:,} tokens ({idle_share:.1%})" if tokens else ""
+    yield "without gradient", f"{idle.rollouts:,} rollouts ({idle.rollouts / sampled:.1%}){told}"
+    for name, counted, of in (
+        ("truncated", found.truncated, sampled),
+        ("failed", found.failed, max(1, found.generated.rollouts)),
+    ):
+        yield name, "unknown" if counted is None else f"{counted:,} rollouts ({counted / of:.1%})"
     solved = "none"
-    if found.rollouts_per_solved is not None and found.tokens_per_solved is not None:
-        solved = (
-            f"{found.solved_problems:,}, each for {found.rollouts_per_solved:,.1f} rollouts and "
-            f"{found.tokens_per_solved:,.0f} tokens"
-        )
+    if found.rollouts_per_solved is not None:
+        solved = f"{found.solved_problems:,}, each for {found.rollouts_per_solved:,.1f} rollouts"
+        solved += "" if found.tokens_per_solved is None else f" and {found.tokens_per_solved:,.0f} tokens"
     yield "problems solved", solved
 
 
+def _expectation(found: Expectation, groups: int) -> str:
+    """The estimate with its standard error, and what it rests on."""
+    told = [f"{found.share:.1%} ± {found.standard_error:.1%}"]
+    if found.estimator == "plug-in":
+        told.append("too high because some pass rates have fewer samples than n")
+    if found.groups < groups:
+        told.append(f"of the {found.groups:,} groups with a measured pass rate")
+    if not found.by_step:
+        told.append("measured once and taken for every step")
+    if not found.independent:
+        told.append("estimated from the same responses; measure others (--pass-rates) for a comparison")
+    return ", ".join(told)
+
+
 def _document(found: Waste) -> dict[str, Any]:
+    tokens = found.tokens_known
+
+    def counted(counts: Counts, known: bool) -> dict[str, int | None]:
+        return {name: value if known or name == "rollouts" else None for name, value in asdict(counts).items()}
+
     return {
-        "generated": asdict(found.generated),
-        "lost": asdict(found.lost),
+        "generated": counted(found.generated, tokens or found.paid is not None),
+        "lost": None if found.paid is None else asdict(found.paid.lost),
         "groups": found.groups,
         "zero_variance": found.zero_variance,
         "all_right": found.all_right,
-        "expected_zero_variance": found.expected,
-        "estimator": found.estimator,
-        "without_gradient": asdict(found.without_gradient),
+        "expected_zero_variance": None if found.expected is None else asdict(found.expected),
+        "without_gradient": counted(found.without_gradient, tokens),
         "truncated": found.truncated,
         "failed": found.failed,
         "solved_problems": found.solved_problems,

@@ -6,13 +6,16 @@ where they contradict each other. The keys were read in each trainer's own sourc
 """
 
 from .forms import load, nested, render
+from .framework import Framework
 from .registry import FRAMEWORKS, convert, framework, read
-from .settings import Configuration, Framework, Reading, Run
+from .run import Configuration, Parallelism, Run
+from .settings import Reading
 
 __all__ = [
     "FRAMEWORKS",
     "Configuration",
     "Framework",
+    "Parallelism",
     "Reading",
     "Run",
     "convert",

@@ -11,53 +11,77 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError
-from .settings import Configuration, Style, Value
+from ..wording import reason, short
+from .framework import Style
+from .run import Configuration, Value
 
 REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
+
+SCRIPTS = ("", ".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".pbs", ".lsf", ".job", ".txt")
+"""Suffixes of launch scripts."""
+
+LONGEST_FILE = 2**24
+LONGEST_KEY = 1_000
+MOST_SETTINGS = 100_000
+DEEPEST = 100
+"""No trainer's settings are longer, more or deeper; aliases of YAML make a short file as large as one likes."""
 
 
 def load(source: Path) -> dict[str, Value]:
     """Read settings from a file.
 
     Args:
-        source: ``.yaml``, ``.yml``, ``.json``, ``.toml``, or a launch script (any other suffix), whose words
-            that look like flags are taken.
+        source: ``.yaml``, ``.yml``, ``.json``, ``.toml``, or a launch script (``.sh`` and the like, or no suffix),
+            whose words that look like flags are taken.
 
     Returns:
         Dotted keys and their values; references such as ``${data.train_batch_size}`` are followed.
 
     Raises:
-        BudgetError: The file cannot be read or understood, or it is YAML and PyYAML is not installed.
+        BudgetError: The file cannot be read or understood, is of another kind, or is YAML and PyYAML is not installed.
     """
-    try:
-        text = source.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise BudgetError(f"{source}: cannot be read ({reason})") from None
     suffix = source.suffix.lower()
+    if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):
+        raise BudgetError(
+            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a launch script (.sh) or, "
+            "after --, flags"
+        )
     try:
-        if suffix in {".yaml", ".yml"}:
-            document = _yaml(text, source)
-        elif suffix == ".json":
+        with source.open(encoding="utf-8") as stream:
+            text = stream.read(LONGEST_FILE + 1)
+    except UnicodeDecodeError:
+        raise BudgetError(f"{source}: cannot be read (it is not text)") from None
+    except (OSError, ValueError) as error:
+        raise BudgetError(f"{source}: cannot be read ({reason(error)})") from None
+    if len(text) > LONGEST_FILE:
+        raise BudgetError(f"{source}: is longer than {LONGEST_FILE:,} characters, so these are no settings")
+    if suffix in SCRIPTS:
+        return _script(text, source)
+    try:
+        if suffix == ".json":
             document = json.loads(text)
         elif suffix == ".toml":
             document = tomllib.loads(text)
         else:
-            return flags(shlex.split(text.replace("\\\n", " "), comments=True))
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError, ValueError) as error:
+            document = _yaml(text, source)
+    except RecursionError:
+        raise BudgetError(f"{source}: is nested too deeply") from None
+    except ValueError as error:
         if isinstance(error, BudgetError):
             raise
-        raise BudgetError(f"{source}: not {suffix.removeprefix('.') or 'a script'} ({_first_line(error)})") from None
+        # Python's advice on numbers of thousands of digits is for programmers.
+        told = reason(error).partition("; use sys.")[0]
+        raise BudgetError(f"{source}: not {suffix.removeprefix('.')} ({told})") from None
     if not isinstance(document, Mapping):
-        raise BudgetError(f"{source}: holds no settings (its top level has to be keys with values)")
-    return _resolved(dict(_flat(document)))
+        raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
+    return _resolved(_flat(document, source))
 
 
 def flags(words: Iterable[str]) -> dict[str, Value]:
     """Read settings from flags.
 
     ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood;
-    dashes within a key are underscores, several values make a list, and other words are passed over.
+    dashes within a key are underscores, several numbers make a list, and other words are passed over.
     """
     found: dict[str, Value] = {}
     open_key: str | None = None
@@ -73,13 +97,7 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
             found[key] = _value(value)
             open_key = None
         elif open_key is not None and not word.startswith("--"):
-            before = found[open_key]
-            if before is True:
-                found[open_key] = _value(word)
-            elif isinstance(before, list):
-                before.append(_value(word))
-            else:
-                found[open_key] = [before, _value(word)]
+            open_key = open_key if _taken(found, open_key, _value(word)) else None
     return found
 
 
@@ -102,6 +120,17 @@ def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
     return document
 
 
+def _script(text: str, source: Path) -> dict[str, Value]:
+    first = text.partition("\n")[0]
+    if first.startswith("#!") and "python" in first:
+        raise BudgetError(f"{source}: is a Python program; give the script that starts it or, after --, its flags")
+    try:
+        return flags(shlex.split(text.replace("\\\n", " "), comments=True))
+    except ValueError as error:
+        kind = source.suffix.removeprefix(".") or "a script"
+        raise BudgetError(f"{source}: not {kind} ({reason(error)})") from None
+
+
 def _yaml(text: str, source: Path) -> object:
     try:
         import yaml  # type: ignore[import-untyped, unused-ignore]
@@ -113,16 +142,31 @@ def _yaml(text: str, source: Path) -> object:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise BudgetError(f"{source}: not YAML ({_first_line(error)})") from None
+        raise BudgetError(f"{source}: not YAML ({reason(error)})") from None
 
 
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Value]]:
-    for key, value in document.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
+def _flat(document: Mapping[Any, Any], source: Path) -> dict[str, Value]:
+    """Dotted keys and values of a document that is neither too deep nor too large."""
+    settings: dict[str, Value] = {}
+    visited = 0
+    left = [("", 1, document)]
+    while left:
+        prefix, depth, inner = left.pop()
+        if depth > DEEPEST:
+            raise BudgetError(f"{source}: is nested more than {DEEPEST} deep, or holds itself")
+        deeper = []
+        for key, value in inner.items():
+            name = prefix + (key if isinstance(key, str) else short(key))
+            visited += 1
+            if len(name) > LONGEST_KEY or visited > MOST_SETTINGS:
+                most = f"{LONGEST_KEY:,} characters in a key" if visited <= MOST_SETTINGS else f"{MOST_SETTINGS:,} keys"
+                raise BudgetError(f"{source}: holds more than {most}")
+            if isinstance(value, Mapping):
+                deeper.append((f"{name}.", depth + 1, value))
+            else:
+                settings[name] = value
+        left += reversed(deeper)
+    return settings
 
 
 def _resolved(settings: dict[str, Value]) -> dict[str, Value]:
@@ -139,7 +183,32 @@ def _resolved(settings: dict[str, Value]) -> dict[str, Value]:
     return settings
 
 
+def _taken(found: dict[str, Value], key: str, value: Value) -> bool:
+    """Put a further word to a flag, and return whether the next one may belong to it as well."""
+    before = found[key]
+    if before is True:
+        found[key] = value
+    elif not _is_number(value):
+        # What follows the value of the last option of a launcher is the program that it starts.
+        return False
+    elif isinstance(before, list):
+        before.append(value)
+    elif _is_number(before):
+        found[key] = [before, value]
+    return _is_number(value)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _value(text: str) -> Value:
+    if text.startswith("[") and text.endswith("]"):
+        return [_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+    return _scalar(text)
+
+
+def _scalar(text: str) -> Value:
     low = text.lower()
     if low in {"true", "false"}:
         return low == "true"
@@ -150,8 +219,6 @@ def _value(text: str) -> Value:
             return kind(text)
         except ValueError:
             continue
-    if text.startswith("[") and text.endswith("]"):
-        return [_value(part.strip()) for part in text[1:-1].split(",") if part.strip()]
     return text
 
 
@@ -159,7 +226,3 @@ def _text(value: Value) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " ".join(_text(part) for part in value)
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -3,11 +3,15 @@
 Read in ``open_instruct/grpo_fast.py``, ``grpo_utils.py`` and ``data_loader.py`` of August 2026: a batch of
 ``num_unique_prompts_rollout`` prompts with ``num_samples_per_prompt_rollout`` responses each is split into
 ``num_mini_batches``, each an optimizer step. ``per_device_train_batch_size`` counts packed sequences and is left alone.
+Learners over ``sequence_parallel_size`` are data-parallel ranks; above 1 it needs ``deepspeed_stage`` 3.
 """
 
 from __future__ import annotations
 
-from .settings import Configuration, Framework, Reading, Run, Settings, Value
+from ..wording import short
+from .framework import Framework
+from .run import Configuration, Run, Value
+from .settings import Reading, Settings
 
 
 def write(run: Run) -> Configuration:
@@ -27,6 +31,12 @@ def write(run: Run) -> Configuration:
             "num_learners_per_node": learners,
             # open-instruct refuses to filter groups of one, all of which it would drop.
             **({"filter_zero_std_samples": False} if a.rollouts_per_problem == 1 else {}),
+            **(
+                {"sequence_parallel_size": run.parallelism.context, "deepspeed_stage": 3}
+                if run.parallelism.context > 1
+                else {}
+            ),
+            **run.rate("learning_rate"),
         },
         notes=(
             "total_episodes counts rollouts",
@@ -69,16 +79,24 @@ def parse(settings: Settings) -> Reading:
         world = sum(c for c in counts if isinstance(c, int))
     else:
         world = None
-        settings.unknown.append(f"world size: num_learners_per_node is {learners!r}; it is a list of whole numbers")
-    if batch and world and batch < world:
-        settings.inconsistent.append(f"a batch of {batch:,} rollouts is less than one for each of {world} learners")
+        settings.unknown.append(
+            f"world size: num_learners_per_node is {short(learners)}; it is a list of whole numbers"
+        )
+    ranks = settings.ranks(world, context=("sequence_parallel_size",))
+    if batch and ranks and batch < ranks:
+        settings.inconsistent.append(
+            f"a batch of {batch:,} rollouts is less than one for each of {ranks} data-parallel ranks"
+        )
     return settings.reading(
         problems_per_batch=problems,
         rollouts_per_problem=n,
         update_steps=steps,
         per_batch=parts * passes,
         world_size=world,
+        data_parallel=ranks,
     )
 
 
-OPEN_INSTRUCT = Framework(name="open-instruct", title="open-instruct", style="dashes", write=write, parse=parse)
+OPEN_INSTRUCT = Framework(
+    name="open-instruct", title="open-instruct", style="dashes", write=write, parse=parse, parallelism=("context",)
+)

@@ -1,16 +1,20 @@
 """OpenRLHF: ``rollout.batch_size`` counts prompts and ``train.batch_size`` counts samples.
 
-Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of August 2026: a rollout batch gets
+Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of 0.11.2: a rollout batch gets
 ``rollout.batch_size × rollout.n_samples_per_prompt // train.batch_size`` optimizer steps, times ``train.max_epochs``.
 There is no setting for a number of steps: a run ends with its last episode, so M follows from ``data.max_samples``
-(prompts) and ``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. Releases before
-0.10 spell the flags with underscores only.
+(prompts) and ``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. Devices over
+``ds.tensor_parallel_size`` × ``ds.ring_attn_size`` are data-parallel ranks. The reference model has devices of its own,
+8 unless it is said, and colocation wants as many as the actor has. Releases before 0.10 spell the flags with
+underscores only.
 """
 
 from __future__ import annotations
 
 from ..errors import BudgetError
-from .settings import Configuration, Framework, Reading, Run, Settings, split
+from .framework import Framework
+from .run import Configuration, Run, Value
+from .settings import Reading, Settings, split
 
 
 def write(run: Run) -> Configuration:
@@ -34,9 +38,15 @@ def write(run: Run) -> Configuration:
     nodes, per_node = run.nodes
     notes = ["rollout.batch_size counts prompts, train.batch_size counts samples"]
     if run.problems is None:
-        notes.append(f"the prompt set has to hold {samples:,} prompts or the run ends early; say --problems D if fewer")
+        notes.append(f"the prompt set must hold {samples:,} prompts or the run ends early; say --problems D if fewer")
     elif episodes > 1 and samples < run.problems:
         notes.append(f"{run.problems - samples:,} of {run.problems:,} problems are left out, so that batches are whole")
+    parallel: dict[str, Value] = {
+        "ds.tensor_parallel_size": run.parallelism.tensor,
+        "ds.ring_attn_size": run.parallelism.context,
+    }
+    if run.parallelism.context > 1:
+        notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
     return Configuration(
         framework="openrlhf",
         settings={
@@ -50,6 +60,10 @@ def write(run: Run) -> Configuration:
             "train.num_episodes": episodes,
             "actor.num_nodes": nodes,
             "actor.num_gpus_per_node": per_node,
+            "ref.num_nodes": nodes,
+            "ref.num_gpus_per_node": per_node,
+            **{key: degree for key, degree in parallel.items() if degree != 1},
+            **run.rate("actor.adam.lr"),
         },
         notes=tuple(notes),
     )
@@ -72,7 +86,12 @@ def parse(settings: Settings) -> Reading:
             f"train.batch_size counts samples: the {generated:,} of a rollout batch ({problems:,} prompts × {n:,}) "
             f"are not a multiple of {batch:,}, and what is left over is not trained on"
         )
-    settings.share(batch, world, "train.batch_size")
+    ranks = settings.ranks(
+        world,
+        tensor=("ds.tensor_parallel_size", "ds_tensor_parallel_size"),
+        context=("ds.ring_attn_size", "ring_attn_size"),
+    )
+    settings.share(batch, ranks, world, "train.batch_size")
     samples = settings.whole("data.max_samples", "max_samples")
     if samples and settings.problems:
         samples = min(samples, settings.problems)
@@ -101,7 +120,15 @@ def parse(settings: Settings) -> Reading:
         update_steps=steps,
         per_batch=parts * passes if parts else None,
         world_size=world,
+        data_parallel=ranks,
     )
 
 
-OPENRLHF = Framework(name="openrlhf", title="OpenRLHF", style="dashes", write=write, parse=parse)
+OPENRLHF = Framework(
+    name="openrlhf",
+    title="OpenRLHF",
+    style="dashes",
+    write=write,
+    parse=parse,
+    parallelism=("tensor", "context"),
+)

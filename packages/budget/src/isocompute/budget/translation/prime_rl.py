@@ -1,13 +1,21 @@
 """prime-rl: ``orchestrator.batch_size`` counts samples, in groups of ``orchestrator.group_size``.
 
-Read in ``packages/prime-rl-configs`` of August 2026 (``orchestrator.py``, ``rl.py``): the batch has to be a multiple
-of the group, and ``max_steps`` is shared by trainer and orchestrator. Micro-batches are packed by tokens
-(``seq_len``), so there is no setting for them. Before 2026 the group was ``rollouts_per_example``.
+Read in ``packages/prime-rl-configs`` of August 2026 (``orchestrator.py``, ``trainer.py``, ``rl.py``): the batch must be
+a multiple of the group, a source of problems may set a ``group_size`` of its own, and ``max_steps`` is shared by
+trainer and orchestrator. Micro-batches are packed by tokens (``seq_len``), so there is no setting for them; the model
+is spread by ``trainer.model.cp`` (context) and by nothing else. On several machines ``deployment.num_infer_nodes``
+must be above 0, with an ``[inference]`` and a ``[slurm]`` section beside it. Before 2026 the group was
+``rollouts_per_example``.
 """
 
 from __future__ import annotations
 
-from .settings import Configuration, Framework, Reading, Run, Settings, Value, split
+from .framework import Framework
+from .run import Configuration, Run, Value
+from .settings import Reading, Settings, split
+
+# A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
+SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env")
 
 
 def write(run: Run) -> Configuration:
@@ -22,6 +30,7 @@ def write(run: Run) -> Configuration:
         else {
             "deployment.type": "multi_node",
             "deployment.num_train_nodes": nodes,
+            "deployment.num_infer_nodes": 1,
             "deployment.gpus_per_node": per_node,
         }
     )
@@ -32,10 +41,22 @@ def write(run: Run) -> Configuration:
             "orchestrator.batch_size": a.batch_rollouts,
             "orchestrator.group_size": a.rollouts_per_problem,
             **deployment,
+            **({"trainer.model.cp": run.parallelism.context} if run.parallelism.context > 1 else {}),
+            **run.rate("trainer.optim.lr"),
         },
         notes=(
             "orchestrator.batch_size counts samples, not prompts",
-            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps) or failed are "
+            *(
+                ()
+                if alone
+                else (
+                    "several machines need [inference] and [slurm] sections; num_infer_nodes of 1 is the least, take "
+                    "as many as the responses need",
+                )
+            ),
+            "a group_size of a source of problems would override orchestrator.group_size",
+            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps) or failed, and groups "
+            "that replace discarded ones (constant_trainer_batch_size, since September 2026), are "
             f"generated on top of the {a.rollouts:,} that are trained on",
         ),
     )
@@ -54,9 +75,7 @@ def parse(settings: Settings) -> Reading:
         if batch is not None:
             settings.inconsistent.append("batch_size and token_batch_size are both set, which prime-rl refuses")
             batch = None
-    n = settings.whole(
-        "orchestrator.group_size", "group_size", "orchestrator.rollouts_per_example", "rollouts_per_example", default=1
-    )
+    n = _group(settings)
     problems = split(batch, n)
     if batch and n and problems is None:
         settings.inconsistent.append(
@@ -65,17 +84,62 @@ def parse(settings: Settings) -> Reading:
     shared = settings.whole("max_steps")
     parts = {settings.whole(f"{part}.max_steps") for part in ("trainer", "orchestrator")} - {None}
     if len(parts) > 1 or (shared and parts - {shared}):
-        settings.inconsistent.append("max_steps differs between the trainer and the orchestrator; they have to agree")
+        settings.inconsistent.append("max_steps differs between the trainer and the orchestrator; they must agree")
     steps = shared or next(iter(parts), None)
     if steps is None and not settings.unknown:
         settings.missing("update steps (prime-rl then runs for ever)", "max_steps")
-    settings.notes.append("prime-rl samples ahead; stale and failed rollouts are generated on top")
+    settings.notes.append(
+        "prime-rl samples ahead; stale and failed rollouts, and groups that replace discarded ones, are generated on "
+        "top"
+    )
+    world = _world(settings)
     return settings.reading(
         problems_per_batch=problems,
         rollouts_per_problem=n,
         update_steps=steps,
-        world_size=_world(settings),
+        world_size=world,
+        data_parallel=settings.ranks(world, context=("trainer.model.cp", "model.cp")),
     )
+
+
+def _group(settings: Settings) -> int | None:
+    """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
+    names = ("orchestrator.group_size", "group_size", "orchestrator.rollouts_per_example", "rollouts_per_example")
+    sources = _sources(settings)
+    own = {place: value for place, value in sources.items() if value is not None}
+    shared = None
+    if len(own) < max(1, len(sources)):
+        shared = settings.whole(*names, default=1)
+        if shared is None:
+            return None
+    sizes = {settings.checked(value, f"{SOURCES[0]}.{place}.group_size") for place, value in own.items()}
+    if shared is not None:
+        sizes.add(shared)
+    if len(sizes) > 1:
+        settings.unknown.append(
+            f"rollouts per problem: groups of {' and '.join(f'{size:,}' for size in sorted(sizes))} are mixed, because "
+            "a source's group_size overrides orchestrator.group_size"
+        )
+        return None
+    n = sizes.pop()
+    overridden, value = settings.find(*names)
+    if own and value is not None and value != n:
+        settings.notes.append(f"the group_size of the sources, {n:,}, overrides {overridden}")
+    return n
+
+
+def _sources(settings: Settings) -> dict[str, Value]:
+    """The ``group_size`` of every source of training problems, by its place; None where a source leaves it open."""
+    found: dict[str, Value] = {}
+    for name in SOURCES:
+        listed = settings.values.get(name)
+        for place, source in enumerate(listed if isinstance(listed, list) else ()):
+            found[str(place)] = source.get("group_size") if isinstance(source, dict) else None
+        for key, value in settings.values.items():
+            number, _, field = key.removeprefix(f"{name}.").partition(".")
+            if key.startswith(f"{name}.") and number.isdigit():
+                found[number] = value if field == "group_size" else found.get(number)
+    return found
 
 
 def _world(settings: Settings) -> int | None:
@@ -86,4 +150,6 @@ def _world(settings: Settings) -> int | None:
     return nodes * per_node if per_node else None
 
 
-PRIME_RL = Framework(name="prime-rl", title="prime-rl", style="dashes", write=write, parse=parse)
+PRIME_RL = Framework(
+    name="prime-rl", title="prime-rl", style="dashes", write=write, parse=parse, parallelism=("context",)
+)

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from ..counts import whole
 from ..errors import BudgetError
+from .framework import Framework
 from .nemo_rl import NEMO_RL
 from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
 from .prime_rl import PRIME_RL
-from .settings import Configuration, Framework, Reading, Run, Settings, Value
+from .run import Configuration, Run, Value
+from .settings import Reading, Settings
 from .skyrl import SKYRL
 from .trl import TRL
 from .verl import VERL
@@ -37,12 +39,17 @@ def convert(name: str, run: Run) -> Configuration:
 
     Args:
         name: The trainer.
-        run: Allocation, devices, and what else is known.
+        run: Allocation, devices, how the model is spread over them, and what else is known.
 
     Raises:
         BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would do.
     """
-    return framework(name).write(run)
+    known = framework(name)
+    lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
+    if lacking:
+        has = f"it has {' and '.join(known.parallelism)} parallelism" if known.parallelism else "it has none"
+        raise BudgetError(f"{known.title} trains without {' and '.join(lacking)} parallelism; {has}, so leave it out")
+    return known.write(run)
 
 
 def read(
@@ -63,7 +70,7 @@ def read(
         where: The file, for error messages.
 
     Raises:
-        BudgetError: There is no such trainer, or a value is not a number that it has to be.
+        BudgetError: There is no such trainer, or a value is not the number that it must be.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)

@@ -1,110 +1,16 @@
-"""What passes between an allocation and a trainer's settings."""
+"""A trainer's settings while they are read, and what they turn out to say."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, gcd
-from typing import Literal
+from math import ceil
 
 from ..allocation import Allocation
-from ..counts import finite, whole
+from ..counts import LARGEST, finite
 from ..errors import BudgetError
-
-Value = bool | int | float | str | None | list["Value"]
-"""A setting's value, as YAML, JSON, TOML and flags can hold it."""
-
-Style = Literal["dashes", "hydra"]
-"""How a trainer takes flags: ``--key value`` or ``key=value``."""
-
-MICRO_BATCH = 8
-"""Rollouts a device holds at once, at most, unless it is said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What a trainer is to be told.
-
-    Attributes:
-        allocation: The split.
-        world_size: Devices that train, data-parallel.
-        micro_batch: Rollouts that a device holds in one forward and backward pass; None takes the largest
-            divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
-        gpus_per_node: Devices of a machine, at most.
-        problems: D, problems in the training set; None when it is not known.
-
-    Raises:
-        BudgetError: A number is not whole and positive, or the batch does not divide over the devices.
-    """
-
-    allocation: Allocation
-    world_size: int = 1
-    micro_batch: int | None = None
-    gpus_per_node: int = 8
-    problems: int | None = None
-
-    def __post_init__(self) -> None:
-        whole(self.world_size, "world_size", least=1)
-        whole(self.gpus_per_node, "gpus_per_node", least=1)
-        a = self.allocation
-        if self.problems is not None and whole(self.problems, "problems", least=1) < a.problems_per_batch:
-            raise BudgetError(
-                f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}; "
-                f"every trainer drops the incomplete batch, so take problems_per_batch of at most {self.problems:,}"
-            )
-        if a.batch_rollouts % self.world_size:
-            step = self.world_size // gcd(self.world_size, a.rollouts_per_problem)
-            below = a.problems_per_batch // step * step
-            fits = " or ".join(f"{p:,}" for p in (below, below + step) if p)
-            raise BudgetError(
-                f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
-                f"{a.rollouts_per_problem:,}) does not divide over {self.world_size} devices; "
-                f"problems_per_batch {fits} would"
-            )
-        if self.micro_batch is not None and self.device_rollouts % whole(self.micro_batch, "micro_batch", least=1):
-            fits = ", ".join(str(d) for d in range(1, self.device_rollouts + 1) if self.device_rollouts % d == 0)
-            raise BudgetError(
-                f"micro_batch is {self.micro_batch}, which does not divide a device's {self.device_rollouts:,} "
-                f"rollouts of a batch; {fits} would"
-            )
-
-    @property
-    def device_rollouts(self) -> int:
-        """A device's share of a batch, in rollouts."""
-        return self.allocation.batch_rollouts // self.world_size
-
-    @property
-    def micro(self) -> int:
-        """Rollouts of one pass of a device."""
-        return self.micro_batch or largest_divisor(self.device_rollouts, MICRO_BATCH)
-
-    @property
-    def nodes(self) -> tuple[int, int]:
-        """Machines, and devices of each."""
-        per_node = largest_divisor(self.world_size, self.gpus_per_node)
-        return self.world_size // per_node, per_node
-
-    @property
-    def epochs(self) -> int:
-        """Passes over the problems that surely hold M batches: every pass holds one batch at least."""
-        if self.problems is None:
-            return self.allocation.update_steps
-        return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Configuration:
-    """A trainer's settings.
-
-    Attributes:
-        framework: Name of the trainer.
-        settings: Dotted keys and their values.
-        notes: What the settings rest on, and what has to be said elsewhere.
-    """
-
-    framework: str
-    settings: Mapping[str, Value]
-    notes: tuple[str, ...] = ()
+from ..wording import short
+from .run import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +23,8 @@ class Reading:
         update_steps: M, batches generated and trained on, or None.
         optimizer_steps: Optimizer steps in all; more than M where a batch is split or used again.
         world_size: Devices that train, or None.
+        data_parallel: Copies of the model that share a batch, or None.
+        baseline_rollouts: Responses generated for each problem on top of n and not trained on (veRL's remax: 1).
         unknown: What the settings do not say, and how to say it.
         inconsistent: What contradicts itself, or does not do what it seems to.
         notes: Defaults that were taken, and what is generated on top.
@@ -127,6 +35,8 @@ class Reading:
     update_steps: int | None
     optimizer_steps: int | None
     world_size: int | None
+    data_parallel: int | None = None
+    baseline_rollouts: int = 0
     unknown: tuple[str, ...] = ()
     inconsistent: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -141,6 +51,12 @@ class Reading:
             rollouts_per_problem=self.rollouts_per_problem,  # type: ignore[arg-type]
             update_steps=self.update_steps,  # type: ignore[arg-type]
         )
+
+    @property
+    def generated(self) -> int | None:
+        """Rollouts that the run generates, B_p · (n + baseline) · M, or None when the allocation is not known."""
+        a = self.allocation
+        return None if a is None else a.rollouts + a.problems_per_batch * a.update_steps * self.baseline_rollouts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,12 +104,21 @@ class Settings:
                 self.notes.append(f"{name} is not set; the default of {default:,} is taken")
             return default
         if isinstance(value, str) and "$" in value:
-            self.unknown.append(f"{name} is {value}, which is only known when the script runs")
+            self.unknown.append(f"{name} is {value:.120}, which is only known when the script runs")
             return None
+        return self.checked(value, name)
+
+    def checked(self, value: Value, name: str) -> int:
+        """A value as a whole number of at least 1.
+
+        Raises:
+            BudgetError: It is none.
+        """
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BudgetError(f"{self.where}: {name} is {value!r}; it has to be a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+            most = f" and at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
+            raise BudgetError(f"{self.where}: {name} is {short(value)}; it must be a whole number of at least 1{most}")
         return value
 
     def on(self, *names: str, default: bool = False) -> bool:
@@ -205,10 +130,56 @@ class Settings:
         """Note that the settings do not say something."""
         self.unknown.append(f"{what}: {names} is not set")
 
-    def share(self, batch: int | None, world: int | None, key: str) -> None:
-        """Note a batch that does not divide over the devices."""
-        if batch and world and batch % world:
-            self.inconsistent.append(f"{key}: {batch:,} rollouts do not divide over {world} devices")
+    def product(self, *factors: int | None) -> int | None:
+        """Several numbers multiplied, or None when one is not known."""
+        total = 1
+        for factor in factors:
+            if factor is None:
+                return None
+            total *= factor
+        return total
+
+    def ranks(
+        self,
+        world: int | None,
+        *,
+        tensor: Sequence[str] = (),
+        pipeline: Sequence[str] = (),
+        context: Sequence[str] = (),
+    ) -> int | None:
+        """Data-parallel ranks: devices over tensor × pipeline × context parallelism.
+
+        Args:
+            world: Devices that train, or None.
+            tensor: Names of the setting of tensor parallelism; none where the trainer has no such setting.
+            pipeline: Likewise of pipeline parallelism.
+            context: Likewise of context, ring-attention or Ulysses sequence parallelism.
+
+        Returns:
+            The ranks, or None when they cannot be known or the devices do not divide, which is noted.
+        """
+        copy, said = 1, []
+        for names in (tensor, pipeline, context):
+            if not names or self.find(*names)[1] is None:
+                continue
+            degree = self.whole(*names)
+            if degree is None:
+                return None
+            copy *= degree
+            if degree > 1:
+                said.append(f"{self.find(*names)[0]} {degree}")
+        if world is None or world % copy == 0:
+            return world and world // copy
+        self.inconsistent.append(
+            f"{world} devices do not divide into copies of the model on {copy} each ({', '.join(said)})"
+        )
+        return None
+
+    def share(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
+        """Note a batch that does not divide over the data-parallel ranks, or devices where these are as many."""
+        if batch and ranks and batch % ranks:
+            what = "devices" if ranks == world else "data-parallel ranks"
+            self.inconsistent.append(f"{key}: {batch:,} rollouts do not divide over {ranks} {what}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
         """A number above 0, which need not be whole.
@@ -258,6 +229,8 @@ class Settings:
         update_steps: int | None,
         per_batch: int | None = 1,
         world_size: int | None,
+        data_parallel: int | None,
+        baseline_rollouts: int = 0,
     ) -> Reading:
         """Put the parts and the remarks together.
 
@@ -267,11 +240,11 @@ class Settings:
             update_steps: M.
             per_batch: Optimizer steps on each batch that is generated.
             world_size: Devices that train.
+            data_parallel: Copies of the model that share a batch.
+            baseline_rollouts: Responses for each problem on top of n.
         """
         if per_batch is not None and per_batch > 1:
-            self.inconsistent.append(
-                f"each batch gets {per_batch:,} optimizer steps, of which only the first is on-policy"
-            )
+            self.notes.append(f"each batch gets {per_batch:,} optimizer steps, of which only the first is on-policy")
         if self.world_size is not None and world_size is not None and self.world_size != world_size:
             self.inconsistent.append(f"the settings are for {world_size} devices, not for {self.world_size}")
         return Reading(
@@ -280,34 +253,12 @@ class Settings:
             update_steps=update_steps or None,
             optimizer_steps=update_steps * per_batch if update_steps and per_batch else None,
             world_size=world_size,
+            data_parallel=data_parallel,
+            baseline_rollouts=baseline_rollouts,
             unknown=tuple(self.unknown),
             inconsistent=tuple(self.inconsistent),
             notes=tuple(self.notes),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
-    """A trainer.
-
-    Attributes:
-        name: Name on the command line.
-        title: Its own spelling.
-        style: How it takes flags.
-        write: Settings for a run.
-        parse: What settings say.
-    """
-
-    name: str
-    title: str
-    style: Style
-    write: Callable[[Run], Configuration]
-    parse: Callable[[Settings], Reading]
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of ``number`` that is not above ``most``."""
-    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
 
 
 def split(batch: int | None, part: int | None) -> int | None:

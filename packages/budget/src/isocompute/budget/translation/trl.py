@@ -3,13 +3,18 @@
 Read in ``trl/trainer/grpo_config.py`` of 1.16: ``generation_batch_size`` is ``per_device_train_batch_size`` ×
 processes × ``steps_per_generation``, which is ``gradient_accumulation_steps`` unless it is set, and is filled with
 groups of ``num_generations``. ``max_steps`` counts optimizer steps and overrides ``num_train_epochs``. The number of
-processes is the launcher's and is not among the settings.
+processes is the launcher's: ``accelerate launch --num_processes``, or ``torchrun --nnodes`` × ``--nproc_per_node``.
+Every process is a data-parallel rank: ``GRPOConfig`` refuses context and sequence parallelism, and counts the
+processes of tensor parallelism as if each had rollouts of its own.
 """
 
 from __future__ import annotations
 
 from ..errors import BudgetError
-from .settings import Configuration, Framework, Reading, Run, Settings, split
+from ..wording import short
+from .framework import Framework
+from .run import Configuration, Run
+from .settings import Reading, Settings, split
 
 
 def write(run: Run) -> Configuration:
@@ -21,7 +26,7 @@ def write(run: Run) -> Configuration:
     a = run.allocation
     if a.rollouts_per_problem < 2:
         raise BudgetError("TRL refuses num_generations of 1, whose advantages are all zero; take 2 or more")
-    accumulated = run.device_rollouts // run.micro
+    accumulated = run.rank_rollouts // run.micro
     return Configuration(
         framework="trl",
         settings={
@@ -31,6 +36,7 @@ def write(run: Run) -> Configuration:
             "steps_per_generation": accumulated,
             "num_iterations": 1,
             "max_steps": a.update_steps,
+            **run.rate("learning_rate"),
         },
         notes=(
             f"start {run.world_size} process{'es' if run.world_size > 1 else ''}: "
@@ -48,13 +54,12 @@ def parse(settings: Settings) -> Reading:
     accumulated = settings.whole("gradient_accumulation_steps", default=1)
     kept = settings.whole("steps_per_generation")
     generated = settings.whole("generation_batch_size")
-    iterations = settings.whole("num_iterations") or 1
-    world = settings.world_size
+    world = _processes(settings)
     if generated is not None and kept is not None:
         settings.inconsistent.append("generation_batch_size and steps_per_generation are both set, which TRL refuses")
     if n == 1:
         settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
-    if world is None:
+    if world is None and not any(told.startswith("world size") for told in settings.unknown):
         settings.unknown.append(
             "world size: the number of processes is the launcher's (accelerate launch --num_processes); "
             "say --world-size"
@@ -79,22 +84,8 @@ def parse(settings: Settings) -> Reading:
             f"per_device_train_batch_size counts completions: {device:,} are part of one group of {n:,}, which is "
             "spread over devices and passes"
         )
-    # Optimizer steps on each generation batch: its passes, as often as it is used, over the passes of a step.
-    passes = (kept or accumulated or 0) * iterations
-    per_batch = split(passes, accumulated)
-    if accumulated and passes and per_batch is None:
-        settings.inconsistent.append(
-            f"{passes} passes over a generation batch are not a whole number of optimizer steps of {accumulated} passes"
-        )
-    steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
-    batches = None
-    if steps is not None:
-        if per_batch and steps % per_batch:
-            settings.inconsistent.append(f"max_steps of {steps:,} ends within a generation batch of {per_batch} steps")
-        batches = -(-steps // per_batch) if per_batch else None
-    else:
-        epochs = settings.fraction("num_train_epochs", default=3)
-        batches = settings.steps(None, epochs, problems, "num_train_epochs")
+    per_batch = _steps_on_each_batch(settings, kept or accumulated, accumulated)
+    batches = _batches(settings, problems, per_batch)
     if settings.values.get("eval_strategy") not in (None, "no"):
         settings.notes.append("evaluations generate on top: num_generations_eval for each prompt of the evaluation set")
     return settings.reading(
@@ -103,7 +94,53 @@ def parse(settings: Settings) -> Reading:
         update_steps=batches,
         per_batch=per_batch,
         world_size=world,
+        data_parallel=world,
     )
+
+
+def _steps_on_each_batch(settings: Settings, kept: int | None, accumulated: int | None) -> int | None:
+    """Optimizer steps on each generation batch: its passes, as often as it is used, over the passes of a step."""
+    passes = (kept or 0) * (settings.whole("num_iterations") or 1)
+    per_batch = split(passes, accumulated)
+    if accumulated and passes and per_batch is None:
+        settings.inconsistent.append(
+            f"{passes} passes over a generation batch are not a whole number of optimizer steps of {accumulated} passes"
+        )
+    return per_batch
+
+
+def _batches(settings: Settings, problems: int | None, per_batch: int | None) -> int | None:
+    """M, generation batches, from optimizer steps or epochs."""
+    steps = settings.whole("max_steps") if settings.values.get("max_steps") != -1 else None
+    if steps is None:
+        return settings.steps(None, settings.fraction("num_train_epochs", default=3), problems, "num_train_epochs")
+    if per_batch and steps % per_batch:
+        settings.inconsistent.append(f"max_steps of {steps:,} ends within a generation batch of {per_batch} steps")
+    return -(-steps // per_batch) if per_batch else None
+
+
+def _processes(settings: Settings) -> int | None:
+    """Data-parallel ranks: the processes, as the launch line or the caller says them."""
+    for key in ("cp_size", "sp_size"):
+        if (settings.whole(f"parallelism_config_{key}") or 1) > 1:
+            settings.inconsistent.append(f"parallelism_config_{key} is above 1, which TRL's GRPO trainer refuses")
+    if (settings.whole("parallelism_config_tp_size") or 1) > 1:
+        settings.unknown.append(
+            "world size: TRL takes every process for a data-parallel rank, and with parallelism_config_tp_size above 1 "
+            "they are not; what it then generates is not known here"
+        )
+        return None
+    launched = ("num_processes", "nproc_per_node", "nnodes")
+    said = {key: value for key in launched if (value := settings.values.get(key)) is not None}
+    words = [f"{key} is {short(value)}" for key, value in said.items() if isinstance(value, str)]
+    if words:
+        settings.unknown.append(f"world size: {' and '.join(words)}, which is only known when the script runs")
+        return settings.world_size
+    if "num_processes" in said:
+        return settings.whole("num_processes")
+    if "nproc_per_node" in said:
+        return (settings.whole("nproc_per_node") or 1) * (settings.whole("nnodes") or 1)
+    return settings.world_size
 
 
 TRL = Framework(name="trl", title="TRL", style="dashes", write=write, parse=parse)

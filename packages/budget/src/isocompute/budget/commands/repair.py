@@ -1,0 +1,113 @@
+"""``repair``: save what is whole of a damaged ledger."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..counts import Counts
+from ..errors import LedgerError
+from ..repair import Dropped, salvage
+from ..wording import reason
+from ..writer import sync_folder
+from .text import plural
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    repair = commands.add_parser(
+        "repair",
+        help="save what is whole of a damaged ledger",
+        description="Write a new ledger with every whole record of a damaged one, and list what is not in it. The "
+        "damaged one stays as it is.",
+    )
+    repair.add_argument("ledger", type=Path, metavar="LEDGER", help="the damaged ledger")
+    repair.add_argument("--output", type=Path, required=True, metavar="NEW", help="where to write; not there yet")
+    repair.add_argument("--run-id", metavar="RUN", help="the run, where no record that is whole says it")
+    repair.set_defaults(run=_repair)
+
+
+def _repair(arguments: argparse.Namespace) -> Iterable[str]:
+    path, output = arguments.ledger, arguments.output
+    saved = salvage(_read(path), str(path), run_id=arguments.run_id)
+    _write(output, saved.content)
+    history = saved.history
+    totals = history.totals()
+    yield f"{path}: {saved.problem}"
+    yield (
+        f"{output}: {plural(history.records, 'record')} of run {history.run_id}, "
+        f"{plural(len(history.resumed_from), 'attempt')}: used {totals.used.rollouts:,} rollouts, paid "
+        f"{totals.paid.rollouts:,}"
+    )
+    for part in saved.dropped:
+        yield _told(part)
+    for first, last in saved.missing:
+        yield f"not saved: record {first}" if first == last else f"not saved: records {first} to {last}"
+    for note in saved.notes:
+        yield f"note: {note}"
+
+
+def _told(part: Dropped) -> str:
+    record = "" if part.number is None else f" (record {part.number})"
+    charges = "; ".join(f"step {step}, {cohort}: {_counted(counts)}" for step, cohort, counts in part.charges)
+    return f"dropped: bytes {part.begin} to {part.end}{record}: {part.reason}" + (
+        f"; it seems to charge {charges}" if charges else ""
+    )
+
+
+def _counted(counts: Counts) -> str:
+    return (
+        f"{counts.rollouts:,} rollouts, {counts.prompt_tokens:,} prompt tokens, "
+        f"{counts.response_tokens:,} response tokens"
+    )
+
+
+def _read(path: Path) -> bytes:
+    """A ledger that nobody writes to.
+
+    Raises:
+        LedgerError: It cannot be read, or a run is charging it.
+    """
+    try:
+        with path.open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LedgerError(f"{path}: a run has this ledger open; end it first") from None
+            except OSError:
+                # A file system without locks has no writer either: it refuses to open a ledger there.
+                pass
+            return stream.read()
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file where there is none: whole, or not at all.
+
+    Raises:
+        LedgerError: It cannot be written, or there is one.
+    """
+    aside = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".isocompute-")
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        # Unlike a rename, a link never takes the place of a file that is there.
+        path.hardlink_to(aside)
+        sync_folder(path.parent)
+    except FileExistsError:
+        raise LedgerError(f"{path}: is there already; a repaired ledger is written to a place of its own") from None
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None
+    finally:
+        if aside:
+            Path(aside).unlink(missing_ok=True)
