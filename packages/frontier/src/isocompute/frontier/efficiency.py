@@ -18,6 +18,7 @@ from scipy.optimize import least_squares, minimize_scalar
 from .curves import Array
 from .errors import FrontierError
 from .forms import SHAPES, Parameters
+from .noise import autocorrelation_of, effective_points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,13 +131,14 @@ def _held(
     name: str, compute: Array, reward: Array, best: Any, r0: float, asymptote: float, target: float
 ) -> Efficiency:
     """One recipe, with t intervals that count autocorrelated points for what they are worth."""
-    residual, freedom = best.fun, max(len(reward) - 2, 1)
+    residual = best.fun
     squares = float((residual**2).sum())
-    lag = float((residual[1:] * residual[:-1]).sum()) / squares if squares > 0 else 0.0
-    phi = float(np.clip((lag * len(reward) + 1.5) / max(len(reward) - 4, 1), 0.0, 0.9))
-    worth = max(freedom * (1 - phi) / (1 + phi), 1.0)
-    covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom * (1 + phi) / (1 - phi)
-    quantile = float(stats.t.ppf(0.975, worth))
+    lagged = float((residual[1:] * residual[:-1]).sum())
+    phi = autocorrelation_of(lagged, squares, points=len(reward), parameters=2)
+    freedom = max(effective_points(len(reward), 1, phi) - 2, 1.0)
+    # Squares of as many independent points as these are worth.
+    covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
+    quantile = float(stats.t.ppf(0.975, freedom))
     half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
     # An interval ends where the search does.
     ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}

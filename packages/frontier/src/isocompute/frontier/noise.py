@@ -70,6 +70,23 @@ def effective_points(points: int, seeds: int, autocorrelation: float) -> float:
     return max(worth - 2 * (seeds - 1), 1.0)
 
 
+def autocorrelation_of(lagged: float, squares: float, *, points: float, parameters: int) -> float:
+    """Lag-1 autocorrelation of the residuals of fitted curves, as the noise itself has it.
+
+    Theirs is lower by about (p − 1/2 + 4φ)/N, since a curve follows part of the noise.
+
+    Args:
+        lagged: Sum of the products of neighbouring residuals.
+        squares: Sum of their squares.
+        points: N, of one run.
+        parameters: p, of one curve.
+    """
+    if squares <= 0:
+        return 0.0
+    raised = (lagged / squares * points + parameters - 0.5) / max(points - 4.0, 1.0)
+    return float(np.clip(raised, 0.0, 0.9))
+
+
 def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noise:
     """Estimate the noise of the curves of one population together.
 
@@ -91,10 +108,8 @@ def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noi
         for k in range(2):
             if course[:, k].any():
                 effects[k].append(dict(zip(curve.names, found[:, k].tolist(), strict=True)))
-    # The lag-1 estimate of the residuals of a fitted curve is low by about (2.5 + 4φ)/points.
     points = float(np.mean([(c.seed == 0).sum() for c in curves]))
-    raw = top / bottom if bottom > 0 else 0.0
-    phi = float(np.clip((raw * points + 2.5) / max(points - 4.0, 1.0), 0.0, 0.9)) if bottom > 0 else 0.0
+    phi = autocorrelation_of(top, bottom, points=points, parameters=3)
     observed = max(sum(len(c.compute) for c in curves), 1)
     return Noise(
         autocorrelation=phi, autocorrelation_error=float(np.sqrt((1 - phi**2) / observed)),
