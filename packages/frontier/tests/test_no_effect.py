@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from isocompute.frontier import FitConfig, compare, fit
+from isocompute.frontier import FitConfig, compare, fit, sensitivity
 from isocompute.frontier.forms import Parameters
 from isocompute.frontier.simulation import Simulation
 from scipy import stats
@@ -44,3 +44,12 @@ def test_a_real_effect_is_still_seen() -> None:
         seen += any(x.stated and (x.before, x.after) == (4, 64) for x in fits.crossovers)
         assert fits.probability[1, -1] > 0.9
     assert seen >= 6
+
+
+def test_what_another_n_would_cost_is_not_said_to_be_more_than_nothing() -> None:
+    setting = Simulation(truths=dict.fromkeys((4, 8, 16), TRUTH), end=20_000.0)
+    said = 0
+    for number in range(SWEEPS):
+        fits = fit(setting.evals(np.random.default_rng(number)), FitConfig(form="exp", bootstrap=200, seed=number))
+        said += bool((sensitivity(fits, compute=20_000)["regret_low"] > 0).any())
+    assert said <= stats.binom.ppf(0.999, SWEEPS, 0.05)

@@ -36,7 +36,7 @@ class Flag(StrEnum):
 
 MEANING = {
     Flag.AT_BOUND: "a fitted parameter lies on the edge of what is searched",
-    Flag.TOO_FEW_POINTS: "fewer than five evaluations after the start",
+    Flag.TOO_FEW_POINTS: "few evaluations after the start: fewer than five, or than eight for a forecast",
     Flag.SUPPORT_TOO_SHORT: "the run ends before 1.5 times the compute of half the gain",
     Flag.ASYMPTOTE_NOT_IDENTIFIED: "the data do not say where the curve levels off",
     Flag.FORMS_DISAGREE: "forms that fit about as well level off at different rewards",

@@ -27,19 +27,23 @@ def best_shares(point: Array, refits: Array, within: Array, degrees: float) -> A
         degrees: Degrees of freedom behind the errors.
     """
     shares = np.zeros(point.shape)
-    # The same for all compute, so that shares are as smooth as the curves are.
-    levels = np.random.default_rng(0).random(len(refits))
     for p in range(point.shape[1]):
         compared = np.flatnonzero(within[:, p])
         if not len(compared):
             continue
-        pooled = _pooled(point[compared, p], refits[:, compared, p], degrees, levels)
+        pooled = shrunk(point[compared, p], refits[:, compared, p], degrees)
         shares[compared, p] = np.bincount(pooled.argmax(axis=1), minlength=len(compared)) / len(refits)
     return shares
 
 
-def _pooled(point: Array, refits: Array, degrees: float, levels: Array) -> Array:
-    """Differences from the mean of the curves in every refit, shrunk, shape ``(refits, curves)``."""
+def shrunk(point: Array, refits: Array, degrees: float) -> Array:
+    """Differences from the mean of the curves at one compute in every refit, shrunk, shape ``(refits, curves)``.
+
+    Args:
+        point: Fitted rewards, shape ``(curves,)``.
+        refits: Refitted rewards, shape ``(refits, curves)``.
+        degrees: Degrees of freedom behind the errors.
+    """
     count = len(point)
     seen = point - point.mean()
     errors = refits - refits.mean(axis=1, keepdims=True) - seen
@@ -53,6 +57,8 @@ def _pooled(point: Array, refits: Array, degrees: float, levels: Array) -> Array
     density = np.log(np.gradient(RATIOS) / total) - 0.5 * (count - 1) * np.log(total)
     density -= 0.5 * (degrees + count - 1) * np.log1p(squares / (degrees * total))
     cumulative = np.cumsum(np.exp(density - density.max()))
+    # The same draws at all compute, so that what is shrunk is as smooth as the curves are.
+    levels = np.random.default_rng(0).random(len(refits))
     drawn = RATIOS[np.searchsorted(cumulative / cumulative[-1], levels).clip(0, len(RATIOS) - 1)]
     kept = (drawn**2 / (1 + drawn**2))[:, None]
     return np.asarray(kept * seen + np.sqrt(kept) * errors)

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from .errors import Flag, FrontierError
+from .pooling import shrunk
 from .results import Fits
 from .storage import measured_by
 from .support import FARTHEST, measured, within_reach
@@ -18,26 +19,30 @@ def sensitivity(fits: Fits | str | Path, *, compute: float) -> pl.DataFrame:
 
     Returns:
         ``rollouts_per_problem``, ``problems_per_batch``, ``reward`` with its 95 % interval, ``regret`` (best
-        minus this, in reward) with its interval, and ``standing``: ``measured`` where the curve's own data reach,
-        ``extrapolated`` beyond, ``refused`` beyond four times their compute, where reward and regret are null.
+        minus this, in reward, of differences shrunk as in ``pooling``) with its interval, and ``standing``:
+        ``measured`` where the curve's own data reach, ``extrapolated`` beyond, ``refused`` beyond four times their
+        compute, where reward and regret are null.
 
     Raises:
         FrontierError: The compute is not positive, or there is no fitted curve within reach of it.
     """
     if not compute > 0:
         raise FrontierError(f"compute is {compute:g}; it has to be above 0")
-    curves, refused = within_reach(measured_by(fits).curves, compute)
+    found = measured_by(fits)
+    curves, refused = within_reach(found.curves, compute)
     if not curves:
         raise FrontierError(f"compute of {compute:g} is beyond {FARTHEST:g} times what any curve was measured at")
     at = np.array([float(compute)])
     rewards = np.stack([c.draws.at(at)[:, 0] for c in curves], axis=1)
     point = np.array([float(c.parameters(at)[0]) for c in curves])
-    regrets = rewards.max(axis=1, keepdims=True) - rewards
+    pooled = shrunk(point, rewards, found.degrees)
+    regrets = pooled.max(axis=1, keepdims=True) - pooled
+    usual = pooled.mean(axis=0)
     low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
     regret_low, regret_high = np.quantile(regrets, [0.025, 0.975], axis=0)
     known = {
         "reward": point, "reward_low": low, "reward_high": high,
-        "regret": point.max() - point, "regret_low": regret_low, "regret_high": regret_high,
+        "regret": usual.max() - usual, "regret_low": regret_low, "regret_high": regret_high,
     }  # fmt: skip
     standing = ["measured" if measured(c, compute) else "extrapolated" for c in curves]
     return pl.DataFrame(

@@ -35,7 +35,7 @@ def statements(fits: Fits) -> list[str]:
     found += [x.summary(fits.unit) for x in fits.crossovers if x.stated or x.kind == "support_ends"]
     if len(fits.fitted) > 1 and not any(x.stated for x in fits.crossovers):
         found.append("no n is seen to overtake another")
-    elif fits.saturation is not None and any(x.stated for x in fits.crossovers):
+    elif fits.saturation is not None and fits.saturation.compute is not None:
         found.append(fits.saturation.summary(fits.unit))
     if fits.within_run:
         found.append("one seed: intervals and percentages are within-run and leave out how seeds differ")
