@@ -39,7 +39,7 @@ MEANING = {
     Flag.TOO_FEW_POINTS: "few evaluations after the start: fewer than five, or than eight for a forecast",
     Flag.SUPPORT_TOO_SHORT: "the run ends before 1.5 times the compute of half the gain",
     Flag.ASYMPTOTE_NOT_IDENTIFIED: "the data do not say where the curve levels off",
-    Flag.FORMS_DISAGREE: "forms that fit about as well level off at different rewards",
+    Flag.FORMS_DISAGREE: "a form that fits about as well levels off outside the interval",
     Flag.TAIL_FALLING: "the reward falls at the end of the run",
     Flag.STARTS_DISAGREE: "fits about as good have different asymptotes",
     Flag.WITHIN_RUN_ONLY: "one seed: the interval leaves out how seeds differ",
