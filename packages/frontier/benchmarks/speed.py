@@ -21,7 +21,8 @@ import polars as pl
 from isocompute.frontier import FitConfig, fit, read_evals
 from isocompute.frontier.curves import Curve
 from isocompute.frontier.forms import Parameters
-from isocompute.frontier.uncertainty import Noise, refit
+from isocompute.frontier.noise import Noise, scatter
+from isocompute.frontier.uncertainty import Resampling, refit
 from scipy.optimize import curve_fit
 
 POINTS, CURVES, REFITS, LOOPED = 300, 6, 1000, 5
@@ -43,11 +44,15 @@ def curve(seed: int) -> tuple[Curve, Parameters]:
 
 def ours(forms: tuple[str, ...]) -> float:
     """CPU-seconds of 1,000 refits of six curves."""
-    noise = Noise(between_seeds=0.0, degrees=0, autocorrelation=0.3)
+    noise = Noise(autocorrelation=0.3)
     began = time.process_time()
     for i in range(CURVES):
         made, truth = curve(i)
-        refit(made, truth, noise, 0.014, forms, rng=np.random.default_rng(i), effects=np.zeros((REFITS, 1)))
+        setting = Resampling(
+            curve=made, fitted=truth, likely={truth: 1.0}, noise=noise, scatter=scatter(made, truth, noise),
+            effects=np.zeros((REFITS, 1, 2)),
+        )  # fmt: skip
+        refit(setting, forms, rng=np.random.default_rng(i))
     return time.process_time() - began
 
 
