@@ -179,6 +179,7 @@ def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(finished: tuple[Path
     preset = yaml.safe_load((folder / "params.yaml").read_text())["smoke"]["frontier"]
     subprocess.run(
         [sys.executable, "-m", "isocompute.frontier.cli", "fit", "mlflow:smoke-easy-sweep", "--out", "fitted",
+             "--pass-rates", "mlflow:smoke-easy-sweep",
          "--bootstrap", str(preset["bootstrap"]), "--form", preset["form"], "--seed", str(preset["seed"])],
         cwd=tmp_path, env={**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}, check=True,
     )  # fmt: skip
