@@ -47,32 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--unit", choices=["rollouts", "tokens"], default="rollouts")
     two.add_argument("--tokens-per-rollout", type=_positive, help="mean response tokens, for --unit tokens")
     two.add_argument("--json", type=Path, help="also write the allocation here")
-    three = commands.add_parser("predict", help="fit a curve up to a cut, extend it, and compare")
-    three.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
-    three.add_argument("--x", required=True, metavar="COLUMN", help="compute")
-    three.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
-    three.add_argument("--where", action="append", default=[], type=_assignment, metavar="COLUMN=VALUE",
-                       help="only these rows, where the file holds several curves")  # fmt: skip
-    three.add_argument("--form", default="hill", choices=FORMS)
-    three.add_argument("--r0", type=float, help="reward before training, held fixed")
-    three.add_argument("--fit-min", type=float, default=0.0, metavar="X", help="least compute fitted")
-    three.add_argument("--fit-max", type=float, default=math.inf, metavar="X", help="most; beyond is the extension")
-    three.add_argument("--method", default="projection", choices=["projection", "scalerl"])
-    three.add_argument("--cuts", type=float, nargs="+", metavar="X", help="also a table of the fits up to these cuts")
-    three.add_argument("--bootstrap", type=int, default=1000)
-    three.add_argument("--seed", type=int, default=0)
-    three.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
-    three.add_argument("--series", metavar="COLUMN",
-                       help="compare the recipes that this column names, at one asymptote")  # fmt: skip
-    three.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
-    three.add_argument(
-        "--reward",
-        type=float,
-        help="with --series: compare the compute for this reward; by default one that half of the recipes reach",
-    )
-    three.add_argument("--efficiency", type=Path, metavar="FILE",
-                       help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)")  # fmt: skip
-    three.add_argument("--json", type=Path)
+    _predict_arguments(commands.add_parser("predict", help="fit a curve up to a cut, extend it, and compare"))
     four = commands.add_parser("n-star", help="fit the log2-sigmoid of n*(C) to points")
     four.add_argument("points", type=Path, help="CSV, Parquet or JSON lines")
     four.add_argument("--compute", required=True, metavar="COLUMN")
@@ -82,7 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--json", type=Path)
     five = commands.add_parser("ingest", help="turn another framework's logs into an evals table")
     five.add_argument("framework", choices=FRAMEWORKS)
-    five.add_argument("source", nargs="+", help="logs of one run each: file, folder, runs:/ID, or mlflow:EXPERIMENT")
+    five.add_argument(
+        "source",
+        nargs="+",
+        help="logs: file, folder, tracking URI, runs:/ID or mlflow:EXPERIMENT; each run is read as its own",
+    )
     five.add_argument("--out", required=True, type=Path, help="evals.parquet or .csv")
     five.add_argument("--config", type=Path, help="the run's configuration (JSON or YAML), where the logs lack it")
     five.add_argument("--set", dest="constants", action="append", default=[], type=_assignment, metavar="NAME=VALUE",
@@ -127,6 +106,34 @@ def _fit_arguments(one: argparse.ArgumentParser) -> None:
                      help="our name for a column of the source, such as rollouts=C")  # fmt: skip
     one.add_argument("--set", dest="constants", action="append", default=[], type=_assignment, metavar="NAME=VALUE",
                      help="a value for all rows, such as problems_per_batch=32")  # fmt: skip
+
+
+def _predict_arguments(three: argparse.ArgumentParser) -> None:
+    three.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
+    three.add_argument("--x", required=True, metavar="COLUMN", help="compute")
+    three.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
+    three.add_argument("--where", action="append", default=[], type=_assignment, metavar="COLUMN=VALUE",
+                       help="only these rows, where the file holds several curves")  # fmt: skip
+    three.add_argument("--form", default="hill", choices=FORMS)
+    three.add_argument("--r0", type=float, help="reward before training, held fixed")
+    three.add_argument("--fit-min", type=float, default=0.0, metavar="X", help="least compute fitted")
+    three.add_argument("--fit-max", type=float, default=math.inf, metavar="X", help="most; beyond is the extension")
+    three.add_argument("--method", default="projection", choices=["projection", "scalerl"])
+    three.add_argument("--cuts", type=float, nargs="+", metavar="X", help="also a table of the fits up to these cuts")
+    three.add_argument("--bootstrap", type=int, default=1000)
+    three.add_argument("--seed", type=int, default=0)
+    three.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
+    three.add_argument("--series", metavar="COLUMN",
+                       help="compare the recipes that this column names, at one asymptote")  # fmt: skip
+    three.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
+    three.add_argument(
+        "--reward",
+        type=float,
+        help="with --series: compare the compute for this reward; by default one that half of the recipes reach",
+    )
+    three.add_argument("--efficiency", type=Path, metavar="FILE",
+                       help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)")  # fmt: skip
+    three.add_argument("--json", type=Path)
 
 
 def _assignment(text: str) -> tuple[str, str]:

@@ -201,15 +201,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
         ),
         (config.form,), rng=np.random.default_rng(config.seed),
     )  # fmt: skip
-    named = [
-        Parameters(form=config.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
-        for a, b, c, d in zip(draws.start, draws.gain, draws.scale, draws.shape, strict=True)
-    ]
-    intervals = {
-        name: _interval(np.array([d[name] for d in named]))
-        for name in named[0]
-        if not (name == "R0" and r0 is not None)
-    }
+    intervals = _intervals(config.form, draws, () if r0 is None else ("R0",))
     extension = _extension(
         parameters, draws.at(compute[later]), reward[later], compute[later], residual_sd, config.seed
     )
@@ -235,6 +227,15 @@ def forecasts_over_cuts(
         except FrontierError as error:
             found.append((cut, error))
     return found
+
+
+def _intervals(form: str, draws: Draws, held: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """95 % intervals of the parameters by their papers' names, but of those held."""
+    named = [
+        Parameters(form=form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
+        for a, b, c, d in zip(draws.start, draws.gain, draws.scale, draws.shape, strict=True)
+    ]
+    return {name: _interval(np.array([d[name] for d in named])) for name in named[0] if name not in held}
 
 
 def _errors(form: str, x: Array, y: Array, r0: float | None, trials: Array | None) -> Array:

@@ -6,6 +6,7 @@ it is refused, however far the others reach.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -147,13 +148,7 @@ def prescribe(
     batch = best.rollouts_per_problem * best.problems_per_batch
     if budget < batch:
         raise FrontierError(f"a budget of {budget:,} rollouts is smaller than one step of {batch:,}")
-    flags = list(best.flags)
-    if not measured(best, budget):
-        flags.append(Flag.BEYOND_SUPPORT)
-    if refused or (measured(best, budget) and not all(measured(c, budget) for c in curves)):
-        flags.append(Flag.RIVALS_UNMEASURED)
-    if share[order[0]] < 0.8:
-        flags.append(Flag.NOT_DISTINGUISHABLE)
+    flags = _flags(best, curves, refused, budget, float(share[order[0]]))
     rate = anchor * sqrt(batch / anchor_batch) if anchor and anchor_batch else None
     return Prescription(
         budget=int(budget),
@@ -168,9 +163,22 @@ def prescribe(
             *(_alternative(c, budget, 0.0, None) for c in refused),
         ),
         supported=best.support,
-        flags=tuple(flags),
+        flags=flags,
         within_run=any(Flag.WITHIN_RUN_ONLY in c.flags for c in curves),
     )  # fmt: skip
+
+
+def _flags(
+    best: Candidate, curves: Sequence[Candidate], refused: Sequence[Candidate], budget: int, share: float
+) -> tuple[Flag, ...]:
+    flags = list(best.flags)
+    if not measured(best, budget):
+        flags.append(Flag.BEYOND_SUPPORT)
+    if refused or (measured(best, budget) and not all(measured(c, budget) for c in curves)):
+        flags.append(Flag.RIVALS_UNMEASURED)
+    if share < 0.8:
+        flags.append(Flag.NOT_DISTINGUISHABLE)
+    return tuple(flags)
 
 
 def _alternative(
