@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, fit
+from isocompute.frontier import FitConfig, Flag, fit
 from isocompute.frontier.curves import Curve
 from isocompute.frontier.forms import Parameters
 from isocompute.frontier.noise import Noise, effective_points, estimate_noise, scatter
@@ -92,3 +92,20 @@ def test_noise_is_not_pooled_over_recipes() -> None:
     assert alone is not None
     assert beside is not None
     assert beside[1] - beside[0] == pytest.approx(alone[1] - alone[0], rel=0.3)
+
+
+def test_a_curve_of_one_seed_has_the_spread_of_the_others() -> None:
+    truth = Parameters(form="exp", start=0.33, gain=0.35, scale=4000.0, shape=1.0)
+    setting = Simulation(truths={4: truth, 8: truth, 16: truth}, end=40_000, evaluations=24, seeds=3, amplitude=0.1)
+    table = setting.evals(np.random.default_rng(0)).filter(
+        (pl.col("rollouts_per_problem") != 16) | (pl.col("seed") == 0)
+    )
+    config = FitConfig(form="exp", bootstrap=200)
+    alone = fit(table.filter(pl.col("rollouts_per_problem") == 16), config).curves[0]
+    beside = next(c for c in fit(table, config).curves if c.curve.rollouts_per_problem == 16)
+    assert alone.asymptote_interval is not None
+    assert beside.asymptote_interval is not None
+    widths = [high - low for low, high in (alone.asymptote_interval, beside.asymptote_interval)]
+    assert widths[1] > 3 * widths[0]
+    assert Flag.WITHIN_RUN_ONLY in alone.flags
+    assert Flag.WITHIN_RUN_ONLY not in beside.flags

@@ -56,7 +56,7 @@ def failed(curve: Curve) -> CurveFit:
 
 def judge(
     curve: Curve, best: PointFit, every: Sequence[PointFit], draws: Draws, within: Scatter, *,
-    criteria: dict[str, float], tails: dict[str, float], seeds: Array,
+    criteria: dict[str, float], tails: dict[str, float], seeds: Array, within_run: bool,
 ) -> CurveFit:  # fmt: skip
     """The result of a curve.
 
@@ -69,6 +69,7 @@ def judge(
         criteria: AICc of each form.
         tails: Error of each form on the held-out tail.
         seeds: Effects of seeds that the refits have, shape ``(refits, seeds, 2)``.
+        within_run: Whether no curve of the population has two seeds, so that the refits have no such effects.
     """
     parameters = best.parameters
     asymptote = _interval(draws.asymptote)
@@ -87,7 +88,8 @@ def judge(
     )  # fmt: skip
     return CurveFit(
         curve=curve, parameters=parameters, intervals=intervals, residual_sd=best.residual_sd, draws=draws,
-        asymptote_interval=asymptote, flags=_flags(curve, best, every, criteria, draws, profile, within), reason="",
+        asymptote_interval=asymptote, reason="",
+        flags=_flags(curve, best, every, criteria, draws, profile, within, within_run=within_run),
         profile=profile,
         criteria={form: {"aicc": value, "tail": tails.get(form)} for form, value in criteria.items()},
         noise_factor=within.factor, degrees=within.degrees,
@@ -96,7 +98,7 @@ def judge(
 
 def _flags(
     curve: Curve, best: PointFit, every: Sequence[PointFit], criteria: dict[str, float], draws: Draws,
-    profile: Profile, within: Scatter,
+    profile: Profile, within: Scatter, *, within_run: bool,
 ) -> tuple[Flag, ...]:  # fmt: skip
     parameters, flags = best.parameters, []
     if best.at_bound:
@@ -123,7 +125,7 @@ def _flags(
     residuals = without_effects(curve, courses(curve, parameters), curve.reward - parameters(curve.compute))
     if _falling(curve, residuals, within):
         flags.append(Flag.TAIL_FALLING)
-    if curve.seeds == 1:
+    if within_run:
         flags.append(Flag.WITHIN_RUN_ONLY)
     return tuple(flags)
 

@@ -55,7 +55,17 @@ def population(
         )  # fmt: skip
         draws = refit(setting, forms, rng=rng)
         results.append(
-            judge(curve, best[i], every[i], draws, within[i], criteria=criteria[i], tails=tails[i], seeds=effects[i])
+            judge(
+                curve,
+                best[i],
+                every[i],
+                draws,
+                within[i],
+                criteria=criteria[i],
+                tails=tails[i],
+                seeds=effects[i],
+                within_run=noise.amplitude is None,
+            )
         )
     return results
 

@@ -139,8 +139,8 @@ class Fits:
 
     @property
     def within_run(self) -> bool:
-        """Whether some curve has one seed: what is said of its n leaves out how seeds differ."""
-        return any(c.curve.seeds == 1 for c in self.fitted)
+        """Whether nothing is known of seeds, for some curve: what is said of its n leaves out how they differ."""
+        return any(Flag.WITHIN_RUN_ONLY in c.flags for c in self.fitted)
 
     @property
     def alike(self) -> tuple[tuple[int, int], ...]:
