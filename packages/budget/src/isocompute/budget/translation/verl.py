@@ -39,7 +39,7 @@ def write(run: Run) -> Configuration:
     nodes, per_node = run.nodes
     notes = [
         "ppo_mini_batch_size counts prompts: the trainer multiplies it by rollout.n",
-        "trainer.total_epochs is large enough for the steps, which would otherwise end without a word",
+        "trainer.total_epochs is large enough for the steps, which would otherwise end early without an error",
     ]
     if run.world_size % 2 == 0:
         notes.append("rollout.tensor_model_parallel_size is 2 unless it is set, and must divide the devices")
