@@ -24,7 +24,8 @@ def graph() -> grimp.ImportGraph:
 def file_of(module: str) -> Path:
     root, *parts = module.split(".")
     top = ROOT / "experiments" if root == "experiments" else ROOT / "packages" / parts[0] / "src" / "isocompute"
-    place = top.joinpath(*parts)
+    # The packages link to contract/, and DVC does not follow links to folders: it is the folder that must be named.
+    place = top.joinpath(*parts).resolve() if "contract" in parts else top.joinpath(*parts)
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
@@ -42,6 +43,12 @@ def test_every_file_that_a_stage_imports_is_a_dependency(stage: str, graph: grim
     # Files without a statement, such as an empty __init__.py, change nothing.
     missing = [f for f in files if ast.parse(f.read_text()).body and not any(f == d or d in f.parents for d in listed)]
     assert not missing
+
+
+@pytest.mark.parametrize("stage", RUN_BY_DVC)
+def test_the_contract_that_the_packages_link_to_is_a_dependency_itself(stage: str) -> None:
+    assert all((ROOT / "packages" / p / "src/isocompute" / p / "contract").is_symlink() for p in PACKAGES)
+    assert ROOT / "contract" in dependencies(stage)
 
 
 @pytest.mark.parametrize("stage", RUN_BY_DVC)

@@ -33,7 +33,7 @@ def test_every_column_of_the_schemas_is_in_the_reference() -> None:
     import json
 
     reference = (ROOT / "docs" / "artifacts.md").read_text()
-    for path in (ROOT / "docs" / "schemas").glob("*.json"):
+    for path in (ROOT / "contract" / "schemas").glob("*.json"):
         schema = json.loads(path.read_text())
         section = reference.split(f"## {schema['name']}\n")[1].split("\n## ")[0]
         for column in schema["columns"]:

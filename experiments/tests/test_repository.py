@@ -16,16 +16,11 @@ def test_the_namespace_has_no_init() -> None:
     assert not list(ROOT.glob("packages/*/src/isocompute/__init__.py"))
 
 
-@pytest.mark.parametrize("module", ["tables.py", "tracking.py"])
-def test_the_copied_modules_are_equal(module: str) -> None:
-    assert len({(portion(p) / module).read_bytes() for p in PACKAGES}) == 1
-
-
-def test_the_copied_schemas_are_those_of_the_docs() -> None:
-    canonical = {p.name: p.read_bytes() for p in (ROOT / "docs" / "schemas").glob("*.json")}
-    assert canonical
-    for package in PACKAGES:
-        assert {p.name: p.read_bytes() for p in (portion(package) / "schemas").glob("*.json")} == canonical
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_links_to_the_one_contract(package: str) -> None:
+    link = portion(package) / "contract"
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / "contract"
 
 
 def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:

@@ -77,7 +77,7 @@ def account(sources: Sequence[str | Path]) -> Account:
     """
     import polars as pl
 
-    from . import tables
+    from .contract import tables
 
     histories: list[History] = []
     others: list[str] = []

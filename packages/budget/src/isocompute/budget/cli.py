@@ -13,9 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
 
 from .commands import allocate, cost, plan, repair, show, translate, waste
+from .contract.errors import TableError, TrackingError
 from .errors import BudgetError
-from .tables import TableError
-from .tracking import TrackingError
 from .wording import printable, reason
 
 if TYPE_CHECKING:

@@ -1,7 +1,9 @@
 """What can go wrong with a budget, said in one sentence."""
 
+from .contract.errors import IsoComputeError
 
-class BudgetError(ValueError):
+
+class BudgetError(IsoComputeError):
     """A count, a limit, an allocation or a ledger is not what it must be."""
 
 

@@ -128,7 +128,7 @@ class History:
     def _frame(self, rows: Iterator[tuple[int, ...]], *extra: str) -> pl.DataFrame:
         import polars as pl
 
-        from . import tables
+        from .contract import tables
 
         keys = ["run_id", "step", "cohort", *extra]
         types = pl.Schema({column.name: column.dtype() for column in tables.schema("ledger").columns})

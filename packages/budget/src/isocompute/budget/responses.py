@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import tables, tracking
+from .contract import tables, tracking
 from .wording import printable, reason
 
 if TYPE_CHECKING:

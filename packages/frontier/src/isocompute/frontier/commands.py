@@ -29,7 +29,7 @@ def _fit(arguments: argparse.Namespace) -> None:
         selection=arguments.selection, group=arguments.group,
         problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
     )  # fmt: skip
-    from . import tables
+    from .contract import tables
 
     timed = arguments.unit == "gpu_hours" and arguments.timings is not None
     evals = read_evals(
@@ -167,7 +167,7 @@ def _n_star(arguments: argparse.Namespace) -> None:
 
 
 def _ingest(arguments: argparse.Namespace) -> None:
-    from . import tables
+    from .contract import tables
     from .ingest import ingest
 
     evals, notes = ingest(
@@ -180,7 +180,7 @@ def _ingest(arguments: argparse.Namespace) -> None:
 
 
 def _interference(arguments: argparse.Namespace) -> None:
-    from . import tables
+    from .contract import tables
     from .drawing import save
     from .interference import interference
     from .panels import interference_panels

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from .contract.errors import IsoComputeError
 
-class FrontierError(ValueError):
+
+class FrontierError(IsoComputeError):
     """Something asked of the package cannot be done; the message says what and what would be right."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from . import tables
+from .contract import tables
 from .curves import UNITS
 from .errors import FrontierError, InputWarning
 

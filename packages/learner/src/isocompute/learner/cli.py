@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from . import tables
 from .config import LearnerConfig
+from .contract import tables
 from .errors import LearnerError
 from .learner import Learner
 

@@ -1,7 +1,9 @@
 """Errors a user can act on."""
 
+from .contract.errors import IsoComputeError
 
-class LearnerError(ValueError):
+
+class LearnerError(IsoComputeError):
     """Something the learner was given cannot be used; the message says what and what would be right."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from . import tables
+from .contract import tables
 
 SUFFIX = "_seconds"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from . import tables
+from .contract import tables
 from .difficulty import DifficultySplit, split, with_pass_rates
 from .errors import RolloutError
 from .samplers import KINDS, Sampling, open_sampler
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.log:
             # A store that does not answer is better known before the work than after it.
-            from . import tracking
+            from .contract import tracking
 
             tracking.ensure_store()
         made = commands[arguments.command](arguments)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _log(arguments: argparse.Namespace, made: Made) -> str:
-    from . import tracking
+    from .contract import tracking
 
     files = {name: Path(source) for name, source in made.sources.items() if Path(source).is_file()}
     return tracking.log_artifacts(

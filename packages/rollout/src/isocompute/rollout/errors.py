@@ -1,5 +1,7 @@
 """Errors a user can act on."""
 
+from .contract.errors import IsoComputeError
 
-class RolloutError(ValueError):
+
+class RolloutError(IsoComputeError):
     """Something asked of the package cannot be done; the message says what and what would be right."""

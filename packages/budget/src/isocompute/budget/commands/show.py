@@ -136,7 +136,7 @@ def _beyond(over: float, form: str) -> str:
 
 
 def _export(arguments: argparse.Namespace) -> Iterable[str]:
-    from .. import tables, tracking
+    from ..contract import tables, tracking
 
     found = account(arguments.sources)
     path: Path = arguments.out

@@ -96,7 +96,7 @@ def _paid(sources: Sequence[str]) -> Paid:
 def _rates(arguments: argparse.Namespace) -> pl.DataFrame | None:
     import polars as pl
 
-    from .. import tables
+    from ..contract import tables
 
     if arguments.pass_rates:
         rates = tables.read(arguments.pass_rates, "pass_rates")

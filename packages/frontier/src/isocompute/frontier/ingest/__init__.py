@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from .. import tables
+from ..contract import tables
 from ..errors import FrontierError
 from . import openrlhf, prime_rl, trl, verl
 from .config import read_config

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .. import tracking
+from ..contract import tracking
 from ..errors import FrontierError
 from .events import read_events
 from .lines import read_lines, read_state, read_table
 from .run import Layout, Run, numbers, run_of
+from .tracked import histories
 
 
 def read_runs(source: str, layout: Layout, *, step_column: str | None = None) -> list[Run]:
@@ -28,7 +29,7 @@ def read_runs(source: str, layout: Layout, *, step_column: str | None = None) ->
         _refuse_column(source, step_column)
         return [
             run_of(name, ((step, numbers(metrics)) for step, metrics in rows), layout, config)
-            for name, rows, config in tracking.histories(source)
+            for name, rows, config in histories(source)
         ]
     path = Path(source)
     if not path.exists():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from .. import tables
+from ..contract import tables
 from ..errors import RolloutError
 from ..verifiers import verifier
 from .base import Candidate, Source, candidates, problem_id

@@ -1,0 +1,73 @@
+"""Files are replaced whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import FileError, IsoComputeError
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path, *, error: type[IsoComputeError] = FileError) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of another one when the block ends well, and is gone otherwise.
+
+    The content is on the disk before the name is: a power cut leaves the old file or the new one, whole.
+
+    Args:
+        path: Where the file belongs; its folder is made when it is not there.
+        error: What to raise when the file cannot be written.
+
+    Yields:
+        A binary stream.
+
+    Raises:
+        IsoComputeError: ``error``, when the file cannot be written. What was there stays.
+    """
+    path = Path(path)
+    aside: Path | None = None
+    try:
+        if path.exists() and not path.is_file():
+            # Not a device either, which root would replace by a file.
+            raise error(f"{path}: cannot be written (it is a {'folder' if path.is_dir() else 'special file'})")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".writing")
+        aside = Path(name)
+        with os.fdopen(handle, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        aside.replace(path)
+    except (OSError, UnicodeError) as problem:
+        raise error(f"{path}: cannot be written ({reason_of(problem)})") from None
+    finally:
+        if aside is not None:
+            aside.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = FileError) -> Path:
+    """Write a text as UTF-8, whole or not at all.
+
+    Returns:
+        The path written.
+
+    Raises:
+        IsoComputeError: ``error``, when the file cannot be written. What was there stays.
+    """
+    with atomic_write(path, error=error) as stream:
+        stream.write(text.encode())
+    return Path(path)
+
+
+def reason_of(problem: BaseException) -> str:
+    """The words of the system, without the number and the path."""
+    words = getattr(problem, "strerror", None)
+    if words:
+        return str(words)
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__

@@ -1,0 +1,233 @@
+"""The tables that pass between parts: named, versioned schemas, checked wherever a table is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import TableError
+from .files import atomic_write
+from .schema import Column, Schema, schema
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = [
+    "METRIC_PATTERN",
+    "Column",
+    "Schema",
+    "TableError",
+    "check",
+    "check_version",
+    "concat",
+    "read",
+    "schema",
+    "write",
+]
+
+METRIC_PATTERN = r"^(avg|best|worst)_at_\d+$"
+TABLE_KEY, VERSION_KEY = "isocompute.table", "isocompute.schema_version"
+"""Keys of a Parquet file's metadata."""
+
+
+def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
+    """Check a table against its schema.
+
+    Args:
+        frame: The table; extra columns are kept and ignored.
+        name: Which table it is.
+        where: The file or source, for error messages.
+
+    Returns:
+        The table with the schema's types, its columns first, sorted by the key.
+
+    Raises:
+        TableError: A column is missing, a type does not fit, a value is null, not a number, out of range
+            or not allowed, a key occurs twice, or there are no rows.
+    """
+    wanted = schema(name)
+    if frame.is_empty():
+        raise TableError(f"{where}: the {name} table has no rows")
+    missing = [c.name for c in wanted.columns if not c.optional and c.name not in frame.columns]
+    if missing:
+        raise TableError(
+            f"{where}: the {name} table lacks the column{'s' if len(missing) > 1 else ''} "
+            f"{', '.join(missing)} (it has {', '.join(frame.columns)})"
+        )
+    present = [c for c in wanted.columns if c.name in frame.columns]
+    if wanted.metrics:
+        found = [c for c in frame.columns if re.match(METRIC_PATTERN, c)]
+        if not found:
+            raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
+        present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
+    for column in present:
+        frame = frame.with_columns(_checked(frame[column.name], column, name, where))
+    keys = list(wanted.keys)
+    repeated = frame.select(keys).is_duplicated()
+    if repeated.any():
+        row = repeated.arg_true()[0]
+        key = ", ".join(f"{k}={frame[k][row]}" for k in keys)
+        raise TableError(f"{where}: row {row + 1} of the {name} table repeats the key {key}")
+    first = [c.name for c in present]
+    return frame.select(first + [c for c in frame.columns if c not in first]).sort(keys)
+
+
+def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Series:
+    """Cast one column to its type, or say which row does not fit."""
+    import polars as pl
+
+    def refuse(row: int, problem: str) -> TableError:
+        return TableError(
+            f"{where}: column {column.name} of the {table} table, row {row + 1}: {series[row]!r} {problem}"
+        )
+
+    try:
+        cast = series.cast(column.dtype(), strict=False)
+    except pl.exceptions.PolarsError:
+        raise TableError(
+            f"{where}: column {column.name} of the {table} table is {series.dtype}, not {column.type}"
+        ) from None
+    lost = (cast.is_null() & series.is_not_null()).arg_true()
+    if len(lost):
+        raise refuse(lost[0], f"is not {column.type}")
+    if series.dtype.is_float() and cast.dtype.is_integer():
+        changed = (cast.cast(series.dtype) != series).fill_null(False).arg_true()
+        if len(changed):
+            raise refuse(changed[0], "is not a whole number")
+    nulls = cast.is_null().arg_true()
+    if len(nulls) and not column.optional:
+        raise refuse(nulls[0], "is missing")
+    if cast.dtype.is_float():
+        bad = (~cast.is_finite()).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], "is not a finite number")
+    if column.min is not None:
+        bad = (cast < column.min).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is below {column.min:g}")
+    if column.max is not None:
+        bad = (cast > column.max).fill_null(False).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is above {column.max:g}")
+    if column.values:
+        bad = (~cast.is_in(list(column.values))).arg_true()
+        if len(bad):
+            raise refuse(bad[0], f"is not one of {', '.join(column.values)}")
+    return cast
+
+
+def read(source: str | Path, name: str) -> pl.DataFrame:
+    """Read a table from wherever it is.
+
+    Args:
+        source: A Parquet or CSV file, a folder that holds ``NAME.parquet`` files at any depth,
+            ``mlflow:EXPERIMENT``, ``runs:/RUN_ID[/NAME]``, or a tracking URI (``sqlite:///…``, ``http://…``).
+        name: Which table it is.
+
+    Returns:
+        The checked table; the tables of several files or runs are one table.
+
+    Raises:
+        TableError: There is no such source, or what it holds is not the table.
+    """
+    text = str(source)
+    if text.startswith(("mlflow:", "runs:/", "sqlite:///", "http://", "https://")):
+        from . import tracking
+
+        paths = tracking.fetch(text, name)
+        return concat([_load(p, name, f"{text} ({p.parent.name})") for p in paths], name, where=text)
+    path = Path(source)
+    if path.is_dir():
+        paths = sorted(path.rglob(f"{name}.parquet")) or sorted(path.rglob(f"{name}.csv"))
+        if not paths:
+            raise TableError(f"{path}: the folder holds no {name}.parquet or {name}.csv")
+        return concat([_load(p, name, str(p)) for p in paths], name, where=text)
+    if not path.exists():
+        raise TableError(f"{path}: no such file or folder")
+    return check(_load(path, name, text), name, where=text)
+
+
+def _load(path: Path, name: str, where: str) -> pl.DataFrame:
+    """Read one file, which holds a table of some name and of no newer version."""
+    import polars as pl
+
+    if path.suffix not in {".parquet", ".csv"}:
+        raise TableError(f"{where}: a table is a .parquet or a .csv file")
+    try:
+        if path.suffix == ".csv":
+            return pl.read_csv(path)
+        check_version(path, name, where=where)
+        return pl.read_parquet(path)
+    except pl.exceptions.NoDataError:
+        raise TableError(f"{where}: the file is empty") from None
+    except (pl.exceptions.PolarsError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise TableError(f"{where}: not readable as {path.suffix[1:]} ({reason})") from None
+
+
+def check_version(path: Path, name: str, *, where: str) -> None:
+    """Refuse a Parquet file whose schema has a newer major version; one that states none is accepted.
+
+    Raises:
+        TableError: The file was written by a newer release than this one.
+    """
+    import polars as pl
+
+    stated = pl.read_parquet_metadata(path).get(VERSION_KEY, "")
+    major = stated.partition(".")[0]
+    if major.isdigit() and int(major) > schema(name).major:
+        package = "isocompute-" + (__package__ or "").split(".")[1]
+        raise TableError(
+            f"{where}: the {name} table has schema version {stated}, and this {package} reads "
+            f"{schema(name).major}.x: pip install --upgrade {package}"
+        )
+
+
+def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
+    """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
+
+    Raises:
+        TableError: The joined table is empty or breaks its schema, such as a key with two different rows.
+    """
+    import polars as pl
+
+    checked = [check(frame, name, where=where) for frame in frames]
+    if not checked:
+        raise TableError(f"{where}: there is no {name} table")
+    joined = pl.concat(checked, how="diagonal_relaxed")
+    return check(joined.unique(maintain_order=True), name, where=where)
+
+
+def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
+    """Check a table and write it whole or not at all; a Parquet file states the version of its schema.
+
+    Args:
+        frame: The table.
+        name: Which table it is.
+        path: A ``.parquet`` or ``.csv`` file; its folder is made when it is not there.
+
+    Returns:
+        The path written.
+
+    Raises:
+        TableError: The table breaks its schema, or the file cannot be written (the old one stays).
+    """
+    import polars as pl
+
+    path = Path(path)
+    checked = check(frame, name, where=str(path))
+    if path.suffix not in {".parquet", ".csv"}:
+        raise TableError(f"{path}: a table is a .parquet or a .csv file")
+    stated = {TABLE_KEY: name, VERSION_KEY: schema(name).version}
+    with atomic_write(path, error=TableError) as stream:
+        try:
+            if path.suffix == ".parquet":
+                checked.write_parquet(stream, compression="zstd", statistics=False, metadata=stated)
+            else:
+                checked.write_csv(stream)
+        except pl.exceptions.PolarsError as error:
+            # polars reports a full disk as an error of its own, with the system's words at the end.
+            raise OSError(str(error).rpartition("error: ")[2]) from None
+    return path

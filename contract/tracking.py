@@ -1,0 +1,335 @@
+"""MLflow at the edge: the only module of the package that reaches it, and only when asked.
+
+A run carries a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
+``isocompute.artifact.NAME = sha256:…``, so that a consumer finds it by name and links it by content.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sqlite3
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import TrackingError
+
+ARTIFACT_TAG = "isocompute.artifact."
+INPUT_TAG = "isocompute.input."
+SUPERSEDED_TAG = "isocompute.superseded"
+DEFAULT_URI = "sqlite:///mlflow.db"
+
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("DO_NOT_TRACK", "true")
+
+
+def _mlflow() -> Any:
+    try:
+        import mlflow
+    except ImportError:
+        package = "isocompute-" + (__package__ or "").split(".")[1]
+        raise TrackingError(f'MLflow is not installed: pip install "{package}[mlflow]"') from None
+    return mlflow
+
+
+def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
+    """Point MLflow at a store and make sure that it answers.
+
+    Two processes that touch a new SQLite store at once both fail, so the first contact is made under a
+    file lock.
+
+    Args:
+        uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
+        create: Whether a local store that is not there is made, as for writing; a reader would only leave an
+            empty one behind.
+
+    Returns:
+        The URI in use.
+
+    Raises:
+        TrackingError: MLflow is not installed, or the store cannot be reached or, unless it may be made, is not
+            there.
+    """
+    mlflow = _mlflow()
+    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    if not create:
+        _refuse_missing(uri)
+    if uri.startswith(("http://", "https://")):
+        # One short question first: MLflow's own client retries for minutes.
+        try:
+            with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
+                pass
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", error)
+            raise TrackingError(f"the MLflow server at {uri} does not answer ({reason})") from None
+    mlflow.set_tracking_uri(uri)
+    with _first_contact(uri):
+        try:
+            mlflow.MlflowClient().search_experiments(max_results=1)
+        except Exception as error:
+            raise TrackingError(f"the MLflow store {uri} cannot be opened ({_first_line(error)})") from None
+    return uri
+
+
+def _refuse_missing(uri: str) -> None:
+    """Refuse a local store that is not there: MLflow makes one of any path, and its tables in any database."""
+    parts = urllib.parse.urlsplit(uri)
+    if parts.scheme.startswith("sqlite"):
+        path = Path(uri.partition(":///")[2].partition("?")[0])
+        if path.is_file() and _holds_experiments(path):
+            return
+        what = f"{path} is no MLflow store" if path.is_file() else f"there is no MLflow store {path}"
+    elif parts.scheme in {"", "file"} and not uri.startswith("databricks"):
+        path = Path(urllib.parse.unquote(parts.path))
+        if path.is_dir():
+            return
+        what = f"there is no MLflow store {path}"
+    else:
+        return
+    raise TrackingError(f"{what}; set MLFLOW_TRACKING_URI to one: sqlite:///PATH/mlflow.db or http://HOST:PORT")
+
+
+def _holds_experiments(database: Path) -> bool:
+    asked = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
+    try:
+        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            return connection.execute(asked).fetchone() is not None
+    except sqlite3.OperationalError:
+        # Busy or unreadable: MLflow says so itself.
+        return True
+    except sqlite3.DatabaseError:
+        return False
+
+
+@contextlib.contextmanager
+def _first_contact(uri: str) -> Iterator[None]:
+    """Hold a lock beside a SQLite store, so that one process at a time creates it."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    database = Path(uri.removeprefix("sqlite:///"))
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        lock = (database.parent / f"{database.name}.lock").open("w")
+    except OSError as error:
+        raise TrackingError(f"the MLflow store {uri} cannot be opened ({error.strerror})") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_experiment(name: str) -> str:
+    """Return the id of an experiment, made (or restored) when it is not there.
+
+    The experiment is marked for MLflow's model-training view; without the mark the UI opens it in its
+    view for generative applications, which has no charts.
+    """
+    client = _mlflow().MlflowClient()
+    with _first_contact(_mlflow().get_tracking_uri()):
+        found = client.get_experiment_by_name(name)
+        if found is None:
+            tags = {"mlflow.experimentKind": "custom_model_development"}
+            # Artifacts go beside a SQLite store, wherever the process runs.
+            return str(client.create_experiment(name, artifact_location=_artifact_root(name), tags=tags))
+        if found.lifecycle_stage == "deleted":
+            client.restore_experiment(found.experiment_id)
+    return str(found.experiment_id)
+
+
+def _artifact_root(experiment: str) -> str | None:
+    uri = _mlflow().get_tracking_uri()
+    if not uri.startswith("sqlite:///"):
+        return None
+    root = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
+    return (root / experiment.replace("/", "_")).as_uri()
+
+
+def content_hash(path: Path) -> str:
+    """Hash of a file's content, as artifacts are linked by it: ``sha256:…``."""
+    with path.open("rb") as stream:
+        return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def log_artifacts(
+    experiment: str,
+    artifacts: Mapping[str, Path],
+    *,
+    run_name: str | None = None,
+    params: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    tags: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Path] | None = None,
+    supersede: bool = False,
+) -> str:
+    """Log one finished run that carries tables or documents.
+
+    Args:
+        experiment: Name of the experiment, made when it is not there.
+        artifacts: Artifact name (``evals``, ``ledger``, …) to its file.
+        run_name: Name shown in the UI.
+        params: Settings to show.
+        metrics: Final figures to show.
+        tags: Further tags.
+        inputs: Name to file of what the run was made from, linked by content.
+        supersede: Whether ``mlflow:EXPERIMENT`` is to mean this run alone from now on (see ``supersede``).
+
+    Returns:
+        The MLflow run id; ``runs:/ID/NAME`` is then a source.
+
+    Raises:
+        TrackingError: MLflow is not installed or does not answer.
+    """
+    ensure_store()
+    client = _mlflow().MlflowClient()
+    try:
+        run = client.create_run(ensure_experiment(experiment), run_name=run_name, tags=dict(tags or {}))
+        run_id = str(run.info.run_id)
+        for key, value in (params or {}).items():
+            client.log_param(run_id, key, value)
+        for key, number in (metrics or {}).items():
+            client.log_metric(run_id, key, number)
+        for name, path in (inputs or {}).items():
+            client.set_tag(run_id, INPUT_TAG + name, content_hash(path))
+        attach(run_id, artifacts)
+        client.set_terminated(run_id)
+        if supersede:
+            supersede_runs(experiment, keep={run_id})
+    except TrackingError:
+        raise
+    except Exception as error:
+        raise TrackingError(f"logging to MLflow failed ({_first_line(error)})") from None
+    return run_id
+
+
+def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
+    """Leave only some runs of an experiment as its source of tables.
+
+    The others stay, with all they hold, and can still be named by ``runs:/ID``; ``mlflow:EXPERIMENT`` passes
+    them by.
+    """
+    client = _mlflow().MlflowClient()
+    for run in _all_runs(client, ensure_experiment(experiment)):
+        if run.info.run_id not in keep and SUPERSEDED_TAG not in run.data.tags:
+            client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
+
+
+def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
+    """Log files as named artifacts of a run that is there."""
+    client = _mlflow().MlflowClient()
+    for name, path in artifacts.items():
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / f"{name}{path.suffix}"
+            shutil.copyfile(path, copy)
+            client.log_artifact(run_id, str(copy))
+        client.set_tag(run_id, ARTIFACT_TAG + name, content_hash(path))
+
+
+def fetch(source: str, name: str) -> list[Path]:
+    """Bring a named artifact here from MLflow.
+
+    Args:
+        source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT`` for every run of an experiment
+            that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for every run there.
+        name: Artifact wanted, such as ``evals``; a NAME in the source goes before it.
+
+    Returns:
+        The files, each in a folder named after its run, removed when the process ends.
+
+    Raises:
+        TrackingError: No such run or experiment, or none of its runs carries the artifact.
+    """
+    client, runs = runs_of(source)
+    with answering(source):
+        if source.startswith("runs:/"):
+            name = source.removeprefix("runs:/").partition("/")[2] or name
+        else:
+            runs = [run for run in runs if SUPERSEDED_TAG not in run.data.tags]
+        carriers = [run for run in runs if ARTIFACT_TAG + name in run.data.tags]
+        if not carriers:
+            raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
+        folder = Path(tempfile.mkdtemp(prefix="isocompute-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return [_download(client, str(run.info.run_id), name, folder) for run in carriers]
+
+
+def is_store(source: str) -> bool:
+    """Whether a source is a tracking URI."""
+    return source.startswith(("sqlite:///", "http://", "https://"))
+
+
+def runs_of(source: str) -> tuple[Any, list[Any]]:
+    """The MLflow client of a source's store, and the runs that the source names.
+
+    Args:
+        source: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
+
+    Raises:
+        TrackingError: No such store, run or experiment.
+    """
+    uri = ensure_store(source if is_store(source) else None, create=False)
+    client = _mlflow().MlflowClient()
+    with answering(source):
+        return client, _runs_of(client, source, uri)
+
+
+@contextlib.contextmanager
+def answering(source: str) -> Iterator[None]:
+    """Put what MLflow raises while it reads a source into one sentence.
+
+    Raises:
+        TrackingError: Instead of anything else.
+    """
+    try:
+        yield
+    except TrackingError:
+        raise
+    except Exception as error:
+        uri = _mlflow().get_tracking_uri()
+        raise TrackingError(f"{source}: could not be fetched from {uri} ({_first_line(error)})") from None
+
+
+def _runs_of(client: Any, source: str, uri: str) -> list[Any]:
+    """The runs that a source names."""
+    if is_store(source):
+        return [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
+    if source.startswith("runs:/"):
+        return [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
+    experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
+    if experiment is None:
+        names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
+        raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
+    return _all_runs(client, str(experiment.experiment_id))
+
+
+def _all_runs(client: Any, experiment_id: str) -> list[Any]:
+    runs: list[Any] = []
+    token = None
+    while True:
+        page = client.search_runs([experiment_id], max_results=500, page_token=token)
+        runs += page
+        token = page.token
+        if not token:
+            return sorted(runs, key=lambda run: str(run.info.run_id))
+
+
+def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:
+    target = folder / run_id
+    target.mkdir(exist_ok=True)
+    present = [f.path for f in client.list_artifacts(run_id) if Path(f.path).stem == name]
+    if not present:
+        raise TrackingError(f"runs:/{run_id}: the artifact {name} is tagged but not stored")
+    return Path(client.download_artifacts(run_id, present[0], str(target)))
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
