@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 import nox
@@ -16,13 +15,13 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import environment  # noqa: E402
+from experiments import environment, releases  # noqa: E402
 
 nox.options.default_venv_backend = "uv|venv"
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-PACKAGES = ("budget", "rollout", "learner", "frontier")
+PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp")
 
@@ -53,7 +52,7 @@ def install_all(session: nox.Session, *extra: str) -> None:
         ("frontier", "mlflow,ingest"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]
-    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", *extra]
+    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.8,<3", *extra]
     session.log(f"{chosen.reason} (sampler: {chosen.sampler})")
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
@@ -92,6 +91,32 @@ def tests(session: nox.Session) -> None:
     together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "experiments", "packages"]
     chosen = session.posargs or together
     session.run("python", "-m", "pytest", "--durations=10", *chosen, env=quiet())
+
+
+@nox.session
+def fast(session: nox.Session) -> None:
+    """Run the tests that start no engine, no cluster and no server: most of them, in under a minute."""
+    install_all(session, *TEST_TOOLS)
+    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", "experiments", "packages"]
+    session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=quiet())
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Run the long campaigns: ledgers broken and killed, histories folded, the pipeline killed again and again."""
+    install_all(session, *TEST_TOOLS)
+    more = {
+        "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
+        "ISOCOMPUTE_PIPELINE_KILLS": "3",
+    }  # fmt: skip
+    found = [
+        str(p) for name in ("test_torture.py", "test_fold.py") for p in ROOT.glob(f"packages/budget/tests/**/{name}")
+    ]
+    pipeline = (
+        "experiments/tests/test_pipeline.py::test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same"
+    )
+    chosen = session.posargs or [*sorted(found), pipeline]
+    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**quiet(), **more})
 
 
 @nox.session
@@ -241,6 +266,13 @@ def figures(session: nox.Session) -> None:
         shutil.copy(out / f"{made}.png", docs / f"{name}.png")
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the API pages and the other documents into site/; a warning is an error."""
+    session.install("mkdocs==1.6.*", "mkdocstrings[python]==1.*", "ruff==0.15.*", env=uv_variables())
+    session.run("mkdocs", "build", "--strict", *session.posargs)
+
+
 @nox.session(name="docs-check")
 def docs_check(session: nox.Session) -> None:
     """Run the examples of every README, and follow the links between the documents."""
@@ -251,19 +283,13 @@ def docs_check(session: nox.Session) -> None:
 
 @nox.session(name="release-check", venv_backend="none")
 def release_check(session: nox.Session) -> None:
-    """Check that a tag such as frontier-v0.1.0 agrees with the package's version and CHANGELOG."""
-    for tag in session.posargs or [f"{p}-v{version_of(p)}" for p in PACKAGES]:
-        package, _, version = tag.partition("-v")
-        if package not in PACKAGES:
-            session.error(f"{tag}: there is no package {package!r}; tags look like frontier-v0.1.0")
-        if version != version_of(package):
-            session.error(f"{tag}: the version in packages/{package}/pyproject.toml is {version_of(package)}")
-        if f"## [{version}]" not in (ROOT / "packages" / package / "CHANGELOG.md").read_text():
-            session.error(f"{tag}: packages/{package}/CHANGELOG.md has no section [{version}]")
-        session.log(f"{tag} agrees with its version and CHANGELOG")
-
-
-def version_of(package: str) -> str:
-    """Version in a package's pyproject.toml."""
-    document = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())
-    return str(document["project"]["version"])
+    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs, and the contract with all four."""
+    tags = list(session.posargs)
+    try:
+        if "--record-contract" in tags:
+            tags.remove("--record-contract")
+            releases.record_contract(ROOT)
+        for tag in releases.check(ROOT, tags):
+            session.log(f"{tag} agrees with its version, its CHANGELOG and the contract")
+    except releases.ReleaseError as error:
+        session.error(str(error))

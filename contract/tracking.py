@@ -1,4 +1,4 @@
-"""MLflow at the edge: the only module of the package that reaches it, and only when asked.
+"""Tables and documents as artifacts of MLflow runs, found by name and linked by content.
 
 A run carries a table as the artifact ``NAME.parquet`` (a document as ``NAME.json``) and the tag
 ``isocompute.artifact.NAME = sha256:…``, so that a consumer finds it by name and links it by content.
@@ -8,149 +8,38 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import hashlib
-import os
 import shutil
-import sqlite3
 import tempfile
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import TrackingError
+from .files import reason_of
+from .store import DEFAULT_URI, ensure_experiment, ensure_store, mlflow_module
+
+__all__ = [
+    "ARTIFACT_TAG",
+    "DEFAULT_URI",
+    "INPUT_TAG",
+    "SUPERSEDED_TAG",
+    "TrackingError",
+    "answering",
+    "attach",
+    "content_hash",
+    "ensure_experiment",
+    "ensure_store",
+    "fetch",
+    "is_store",
+    "log_artifacts",
+    "runs_of",
+    "supersede_runs",
+]
 
 ARTIFACT_TAG = "isocompute.artifact."
 INPUT_TAG = "isocompute.input."
 SUPERSEDED_TAG = "isocompute.superseded"
-DEFAULT_URI = "sqlite:///mlflow.db"
-
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("DO_NOT_TRACK", "true")
-
-
-def _mlflow() -> Any:
-    try:
-        import mlflow
-    except ImportError:
-        package = "isocompute-" + (__package__ or "").split(".")[1]
-        raise TrackingError(f'MLflow is not installed: pip install "{package}[mlflow]"') from None
-    return mlflow
-
-
-def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
-    """Point MLflow at a store and make sure that it answers.
-
-    Two processes that touch a new SQLite store at once both fail, so the first contact is made under a
-    file lock.
-
-    Args:
-        uri: Tracking URI; by default ``MLFLOW_TRACKING_URI``, else ``sqlite:///mlflow.db`` here.
-        create: Whether a local store that is not there is made, as for writing; a reader would only leave an
-            empty one behind.
-
-    Returns:
-        The URI in use.
-
-    Raises:
-        TrackingError: MLflow is not installed, or the store cannot be reached or, unless it may be made, is not
-            there.
-    """
-    mlflow = _mlflow()
-    uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-    if not create:
-        _refuse_missing(uri)
-    if uri.startswith(("http://", "https://")):
-        # One short question first: MLflow's own client retries for minutes.
-        try:
-            with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
-                pass
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise TrackingError(f"the MLflow server at {uri} does not answer ({reason})") from None
-    mlflow.set_tracking_uri(uri)
-    with _first_contact(uri):
-        try:
-            mlflow.MlflowClient().search_experiments(max_results=1)
-        except Exception as error:
-            raise TrackingError(f"the MLflow store {uri} cannot be opened ({_first_line(error)})") from None
-    return uri
-
-
-def _refuse_missing(uri: str) -> None:
-    """Refuse a local store that is not there: MLflow makes one of any path, and its tables in any database."""
-    parts = urllib.parse.urlsplit(uri)
-    if parts.scheme.startswith("sqlite"):
-        path = Path(uri.partition(":///")[2].partition("?")[0])
-        if path.is_file() and _holds_experiments(path):
-            return
-        what = f"{path} is no MLflow store" if path.is_file() else f"there is no MLflow store {path}"
-    elif parts.scheme in {"", "file"} and not uri.startswith("databricks"):
-        path = Path(urllib.parse.unquote(parts.path))
-        if path.is_dir():
-            return
-        what = f"there is no MLflow store {path}"
-    else:
-        return
-    raise TrackingError(f"{what}; set MLFLOW_TRACKING_URI to one: sqlite:///PATH/mlflow.db or http://HOST:PORT")
-
-
-def _holds_experiments(database: Path) -> bool:
-    asked = "SELECT 1 FROM sqlite_master WHERE name = 'experiments'"
-    try:
-        with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-            return connection.execute(asked).fetchone() is not None
-    except sqlite3.OperationalError:
-        # Busy or unreadable: MLflow says so itself.
-        return True
-    except sqlite3.DatabaseError:
-        return False
-
-
-@contextlib.contextmanager
-def _first_contact(uri: str) -> Iterator[None]:
-    """Hold a lock beside a SQLite store, so that one process at a time creates it."""
-    if not uri.startswith("sqlite:///"):
-        yield
-        return
-    database = Path(uri.removeprefix("sqlite:///"))
-    try:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        lock = (database.parent / f"{database.name}.lock").open("w")
-    except OSError as error:
-        raise TrackingError(f"the MLflow store {uri} cannot be opened ({error.strerror})") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def ensure_experiment(name: str) -> str:
-    """Return the id of an experiment, made (or restored) when it is not there.
-
-    The experiment is marked for MLflow's model-training view; without the mark the UI opens it in its
-    view for generative applications, which has no charts.
-    """
-    client = _mlflow().MlflowClient()
-    with _first_contact(_mlflow().get_tracking_uri()):
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            tags = {"mlflow.experimentKind": "custom_model_development"}
-            # Artifacts go beside a SQLite store, wherever the process runs.
-            return str(client.create_experiment(name, artifact_location=_artifact_root(name), tags=tags))
-        if found.lifecycle_stage == "deleted":
-            client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
-
-
-def _artifact_root(experiment: str) -> str | None:
-    uri = _mlflow().get_tracking_uri()
-    if not uri.startswith("sqlite:///"):
-        return None
-    root = Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
-    return (root / experiment.replace("/", "_")).as_uri()
 
 
 def content_hash(path: Path) -> str:
@@ -189,7 +78,7 @@ def log_artifacts(
         TrackingError: MLflow is not installed or does not answer.
     """
     ensure_store()
-    client = _mlflow().MlflowClient()
+    client = mlflow_module().MlflowClient()
     try:
         run = client.create_run(ensure_experiment(experiment), run_name=run_name, tags=dict(tags or {}))
         run_id = str(run.info.run_id)
@@ -206,7 +95,7 @@ def log_artifacts(
     except TrackingError:
         raise
     except Exception as error:
-        raise TrackingError(f"logging to MLflow failed ({_first_line(error)})") from None
+        raise TrackingError(f"logging to MLflow failed ({reason_of(error)})") from None
     return run_id
 
 
@@ -216,7 +105,7 @@ def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
     The others stay, with all they hold, and can still be named by ``runs:/ID``; ``mlflow:EXPERIMENT`` passes
     them by.
     """
-    client = _mlflow().MlflowClient()
+    client = mlflow_module().MlflowClient()
     for run in _all_runs(client, ensure_experiment(experiment)):
         if run.info.run_id not in keep and SUPERSEDED_TAG not in run.data.tags:
             client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
@@ -224,7 +113,7 @@ def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
 
 def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
     """Log files as named artifacts of a run that is there."""
-    client = _mlflow().MlflowClient()
+    client = mlflow_module().MlflowClient()
     for name, path in artifacts.items():
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / f"{name}{path.suffix}"
@@ -276,7 +165,7 @@ def runs_of(source: str) -> tuple[Any, list[Any]]:
         TrackingError: No such store, run or experiment.
     """
     uri = ensure_store(source if is_store(source) else None, create=False)
-    client = _mlflow().MlflowClient()
+    client = mlflow_module().MlflowClient()
     with answering(source):
         return client, _runs_of(client, source, uri)
 
@@ -293,8 +182,8 @@ def answering(source: str) -> Iterator[None]:
     except TrackingError:
         raise
     except Exception as error:
-        uri = _mlflow().get_tracking_uri()
-        raise TrackingError(f"{source}: could not be fetched from {uri} ({_first_line(error)})") from None
+        uri = mlflow_module().get_tracking_uri()
+        raise TrackingError(f"{source}: could not be fetched from {uri} ({reason_of(error)})") from None
 
 
 def _runs_of(client: Any, source: str, uri: str) -> list[Any]:
@@ -328,8 +217,3 @@ def _download(client: Any, run_id: str, name: str, folder: Path) -> Path:
     if not present:
         raise TrackingError(f"runs:/{run_id}: the artifact {name} is tagged but not stored")
     return Path(client.download_artifacts(run_id, present[0], str(target)))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

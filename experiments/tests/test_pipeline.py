@@ -17,13 +17,17 @@ from isocompute.rollout import response_seed
 
 ROOT = Path(__file__).parents[2]
 SETS = ("easy", "hard")
+KILLS = int(os.environ.get("ISOCOMPUTE_PIPELINE_KILLS", "1"))
 
 
 def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     """Copy what the stages read, with ``smoke`` as the preset."""
     hidden = shutil.ignore_patterns("__pycache__", "tests")
     for package in ("budget", "rollout", "learner", "frontier"):
-        shutil.copytree(ROOT / "packages" / package / "src", folder / "packages" / package / "src", ignore=hidden)
+        # Not the links to contract/, which would be copied as folders of their own.
+        source, copied = ROOT / "packages" / package / "src", folder / "packages" / package / "src"
+        shutil.copytree(source, copied, ignore=hidden, symlinks=True)
+    shutil.copytree(ROOT / "contract", folder / "contract", ignore=hidden)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=hidden)
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", ".dvcignore", ".dvc/config"):
@@ -152,20 +156,36 @@ def test_again_nothing_runs_and_the_status_is_clean(finished: tuple[Path, str]) 
     assert len(yaml.safe_load(before)["stages"]) == 10
 
 
+def begun(finished: Path, folder: Path) -> None:
+    """Let a tree begin with the base model of another, which no kill of a cell can change and which takes long."""
+    first = ("problems", "base")
+    for name in first:
+        shutil.copytree(finished / "outputs" / name, folder / "outputs" / name)
+    # Not DVC's cache of runs, with which nothing would run.
+    shutil.copytree(finished / ".dvc" / "cache" / "files", folder / ".dvc" / "cache" / "files")
+    lock = yaml.safe_load((finished / "dvc.lock").read_text())
+    lock["stages"] = {name: lock["stages"][name] for name in first}
+    (folder / "dvc.lock").write_text(yaml.safe_dump(lock))
+
+
 def test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:
+    """In ``nox -s faults`` from nothing, and with more kills."""
     folder = clone(tmp_path / "second", {"workers": 1, "reverse": True})
-    command = [sys.executable, "-m", "experiments", "repro"]
-    process = subprocess.Popen(
-        command, cwd=folder, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL
-    )
-    # Killed when some cells are done and one is under way.
-    while len(modified(folder, "work/cells/*/done.json")) < 4:
-        assert process.poll() is None
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    if KILLS == 1:
+        begun(finished[0], folder)
+    for kill in range(KILLS):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(), start_new_session=True,
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        # Killed when some cells are done and one is under way.
+        while len(modified(folder, "work/cells/*/done.json")) < 4 + 3 * kill:
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     done = modified(folder, "work/cells/*/done.json")
     run(folder, "-m", "experiments", "repro")
     after = modified(folder, "work/cells/*/done.json")
