@@ -23,7 +23,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
-TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp")
+TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema")
 
 
 def uv_variables() -> dict[str, str]:
@@ -43,7 +43,7 @@ def uv_variables() -> dict[str, str]:
 def install_all(session: nox.Session, *extra: str) -> None:
     """Install the four packages with what this machine samples with, and say what was chosen."""
     uv = session.venv_backend == "uv"
-    chosen = environment.here(uv=uv)
+    chosen = environment.of_this_machine(uv=uv)
     packages: list[str] = []
     for name, extras in (
         ("budget", "mlflow"),
@@ -52,7 +52,7 @@ def install_all(session: nox.Session, *extra: str) -> None:
         ("frontier", "mlflow,ingest"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]
-    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.8,<3", *extra]
+    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.11,<3", *extra]
     session.log(f"{chosen.reason} (sampler: {chosen.sampler})")
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
@@ -68,8 +68,8 @@ def install_all(session: nox.Session, *extra: str) -> None:
             session.install(*common, *chosen.requirements, env=uv_variables())
 
 
-def quiet() -> dict[str, str]:
-    """Variables of every run: one thread a process, no telemetry."""
+def run_variables() -> dict[str, str]:
+    """Environment variables of every run: one thread per process, no telemetry."""
     return {
         "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
@@ -80,7 +80,7 @@ def quiet() -> dict[str, str]:
 def repro(session: nox.Session) -> None:
     """Run the whole pipeline and print what it found."""
     install_all(session)
-    session.run("python", "-m", "experiments", "repro", *session.posargs, env=quiet())
+    session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables())
 
 
 @nox.session
@@ -90,7 +90,7 @@ def tests(session: nox.Session) -> None:
     # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
     together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "experiments", "packages"]
     chosen = session.posargs or together
-    session.run("python", "-m", "pytest", "--durations=10", *chosen, env=quiet())
+    session.run("python", "-m", "pytest", "--durations=10", *chosen, env=run_variables())
 
 
 @nox.session
@@ -98,7 +98,7 @@ def fast(session: nox.Session) -> None:
     """Run the tests that start no engine, no cluster and no server: most of them, in under a minute."""
     install_all(session, *TEST_TOOLS)
     chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", "experiments", "packages"]
-    session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=quiet())
+    session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=run_variables())
 
 
 @nox.session
@@ -116,7 +116,7 @@ def faults(session: nox.Session) -> None:
         "experiments/tests/test_pipeline.py::test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same"
     )
     chosen = session.posargs or [*sorted(found), pipeline]
-    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**quiet(), **more})
+    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**run_variables(), **more})
 
 
 @nox.session
@@ -148,10 +148,10 @@ def isolated(session: nox.Session) -> None:
                     session.error("Python 3.11 is required and was not found")
                 session.warn(f"{package}: skipped on Python {version}, which is not installed")
                 continue
-            alone(session, package, python)
+            test_wheel(session, package, python)
 
 
-def alone(session: nox.Session, package: str, python: str) -> None:
+def test_wheel(session: nox.Session, package: str, python: str) -> None:
     """Install one wheel in a fresh environment and run the package's tests there."""
     folder = Path(session.create_tmp()).resolve() / f"{package}-{Path(python).parent.parent.name}"
     shutil.rmtree(folder, ignore_errors=True)
@@ -161,7 +161,9 @@ def alone(session: nox.Session, package: str, python: str) -> None:
     executable = str(folder / "venv" / "bin" / "python")
     wheel = str(next((folder / "dist").glob("*.whl")))
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
-    pins = [r for r in environment.here(uv=True).requirements if r.startswith("torch") and package == "learner"]
+    pins = [
+        r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
+    ]
     needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / "constraints.txt")]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
@@ -172,7 +174,9 @@ def alone(session: nox.Session, package: str, python: str) -> None:
         shutil.copytree(ROOT / "packages" / package / "docs", home / "docs")
     with session.chdir(home):
         session.run(executable, "-c", f"import isocompute.{package}", external=True)
-        session.run(executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=quiet())
+        session.run(
+            executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=run_variables()
+        )
 
 
 def interpreter(version: str) -> str | None:
@@ -194,13 +198,13 @@ def interpreter(version: str) -> str | None:
 @nox.session
 def trainers(session: nox.Session) -> None:
     """Put the budget's converted settings to TRL, veRL, SkyRL and OpenRLHF, and run TRL for a few steps."""
-    torch = [r for r in environment.here(uv=True).requirements if r.startswith("torch")] or ["torch"]
+    torch = [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")] or ["torch"]
     # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
     of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")
     session.install("packages/budget[test]", "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
     tests = ["packages/budget/tests/test_trainers.py", "-rs", *session.posargs]
-    session.run("python", "-m", "pytest", "-q", *tests, env={**quiet(), "ISOCOMPUTE_TRAINERS": "installed"})
+    session.run("python", "-m", "pytest", "-q", *tests, env={**run_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
     newer_trainers(session)
 
 
@@ -223,7 +227,7 @@ def newer_trainers(session: nox.Session) -> None:
     session.run(*into, "packages/budget[test]", *needed, env=uv)
     session.run(*into, "--no-deps", "skyrl==0.4.*", "skyrl-gym==0.4.*", "openrlhf==0.11.*", env=uv)
     tests = ["packages/budget/tests/test_trainers_newer.py", "-rs", *session.posargs]
-    variables = {**quiet(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
+    variables = {**run_variables(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
     session.run(executable, "-m", "pytest", "-q", *tests, external=True, env=variables)
 
 
@@ -233,7 +237,7 @@ def ui(session: nox.Session) -> None:
     install_all(session)
     session.run(
         "mlflow", "server", "--backend-store-uri", f"sqlite:///{ROOT / 'mlflow.db'}", "--port", "5000",
-        env={**quiet(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        env={**run_variables(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
     )  # fmt: skip
 
 
@@ -241,7 +245,7 @@ def ui(session: nox.Session) -> None:
 def screenshot(session: nox.Session) -> None:
     """Save docs/mlflow-charts.png: the Easy sweep in the MLflow UI, in headless Chromium."""
     install_all(session, "playwright")
-    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=quiet())
+    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=run_variables())
 
 
 @nox.session
@@ -258,7 +262,7 @@ def figures(session: nox.Session) -> None:
     with session.chdir(out):
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):
-                session.run(*shlex.split(line), env=quiet())
+                session.run(*shlex.split(line), env=run_variables())
     for made, name in (
         ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/sensitivity", "sensitivity"),
         ("forecast", "forecast"), ("trl-fitted/curves", "trl-curves"), ("trl-fitted/trade", "trl-trade"),
@@ -278,7 +282,7 @@ def docs_check(session: nox.Session) -> None:
     """Run the examples of every README, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
     found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
-    session.run("python", "-m", "pytest", "-q", *found, env=quiet())
+    session.run("python", "-m", "pytest", "-q", *found, env=run_variables())
 
 
 @nox.session(name="release-check", venv_backend="none")

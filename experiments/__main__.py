@@ -1,4 +1,7 @@
-"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it."""
+"""Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
+
+``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pathlib import Path
 from isocompute.budget import tracking
 
 from .errors import ExperimentError
-from .settings import Preset, load
+from .settings import Preset, load, schema
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
@@ -25,12 +28,15 @@ SECONDS = Path("work") / "seconds.jsonl"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *SET_STAGES, "repro"])
+    parser.add_argument("stage", choices=[*STAGES, *SET_STAGES, "repro", "schema"])
     parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(SET_STAGES)}: the problem set")
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     arguments = parser.parse_args(argv)
     if (arguments.stage in SET_STAGES) != (arguments.problem_set is not None):
         parser.error(f"{', '.join(SET_STAGES)} take a problem set; the other stages take none")
+    if arguments.stage == "schema":
+        print(schema.text(), end="")
+        return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     try:
@@ -86,10 +92,10 @@ def repro(preset: Preset) -> int:
             code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
             if code:
                 return code
-    from .closing import closing_words
+    from .closing import closing_summary
 
     took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []
-    print(closing_words(preset, OUT, took))
+    print(closing_summary(preset, OUT, took))
     return 0
 
 

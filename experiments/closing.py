@@ -10,11 +10,11 @@ from typing import Any
 import polars as pl
 from isocompute.rollout import tables
 
-from .report import gains, spoken
+from .report import gains, metric_label
 from .settings import Preset
 
 
-def closing_words(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
+def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
     """Both scores of the base model, what was found, and how long each stage took.
 
     Args:
@@ -35,7 +35,7 @@ def closing_words(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) 
 def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     metric, sweep = preset.evaluation.metric, out / "sweep" / name
     scores = json.loads((out / "difficulty" / "base.json").read_text())[name]
-    lines = [f"{name}: base model {side}: {_both(found)}" for side, found in scores.items()]
+    lines = [f"{name}: base model {side}: {_base_scores(found)}" for side, found in scores.items()]
     frontier = out / "frontier" / name / "frontier.parquet"
     if frontier.exists():
         fits = json.loads((frontier.parent / "fits.json").read_text())
@@ -44,11 +44,11 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, scores["validation"]["fresh"]):
         size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
-        lines.append(f"  n = {gain.rollouts_per_problem}{size}: {spoken(metric)} {gain.said()}")
+        lines.append(f"  n = {gain.rollouts_per_problem}{size}: {metric_label(metric)} {gain.text()}")
     return lines + _prescribed(out / "prescribe" / name)
 
 
-def _both(found: Mapping[str, Any]) -> str:
+def _base_scores(found: Mapping[str, Any]) -> str:
     return (
         f"avg@{found['fresh_samples']} {found['fresh']:.3f} measured again "
         f"(avg@{found['selected_samples']} {found['selected']:.3f} as selected)"

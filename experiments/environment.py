@@ -62,7 +62,7 @@ def decide(*, gpu: bool, platform: str, machine: str, python: tuple[int, int], u
 
 
 def without_vllm(why: str) -> Environment:
-    """The environment where vLLM cannot be had."""
+    """The environment where vLLM is not available."""
     return Environment(
         sampler="transformers",
         requirements=(CPU_TORCH,),
@@ -79,7 +79,7 @@ def has_gpu(run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.
     return listed.returncode == 0 and b"GPU" in listed.stdout
 
 
-def here(*, uv: bool) -> Environment:
+def of_this_machine(*, uv: bool) -> Environment:
     """``decide`` for this machine."""
     import platform
 

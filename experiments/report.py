@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 from isocompute.frontier import MEANING, Flag
 from isocompute.rollout import tables
+from isocompute.rollout.contract.files import write_text
 
 from .errors import ExperimentError
 from .settings import Preset
@@ -45,14 +46,10 @@ def write(preset: Preset, out: Path) -> Path:
         f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
     )
     path = out / "report" / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".writing")
-    aside.write_text(page)
-    aside.rename(path)
-    return path
+    return write_text(path, page)
 
 
-def _held(path: Path) -> Any:
+def _document(path: Path) -> Any:
     """A document that an earlier stage wrote.
 
     Raises:
@@ -65,7 +62,7 @@ def _held(path: Path) -> Any:
 
 def _difficulty(preset: Preset, out: Path) -> str:
     settings = preset.difficulty
-    scores = _held(out / "difficulty" / "base.json")
+    scores = _document(out / "difficulty" / "base.json")
     spent = tables.read(out / "difficulty" / "ledger.parquet", "ledger")
     rows = [
         (f"{name}, {side}", found["problems"], f"{settings.sets[name].lowest:g} to {settings.sets[name].highest:g}",
@@ -89,12 +86,12 @@ def _difficulty(preset: Preset, out: Path) -> str:
 
 
 def _problem_set(preset: Preset, name: str, out: Path) -> str:
-    fits = _held(out / "frontier" / name / "fits.json")
-    pilot = _held(out / "sweep" / name / "pilot.json")
-    allocation = _held(out / "prescribe" / name / "allocation.json")
-    comparison = _held(out / "prescribe" / name / "comparison.json")
+    fits = _document(out / "frontier" / name / "fits.json")
+    pilot = _document(out / "sweep" / name / "pilot.json")
+    allocation = _document(out / "prescribe" / name / "allocation.json")
+    comparison = _document(out / "prescribe" / name / "comparison.json")
     evals = tables.read(out / "sweep" / name / "evals.parquet", "evals")
-    states = _held(out / "sweep" / name / "cells.json")["cells"]
+    states = _document(out / "sweep" / name / "cells.json")["cells"]
     parts = [f"<h2>Problem set: {escape(name)}</h2>", _answer(allocation, comparison)]
     parts.append("<h3>What was spent</h3>" + _spent(name, out) + _pilot(pilot) + _diverged(states))
     parts.append(
@@ -121,7 +118,7 @@ def _answer(allocation: dict[str, Any], comparison: dict[str, Any]) -> str:
     text = (
         f"For {allocation['budget']:,} {allocation['unit']}: <b>n = {allocation['rollouts_per_problem']}</b>, "
         f"B<sub>p</sub> = {allocation['problems_per_batch']}, M = {allocation['update_steps']:,}, learning rate "
-        f"{allocation['learning_rate']:.3g}. Of {len(competing)} it was best in {share}; expected "
+        f"{allocation['learning_rate']:.3g}. Of {len(competing)} n it was best in {share}; expected "
         f"reward {chosen['reward']:.3f} (95&nbsp;%: {chosen['reward_low']:.3f} to {chosen['reward_high']:.3f})."
     )
     if not comparison["tested"]:
@@ -164,9 +161,9 @@ def _pilot(pilot: dict[str, Any]) -> str:
     ]
     return (
         f"<p>A pilot at n = {pilot['rollouts_per_problem']}, B<sub>p</sub> = {pilot['problems_per_batch']} "
-        f"({pilot['batch_rollouts']:,} rollouts a step) chose the learning rate {pilot['learning_rate']:.3g}; other "
+        f"({pilot['batch_rollouts']:,} rollouts per step) chose the learning rate {pilot['learning_rate']:.3g}; other "
         "batches are scaled from it by the root of their size.</p>"
-        + _table(("learning rate", f"{spoken(pilot['metric'])} at the end", "base model, measured again"), rows)
+        + _table(("learning rate", f"{metric_label(pilot['metric'])} at the end", "base model, measured again"), rows)
     )
 
 
@@ -195,12 +192,13 @@ class Gain:
     seeds: int
     diverged: int
 
-    def said(self) -> str:
+    def text(self) -> str:
         """Scores and gain, for people."""
         lost = f", {self.diverged} diverged" if self.diverged else ""
         if self.last is None:
             return f"no seed was trained to the end{lost}"
-        return f"{self.base:.3f} -> {self.last:.3f} ({self.last - self.base:+.3f}, {self.seeds} seeds{lost})"
+        seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return f"{self.base:.3f} -> {self.last:.3f} ({self.last - self.base:+.3f}, {seeds}{lost})"
 
 
 def gains(evals: pl.DataFrame, metric: str, states: list[dict[str, Any]], base: float) -> list[Gain]:
@@ -219,7 +217,7 @@ def gains(evals: pl.DataFrame, metric: str, states: list[dict[str, Any]], base: 
     return found
 
 
-def spoken(metric: str) -> str:
+def metric_label(metric: str) -> str:
     """A metric as people write it: ``avg@4``, which MLflow and column names cannot hold."""
     return metric.replace("_at_", "@")
 
@@ -231,7 +229,7 @@ def _gains(found: list[Gain], metric: str) -> str:
          g.seeds, g.diverged)
         for g in found
     ]  # fmt: skip
-    head = ("", "B_p", "base model, measured again", f"{spoken(metric)} at the end", "gain", "seeds", "diverged")
+    head = ("", "B_p", "base model, measured again", f"{metric_label(metric)} at the end", "gain", "seeds", "diverged")
     return _table(head, rows)
 
 

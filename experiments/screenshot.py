@@ -22,6 +22,11 @@ from .settings import load
 
 START_SECONDS = 120
 DRAW_MILLISECONDS = 90_000
+NO_ASSISTANT = """
+localStorage.setItem("mlflow.assistant.fab.autoOpenedOnFirstLoad_v1", "true");
+localStorage.setItem("mlflow.assistant.panelOpen_v1", "false");
+"""
+"""MLflow opens its assistant's panel over a fourth of the page when a browser comes for the first time."""
 
 
 @contextmanager
@@ -66,6 +71,7 @@ def picture(address: str, experiment_id: str, metric: str, out: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 2000, "height": 1100})
+        page.add_init_script(NO_ASSISTANT)
         try:
             page.goto(f"{address}/#/experiments/{experiment_id}/runs?compareRunsMode=CHART", timeout=DRAW_MILLISECONDS)
             page.get_by_text(metric, exact=True).first.wait_for(timeout=DRAW_MILLISECONDS)

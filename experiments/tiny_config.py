@@ -2,41 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TinyModelConfig:
-    """How the base model is made.
+class TinyModelConfig(BaseModel):
+    """How the embedded base model is trained, on imperfect worked solutions of sums."""
 
-    Attributes:
-        digits: Digits in expressions.
-        min_terms: Fewest terms.
-        max_terms: Most terms.
-        largest_slip: How far off a wrong fact may be; small slips cancel out, and answers are right by luck.
-        hidden: Width; a multiple of 32, the smallest head that vLLM serves on CPU.
-        layers: Transformer layers.
-        steps: Supervised steps.
-        batch: Solutions per step.
-        learning_rate: AdamW's peak, reached after 50 steps, falling to a tenth by cosine.
-        seed: Fixes everything.
-    """
+    # Not of settings.strict.Settings: the settings import this module, and the model's identity is its own code alone.
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     digits: str = "12345"
-    min_terms: int = 2
+    """Digits that its expressions are made of."""
+    min_terms: int = Field(default=2, ge=2)
+    """Fewest terms of an expression."""
     max_terms: int = 6
-    largest_slip: int = 9
-    hidden: int = 64
+    """Most terms of an expression."""
+    largest_slip: int = Field(default=9, ge=1, le=9)
+    """How far off a wrong fact may be; small slips cancel out, and answers are right by luck."""
+    hidden: int = Field(default=64, multiple_of=32)
+    """Width; a multiple of 32, the smallest head that vLLM serves on CPU."""
     layers: int = 2
+    """Number of transformer layers."""
     steps: int = 1200
+    """Supervised training steps."""
     batch: int = 256
+    """Batch size (worked solutions per step)."""
     learning_rate: float = 3e-3
+    """AdamW's peak learning rate, reached after 50 steps and falling to a tenth by cosine."""
     seed: int = 0
+    """Seed of the weights and the data."""
 
-    def __post_init__(self) -> None:
-        if self.hidden % 32:
-            raise ValueError(f"base.hidden is {self.hidden}; it must be a multiple of 32")
-        if not 2 <= self.min_terms <= self.max_terms:
-            raise ValueError("base.min_terms must be at least 2 and at most base.max_terms")
-        if not 1 <= self.largest_slip <= 9:
-            raise ValueError(f"base.largest_slip is {self.largest_slip}; it must lie between 1 and 9")
+    @model_validator(mode="after")
+    def _terms_are_a_range(self) -> Self:
+        if self.min_terms > self.max_terms:
+            raise ValueError(f"min_terms is {self.min_terms}; it must be at most max_terms, {self.max_terms}")
+        return self

@@ -58,7 +58,7 @@ class Teacher:
         return int(rng.integers(1, self._config.largest_slip + 1)) * (1 if rng.random() < 0.5 else -1)
 
 
-def tokenizer() -> Any:
+def new_tokenizer() -> Any:
     """One token per character."""
     vocabulary = {t: i for i, t in enumerate((PAD, END, *CHARACTERS))}
     inner = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
@@ -96,9 +96,9 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
     Args:
         config: How.
         folder: Where to save model and tokenizer.
-        progress: Told (step, loss) now and then.
+        progress: Called with (step, loss) every 100 steps and at the end.
     """
-    letters = tokenizer()
+    tokenizer = new_tokenizer()
     model = new_model(config).train()
     teacher, rng = Teacher(config), np.random.default_rng(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
@@ -107,7 +107,7 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
         cosine = 0.55 + 0.45 * np.cos(np.pi * step / config.steps)
         for group in optimizer.param_groups:
             group["lr"] = config.learning_rate * min(1.0, step / warm) * cosine
-        ids, labels = _supervised(letters, [teacher.solution(rng) for _ in range(config.batch)])
+        ids, labels = _supervised(tokenizer, [teacher.solution(rng) for _ in range(config.batch)])
         loss = model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels).loss
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -115,22 +115,22 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
         optimizer.step()
         if step % 100 == 0 or step == config.steps:
             progress(step, float(loss.detach()))
-    save(model, letters, folder)
+    save(model, tokenizer, folder)
 
 
-def save(model: Any, letters: Any, folder: Path) -> None:
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save model and tokenizer; what is written depends on the weights only."""
     transformers.utils.logging.disable_progress_bar()
     model.eval().save_pretrained(folder)
-    letters.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     # vLLM reads generation defaults; ours are the run's, so the file says nothing but the stop token.
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "pad_token_id": 0}, indent=2) + "\n")
 
 
-def _supervised(letters: Any, solutions: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _supervised(tokenizer: Any, solutions: list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Padded ids, and labels that leave out prompts and padding."""
-    prompts = letters([p for p, _ in solutions])["input_ids"]
-    answers = letters([a for _, a in solutions])["input_ids"]
+    prompts = tokenizer([p for p, _ in solutions])["input_ids"]
+    answers = tokenizer([a for _, a in solutions])["input_ids"]
     length = max(len(p) + len(a) + 1 for p, a in zip(prompts, answers, strict=True))
     ids = torch.zeros(len(solutions), length, dtype=torch.long)
     labels = torch.full_like(ids, -100)

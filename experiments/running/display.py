@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .cells import Cell
 from .spool import Position, Spool
-from .work import done as how_far
+from .work import done as read_done
 from .work import finished
 
 
@@ -48,9 +48,10 @@ class Progress:
             if finished(cell, folder):
                 self._spent[cell.run_id] = cell.rollouts
                 continue
-            lines, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self._at.get(cell.run_id, Position()))
-            if lines:
-                self._spent[cell.run_id] = min(int(lines[-1]["rollouts"]), cell.rollouts)
+            spool = Spool(folder / "metrics.jsonl")
+            records, self._at[cell.run_id] = spool.since(self._at.get(cell.run_id, Position()))
+            if records:
+                self._spent[cell.run_id] = min(records[-1].rollouts, cell.rollouts)
         return sum(self._spent.values())
 
     def position(self, cell: Cell) -> Position:
@@ -63,14 +64,14 @@ class Progress:
         self._line.show(self.spent(), before=f"{complete}/{len(self._cells)} cells, ", last=last)
 
 
-def plan_of(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
+def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
     """What is done already, what is continued and what begins, in one line."""
     complete = [finished(cell, folders[cell.run_id]) for cell in cells]
     continued = [not f and c for f, c in zip(complete, has_checkpoint, strict=True)]
     again = [
         cell.name
         for cell, f, c in zip(cells, complete, has_checkpoint, strict=True)
-        if not f and not c and how_far(folders[cell.run_id]) is not None
+        if not f and not c and read_done(folders[cell.run_id]) is not None
     ]
     begun = len(cells) - sum(complete) - sum(continued)
     line = f"{len(cells)} cells: {sum(complete)} finished, {sum(continued)} continued, {begun} from the base model"

@@ -51,7 +51,7 @@ def content_hash(path: Path) -> str:
 
     Hashes of large files are remembered by name, size and time, since a model of 7B takes half a minute.
     """
-    known = Remembered(WORK / "hashes.json")
+    known = HashCache(WORK / "hashes.json")
     digest = sha256()
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
@@ -61,7 +61,7 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-class Remembered:
+class HashCache:
     """Hashes of files of some size, kept until the file changes."""
 
     LARGE = 2**24
@@ -69,26 +69,26 @@ class Remembered:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._held: dict[str, str] = json.loads(path.read_text())
+            self._document: dict[str, str] = json.loads(path.read_text())
         except (OSError, ValueError):
-            self._held = {}
+            self._document = {}
         self._changed = False
 
     def of(self, file: Path) -> str:
         """Hash of a file's content."""
         status = file.stat()
         key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-        if status.st_size >= self.LARGE and key in self._held:
-            return self._held[key]
+        if status.st_size >= self.LARGE and key in self._document:
+            return self._document[key]
         digest = sha256()
         with file.open("rb") as stream:
             while block := stream.read(2**22):
                 digest.update(block)
         if status.st_size >= self.LARGE:
-            self._held[key], self._changed = digest.hexdigest(), True
+            self._document[key], self._changed = digest.hexdigest(), True
         return digest.hexdigest()
 
     def save(self) -> None:
         """Write down what was hashed anew."""
         if self._changed:
-            write_json(self._path, self._held)
+            write_json(self._path, self._document)

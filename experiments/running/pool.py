@@ -17,7 +17,7 @@ from ..settings.model import Preset, ResourcesConfig
 from .actor import WorkerConfig
 from .cluster import SESSION, cause, cluster, environment
 from .identity import Surroundings, digest
-from .roster import NAMESPACE, Crew, Roster
+from .roster import NAMESPACE, Roster, WorkerSpec
 from .work import WORK
 
 ANSWER_SECONDS = 60.0
@@ -33,11 +33,11 @@ class Pool:
     """
 
     def __init__(
-        self, roster: Callable[..., Any], crew: Crew, config: WorkerConfig, resources: ResourcesConfig
+        self, roster: Callable[..., Any], spec: WorkerSpec, config: WorkerConfig, resources: ResourcesConfig
     ) -> None:
-        self._roster, self._crew, self._config, self._resources = roster, crew, config, resources
+        self._roster, self._spec, self._config, self._resources = roster, spec, config, resources
         self.stall_seconds = resources.stall_seconds
-        self.actors: list[Any] = roster("take", crew)
+        self.actors: list[Any] = roster("take", spec)
 
     def open(self) -> None:
         """Wait until every worker has loaded the model and sees the work folder.
@@ -80,9 +80,9 @@ class Pool:
                 f"{len(late)} of {len(waiting)} workers did not start and load the model in "
                 f"{self._resources.start_seconds:g} s; {self._room(free)} free of {self._room(ray.cluster_resources())}"
             )
-        self._see_the_same(hosts)
+        self._check_shared_folder(hosts)
 
-    def _see_the_same(self, hosts: dict[str, Any]) -> None:
+    def _check_shared_folder(self, hosts: dict[str, Any]) -> None:
         """Check that workers of every machine see the work folder."""
         import ray
 
@@ -123,7 +123,11 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
         ExperimentError: See ``Pool.open``.
     """
     resources = preset.resources
-    with cluster(resources.processors()), _enough(resources), _alone(WORK / "workers.lock", resources.start_seconds):
+    with (
+        cluster(resources.processors()),
+        _check_capacity(resources),
+        _exclusive(WORK / "workers.lock", resources.start_seconds),
+    ):
         config = WorkerConfig(
             model=model,
             sampling=asdict(preset.sampling),
@@ -136,15 +140,15 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
         )
         key = digest([asdict(config), base, asdict(Surroundings.of(resources))])
         gpus = 1 if resources.device == "cuda" else 0
-        crew = Crew(key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment())
+        spec = WorkerSpec(key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment())
         with _roster() as roster:
-            pool = Pool(roster, crew, config, resources)
+            pool = Pool(roster, spec, config, resources)
             pool.open()
             yield pool
 
 
 @contextmanager
-def _enough(resources: ResourcesConfig) -> Iterator[None]:
+def _check_capacity(resources: ResourcesConfig) -> Iterator[None]:
     """Refuse at once what the whole cluster could never hold; Ray would wait for it without an end."""
     import ray
 
@@ -186,7 +190,7 @@ def _roster() -> Iterator[Callable[..., Any]]:
 
 
 @contextmanager
-def _alone(path: Path, patience: float) -> Iterator[None]:
+def _exclusive(path: Path, patience: float) -> Iterator[None]:
     """Hold the workers of this folder alone; another stage's hold ends with its process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:

@@ -12,7 +12,7 @@ NAMESPACE = "isocompute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class WorkerSpec:
     """Which workers are wanted.
 
     Attributes:
@@ -39,26 +39,26 @@ class Roster:
 
     def __init__(self, session: str) -> None:
         self._session = session
-        self._crew: Crew | None = None
+        self._spec: WorkerSpec | None = None
         self._actors: list[Any] = []
         self._started = 0
 
-    def take(self, crew: Crew) -> list[Any]:
-        """The workers of a crew: those that are there, or new ones in place of another crew's."""
-        if self._crew is None or self._crew.key != crew.key or len(self._actors) != crew.workers:
+    def take(self, spec: WorkerSpec) -> list[Any]:
+        """The workers of a spec: those that are there, or new ones in place of another spec's."""
+        if self._spec is None or self._spec.key != spec.key or len(self._actors) != spec.workers:
             self.dismiss()
-            self._crew = crew
-            self._actors = [self._start(crew) for _ in range(crew.workers)]
+            self._spec = spec
+            self._actors = [self._start(spec) for _ in range(spec.workers)]
         return list(self._actors)
 
     def replace(self, index: int) -> Any:
         """Start a worker in place of one that died, or that shows no progress."""
         import ray
 
-        if self._crew is None:
-            raise ValueError("there is no crew in which a worker could be replaced")
+        if self._spec is None:
+            raise ValueError("there is no spec in which a worker could be replaced")
         ray.kill(self._actors[index])
-        self._actors[index] = self._start(self._crew)
+        self._actors[index] = self._start(self._spec)
         return self._actors[index]
 
     def dismiss(self) -> None:
@@ -67,12 +67,12 @@ class Roster:
 
         for actor in self._actors:
             ray.kill(actor)
-        self._crew, self._actors = None, []
+        self._spec, self._actors = None, []
 
-    def _start(self, crew: Crew) -> Any:
+    def _start(self, spec: WorkerSpec) -> Any:
         import ray
 
         self._started += 1
-        remote: Any = ray.remote(num_cpus=crew.num_cpus, num_gpus=crew.num_gpus)(WorkerActor)
-        name = f"worker-{self._session.removeprefix('roster-')}-{crew.key}-{self._started}"
-        return remote.options(name=name, namespace=NAMESPACE, runtime_env=dict(crew.environment)).remote()
+        remote: Any = ray.remote(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)(WorkerActor)
+        name = f"worker-{self._session.removeprefix('roster-')}-{spec.key}-{self._started}"
+        return remote.options(name=name, namespace=NAMESPACE, runtime_env=dict(spec.environment)).remote()

@@ -14,7 +14,7 @@ from ..errors import ExperimentError
 from . import starts, work
 from .cells import Cell
 from .cluster import cause
-from .display import Progress, plan_of
+from .display import Progress, plan_summary
 from .pool import Pool
 from .tracker import Tracker
 
@@ -36,7 +36,7 @@ def run_cells(
     """
     folders = {cell.run_id: work.folder_of(cell) for cell in cells}
     checkpoints = [work.has_checkpoint(folders[cell.run_id]) for cell in cells]
-    print(f"{title}: {plan_of(cells, folders, checkpoints)}", flush=True)
+    print(f"{title}: {plan_summary(cells, folders, checkpoints)}", flush=True)
     Run(cells, problems, pool, tracker, folders, title).finish(reverse=reverse)
     return folders
 
@@ -108,7 +108,7 @@ class Run:
                     ray.get(task)
                     self._tracker.send(cell, self._folders[cell.run_id], finished=True)
                 except ray.exceptions.RayActorError as error:
-                    self._died(cell, cause(error), waiting)
+                    self._continue_elsewhere(cell, cause(error), waiting)
                     actor = self._pool.replace(actor)
                 except ray.exceptions.RayError as error:
                     self._failed[cell.name] = cause(error)
@@ -116,7 +116,7 @@ class Run:
             for cell, _ in self._running.values():
                 self._tracker.send(cell, self._folders[cell.run_id])
             self._display.show()
-            self._end_the_stalled()
+            self._kill_stalled()
             if self._failed and not self._running:
                 name, message = next(iter(self._failed.items()))
                 raise ExperimentError(f"the cell {name} failed: {message}")
@@ -127,7 +127,7 @@ class Run:
         self._running[task] = (cell, actor)
         self._moved[task] = (self._display.position(cell), time.monotonic())
 
-    def _died(self, cell: Cell, reason: str, waiting: deque[Cell]) -> None:
+    def _continue_elsewhere(self, cell: Cell, reason: str, waiting: deque[Cell]) -> None:
         """Continue a cell whose worker died, a few times."""
         self._deaths[cell.run_id] += 1
         times = self._deaths[cell.run_id]
@@ -137,7 +137,7 @@ class Run:
         print(f"{self._title}: the worker of {cell.name} died ({reason}); it continues on another one", flush=True)
         waiting.appendleft(cell)
 
-    def _end_the_stalled(self) -> None:
+    def _kill_stalled(self) -> None:
         """Kill workers whose cell has written nothing for too long; they are then found dead."""
         import ray
 

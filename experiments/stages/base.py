@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import ExperimentError
@@ -20,7 +19,7 @@ def run(preset: Preset) -> None:
     """Train the embedded base model, or record the one that is named and what is in it."""
     if isinstance(preset.base, ModelConfig):
         described = models.describe(preset.base.name)
-        write_json(FOLDER / "model.json", {**asdict(preset.base), **described})
+        write_json(FOLDER / "model.json", {**preset.base.model_dump(), **described})
         print(f"base: {preset.base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
         return
     import torch
@@ -28,7 +27,7 @@ def run(preset: Preset) -> None:
     from .. import tiny_model
 
     code = identity.code_of("experiments.tiny_model")
-    made = WORK / "base" / identity.digest([asdict(preset.base), code, identity.versions()])
+    made = WORK / "base" / identity.digest([preset.base.model_dump(), code, identity.versions()])
     if not made.exists():
         torch.set_num_threads(1)
         aside = made.with_name(f".{made.name}.writing")

@@ -45,7 +45,7 @@ def run(preset: Preset) -> None:
     write_json(FOLDER / "base.json", scores)
     for name, sides in scores.items():
         for side, found in sides.items():
-            print(f"difficulty: {name}, {found['problems']} {side} problems: {said(found)}")
+            print(f"difficulty: {name}, {found['problems']} {side} problems: {score_text(found)}")
     difficulty_histogram(histogram(measured), settings, FOLDER / "histogram")
     _log(preset, scores)
 
@@ -81,7 +81,7 @@ def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
     }
 
 
-def said(found: Mapping[str, Any]) -> str:
+def score_text(found: Mapping[str, Any]) -> str:
     """Both scores of the base model, for people."""
     return (
         f"avg@{found['selected_samples']} {found['selected']:.3f} as selected, "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from isocompute.frontier import FitConfig, figures, fit
 from isocompute.rollout import tables
 
@@ -31,6 +29,6 @@ def run(preset: Preset, problem_set: str) -> None:
         preset,
         f"{problem_set}-frontier",
         {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
-        params=asdict(settings),
+        params=settings.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},
     )

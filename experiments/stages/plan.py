@@ -24,7 +24,7 @@ def run(preset: Preset) -> None:
         print(f"{name:45} {value!s:55}{section}")
     print()
     candidates = sum(source.train + source.validation for source in preset.problems)
-    _say("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
+    _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
     for name in preset.sweep:
         _plan(preset, name)
     resources = preset.resources
@@ -49,7 +49,7 @@ def _plan(preset: Preset, name: str) -> None:
     tested = (len(test.baselines) + 1) * len(test.seeds)
     chosen = preset.difficulty.sets[name]
     measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
-    evaluated = sum(_evaluated(cell, chosen.validation) for cell in [*pilot, *cells])
+    evaluated = sum(_evaluation_rollouts(cell, chosen.validation) for cell in [*pilot, *cells])
     evaluated += tested * (test.rollouts // test.evaluate_every) * chosen.validation * preset.evaluation.samples
     length = preset.sampling.max_new_tokens
     for purpose, count, total in (
@@ -59,17 +59,17 @@ def _plan(preset: Preset, name: str) -> None:
         ("evaluate", "", evaluated),
         ("measured", "", measured),
     ):
-        _say(name, purpose, count, total, length)
+        _print_row(name, purpose, count, total, length)
     for cell in cells:
         steps = cell.rollouts // cell.batch_rollouts
         print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
 
 
-def _say(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
+def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
     runs = f"{cells:4} cells" if cells != "" else " " * 10
     print(f"{name:8} {purpose:10} {runs} {rollouts:15,} rollouts, at most {rollouts * longest:18,} tokens")
 
 
-def _evaluated(cell: Cell, questions: int) -> int:
+def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     """Responses of a cell's evaluations after the first, which cells share."""
     return cell.rollouts // cell.evaluate_every * questions * cell.evaluation_samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import polars as pl
@@ -43,7 +42,7 @@ def run(preset: Preset, problem_set: str) -> None:
         preset,
         f"{problem_set}-prescription",
         {"allocation": out / "allocation.json", "comparison": out / "comparison.json"},
-        params=asdict(settings),
+        params=settings.model_dump(),
         inputs={"fits": OUT / "frontier" / problem_set / "fits.json"},
     )
 

@@ -29,7 +29,7 @@ def run(preset: Preset, problem_set: str) -> None:
     pilot = design.pilot()
     with workers(preset, model, design.origin.base) as pool:
         folders = run_cells(pilot, problems, pool, pilots, title=f"pilot {problem_set}", reverse=resources.reverse)
-        found = pick(pilot, folders, preset.evaluation.metric, base_score(problem_set))
+        found = choose_learning_rate(pilot, folders, preset.evaluation.metric, base_score(problem_set))
         anchor = Anchor(learning_rate=found["learning_rate"], batch_rollouts=found["batch_rollouts"])
         print(f"pilot {problem_set}: learning rate {anchor.learning_rate:g} at B = {anchor.batch_rollouts}")
         cells = design.cells(anchor)
@@ -42,7 +42,7 @@ def run(preset: Preset, problem_set: str) -> None:
         print(f"sweep {problem_set}: the checkpoint of {run_id} was pruned; extended, it is trained again")
 
 
-def pick(pilot: list[Cell], folders: Mapping[str, Path], metric: str, base: float) -> dict[str, Any]:
+def choose_learning_rate(pilot: list[Cell], folders: Mapping[str, Path], metric: str, base: float) -> dict[str, Any]:
     """The learning rate with the best mean of the last two evaluations, among those that did not diverge.
 
     Args:

@@ -68,7 +68,7 @@ def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, p
 
 
 def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
-    """A ledger whose training cohorts are summed up as ``pilot``, a row a step."""
+    """A ledger whose training cohorts are summed up as ``pilot``, one row per step."""
     cohort = pl.when(pl.col("cohort") == "eval").then(pl.lit("eval")).otherwise(pl.lit("pilot")).alias("cohort")
     counts = [pl.col(name).sum() for name in ("rollouts", "prompt_tokens", "response_tokens")]
     return ledger.group_by("run_id", "step", cohort).agg(counts)

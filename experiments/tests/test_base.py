@@ -1,7 +1,6 @@
 """The base model that runs start from is the one that was recorded."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,10 @@ PARAMS = Path(__file__).parents[2] / "params.yaml"
 def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
     """A preset whose base model is a folder here."""
     monkeypatch.chdir(tmp_path)
-    tiny_model.save(tiny_model.new_model(TinyModelConfig(hidden=32, layers=1)), tiny_model.tokenizer(), Path("model"))
-    return replace(load(PARAMS, "smoke"), base=ModelConfig(model="model"))
+    tiny_model.save(
+        tiny_model.new_model(TinyModelConfig(hidden=32, layers=1)), tiny_model.new_tokenizer(), Path("model")
+    )
+    return load(PARAMS, "smoke").model_copy(update={"base": ModelConfig(model="model")})
 
 
 def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
@@ -43,16 +44,17 @@ def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
     with pytest.raises(
         ExperimentError, match=r"records the model model, and the preset names .*other: run `base` again"
     ):
-        base.model_of(replace(preset, base=ModelConfig(model="other")))
+        base.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))
 
 
 def test_an_embedded_model_is_trained_once_for_its_settings(preset: Preset, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = replace(preset, base=TinyModelConfig(hidden=32, layers=1, steps=3, batch=8))
+    small = TinyModelConfig(hidden=32, layers=1, steps=3, batch=8)
+    tiny = preset.model_copy(update={"base": small})
     base.run(tiny)
     assert "step 3/3" in capsys.readouterr().out
     shutil.rmtree(base.FOLDER)
     base.run(tiny)
     assert "step 3/3" not in capsys.readouterr().out
     first = base.model_of(tiny)[1]
-    base.run(replace(tiny, base=replace(tiny.base, seed=1)))
+    base.run(preset.model_copy(update={"base": small.model_copy(update={"seed": 1})}))
     assert base.model_of(tiny)[1] != first

@@ -2,9 +2,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from experiments.errors import ExperimentError
-from experiments.settings import load
+from experiments.settings import ResourcesConfig, load
 from experiments.settings.paper import SECTIONS, leaves, section_of
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -31,7 +32,26 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
     ("change", "value", "message"),
     [
         ("sweep.easy.rolouts", 1, "smoke.sweep.easy has no setting 'rolouts'"),
-        ("colour", "red", "smoke has no setting 'colour'"),
+        ("sweep.easy.rolouts", 1, "did you mean 'rollouts'"),
+        ("colour", "red", "smoke has no setting 'colour'; it has base, difficulty"),
+        ("name", "other", "smoke has no setting 'name'"),
+        ("difficulty.sets.easy.name", "other", "smoke.difficulty.sets.easy has no setting 'name'"),
+        ("sweep.easy.pilot", {"seed": 1}, "pilot lacks evaluate_every, learning_rates, problems_per_batch, rollouts"),
+        ("sweep", 3, "smoke.sweep is 3; it must be a mapping"),
+        ("sweep.easy", None, "smoke.sweep.easy is None; it must be a mapping"),
+        ("sweep.easy.seeds", 1, "smoke.sweep.easy.seeds is 1; it must be a list"),
+        ("sweep.easy.seeds", [], r"seeds is \[\]; it must be a list of 1 or more"),
+        ("sweep.easy.seeds", [1, 1], "seeds holds 1 twice"),
+        ("sweep.easy.seeds", [0, True], r"seeds\[1\] is True; it must be of type int"),
+        ("sampling.temperature", "1e-4", "must be of type float .*: 1.0e-4"),
+        ("sampling.temperature", 0, "smoke.sampling: temperature is 0"),
+        ("base.hidden", 48, "smoke.base.hidden is 48; it must be a multiple of 32"),
+        ("base.largest_slip", 12, "smoke.base.largest_slip is 12; it must lie between 1 and 9"),
+        ("base", {"kind": "model", "model": "m", "revision": 5}, "smoke.base.revision is 5; it must be of type str"),
+        ("base", {"steps": 3}, "smoke.base lacks kind; it must be tiny or model"),
+        ("problems", [{"kind": "file", "path": "p", "sed": 1}], r"problems\[0\] has no setting 'sed'.*'seed'"),
+        ("problems", [{"kind": "web"}], r"problems\[0\].kind is 'web'; it must be one of reasoning_gym, hub, file"),
+        ("resources.sampler", "hf", "sampler is 'hf'; it must be one of auto, vllm, transformers"),
         ("sweep.easy.rollouts_per_problem", [1, 2], "a group baseline needs 2 or more"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
@@ -39,7 +59,11 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("base", {"kind": "huge"}, "tiny or model"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
-        ("sweep.easy.learner", {"temperature": 0.5}, "temperature: it is the sampler's; see sampling.temperature"),
+        (
+            "sweep.easy.learner",
+            {"temperature": 0.5},
+            "no setting 'temperature': it is the sampler's; see sampling.temperature",
+        ),
         ("sweep.easy.learner", {"learning_rate": 0.5}, "the pilot finds it"),
         ("sweep.easy.learner", {"decay": "exponential"}, "decay is 'exponential'"),
         ("sweep.easy.pilot.evaluate_every", 24, "must be a multiple of every batch .16. and divide rollouts .32."),
@@ -51,12 +75,31 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "with 8 samples it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
         ("difficulty.fresh_samples", 0, "must be at least 1"),
-        ("resources", {"dtype": "bfloat16"}, "by vLLM on cuda only"),
+        ("resources", {"dtype": "bfloat16"}, "which only vLLM on cuda samples with"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ExperimentError, match=message):
+    with pytest.raises(ExperimentError, match=message) as refused:
         load(changed(tmp_path, change, value), "smoke")
+    assert len(str(refused.value).splitlines()) == 1
+    assert "pydantic" not in str(refused.value)
+
+
+def test_settings_made_in_code_are_as_strict_and_do_not_change() -> None:
+    made = ResourcesConfig(workers=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        made.workers = 4
+    with pytest.raises(ValidationError, match="valid integer"):
+        ResourcesConfig(workers="3")  # type: ignore[arg-type]
+
+
+def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tmp_path: Path) -> None:
+    preset = load(changed(tmp_path, "sampling.temperature", 1), "smoke")
+    assert preset.sweep["easy"].seeds == (0, 1)
+    assert repr(preset.sampling.temperature) == "1.0"
+    # The learner's settings stay as they were given: they are part of a run's identity.
+    learner = load(changed(tmp_path, "sweep.easy.learner", {"kl_coefficient": 1}), "smoke").sweep["easy"].learner
+    assert repr(learner) == "{'kl_coefficient': 1}"
 
 
 def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
@@ -67,7 +110,7 @@ def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 
 def test_a_schedule_with_a_horizon_is_a_setting(tmp_path: Path) -> None:
-    path = changed(tmp_path, "sweep.easy.learner", {"decay": "cosine", "warmup_steps": 0})
+    path = changed(tmp_path, "sweep.easy.learner", {"decay": "cosine"})
     assert load(path, "smoke").sweep["easy"].learner["decay"] == "cosine"
 
 

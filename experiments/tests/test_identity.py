@@ -82,7 +82,7 @@ def tree(tmp_path: Path) -> Path:
 def test_a_flipped_sign_is_another_run_for_every_cell_and_a_docstring_for_none(tree: Path) -> None:
     before = run_ids(tree)
     assert len(before) >= 8
-    losses = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "losses.py"
+    losses = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "objective" / "losses.py"
     text = losses.read_text()
     assert text.count("return -weights * advantages * ratio") == 1
     losses.write_text(text.replace("per-token", "PER-TOKEN").replace("    ratio =", "    # A comment.\n    ratio ="))
@@ -108,14 +108,16 @@ def test_the_budget_of_smoke_changes_no_run(tree: Path) -> None:
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     found = imports.closure(identity.LOOP, without=identity.CARRIES_NO_RESULT)
     for needed in (
-        "isocompute.learner.losses", "isocompute.learner.advantages", "isocompute.learner.loop",
-        "isocompute.rollout.samplers.vllm", "isocompute.rollout.verifiers", "isocompute.rollout.estimators",
-        "isocompute.budget.meter", "experiments.running.worker",
+        "isocompute.learner.objective.grpo", "isocompute.learner.objective.losses",
+        "isocompute.learner.objective.advantages", "isocompute.learner.loop", "isocompute.learner.group",
+        "isocompute.rollout.samplers.vllm", "isocompute.rollout.scoring.verifiers",
+        "isocompute.rollout.scoring.estimators",
+        "isocompute.budget.ledger.meter", "experiments.running.worker",
     ):  # fmt: skip
         assert needed in found, needed
     for free in (
-        "experiments.report", "experiments.settings.model", "isocompute.rollout.sources.hub", "isocompute.budget.waste",
-        "isocompute.budget.tracking", "experiments.running.tracker",
+        "experiments.report", "experiments.settings.model", "isocompute.rollout.problems.hub",
+        "isocompute.budget.waste", "isocompute.budget.tracking", "experiments.running.tracker",
     ):  # fmt: skip
         assert free not in found, free
 
@@ -126,7 +128,7 @@ def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch
     folder.mkdir()
     weights = folder / "model.safetensors"
     # Large enough for its hash to be remembered, which must not outlive the file.
-    weights.write_bytes(b"\0" * models.Remembered.LARGE)
+    weights.write_bytes(b"\0" * models.HashCache.LARGE)
     before = models.content(folder)
     assert models.content(folder) == before
     changed = bytearray(weights.read_bytes())

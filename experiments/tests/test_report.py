@@ -1,6 +1,5 @@
 """What the report and the closing words say of runs that diverged, and what gains are over."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import tables
 
-from experiments.report import _diverged, gains, spoken
+from experiments.report import _diverged, gains, metric_label
 from experiments.running.work import write_json
 from experiments.settings import load
 from experiments.stages import prescribe
@@ -41,11 +40,11 @@ STATES = [state(n, seed, "diverged" if (n, seed) == (4, 1) else "finished") for 
 
 def test_gains_are_over_the_fresh_score_and_of_the_seeds_that_ended() -> None:
     two, four = gains(evals(ends=ENDS), "avg_at_4", STATES, base=0.2)
-    assert two.said() == "0.200 -> 0.600 (+0.400, 2 seeds)"
-    assert four.said() == "0.200 -> 0.400 (+0.200, 1 seeds, 1 diverged)"
+    assert two.text() == "0.200 -> 0.600 (+0.400, 2 seeds)"
+    assert four.text() == "0.200 -> 0.400 (+0.200, 1 seeds, 1 diverged)"
     every = [state(4, seed, "diverged") for seed in (0, 1)]
     (none,) = gains(evals(ends={k: v for k, v in ENDS.items() if k[0] == 4}), "avg_at_4", every, base=0.2)
-    assert none.said() == "no seed was trained to the end, 2 diverged"
+    assert none.text() == "no seed was trained to the end, 2 diverged"
 
 
 def test_the_report_names_runs_that_diverged_and_only_those() -> None:
@@ -53,7 +52,7 @@ def test_the_report_names_runs_that_diverged_and_only_those() -> None:
     assert shown.count("<tr>") == 2
     assert "<td>n = 4</td><td>4</td><td>1</td>" in shown
     assert _diverged([s for s in STATES if s["status"] == "finished"]) == ""
-    assert spoken("worst_at_4") == "worst@4"
+    assert metric_label("worst_at_4") == "worst@4"
 
 
 def test_a_test_of_the_prescription_leaves_out_what_diverged_and_names_it(
@@ -62,7 +61,7 @@ def test_a_test_of_the_prescription_leaves_out_what_diverged_and_names_it(
     """A run that diverged has no evaluation at that budget, which would otherwise end the comparison."""
     monkeypatch.chdir(tmp_path)
     preset = load(PARAMS, "smoke")
-    settings = replace(preset.prescribe["easy"], baselines=(4,))
+    settings = preset.prescribe["easy"].model_copy(update={"baselines": (4,)})
     out = prescribe.OUT / "prescribe" / "easy"
     tables.write(evals(ends=ENDS), "evals", out / "evals.parquet")
     write_json(out / "cells.json", {"cells": STATES})

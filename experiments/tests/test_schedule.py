@@ -29,7 +29,7 @@ from experiments.running.schedule import run_cells
 from experiments.running.spool import Spool
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
-from experiments.stages.sweep import pick
+from experiments.stages.sweep import choose_learning_rate
 
 from .made import SAMPLING, cell
 
@@ -133,11 +133,11 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
     assert run_of[wild.name].data.tags["isocompute.status"] == "diverged"
     assert run_of[wild.name].info.status == "FAILED"
     assert run_of[stable.name].data.tags["isocompute.status"] == "finished"
-    chosen = pick([wild, stable], folders, "avg_at_4", base=0.0)
+    chosen = choose_learning_rate([wild, stable], folders, "avg_at_4", base=0.0)
     assert chosen["learning_rate"] == stable.learner.learning_rate
     assert [each["diverged"] for each in chosen["grid"]] == [True, False]
     with pytest.raises(ExperimentError, match=r"every learning rate of the pilot diverged \(1e\+30\)"):
-        pick([wild], folders, "avg_at_4", base=0.0)
+        choose_learning_rate([wild], folders, "avg_at_4", base=0.0)
 
 
 def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
@@ -147,7 +147,7 @@ def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems:
 
     def kill() -> None:
         """Kill every worker's process once the cell is under way."""
-        while len(spool.lines()) < 4:
+        while len(spool.records()) < 4:
             time.sleep(0.002)
         for process in processes:
             os.kill(process, signal.SIGKILL)
@@ -199,7 +199,7 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
 def test_a_cluster_that_is_too_small_is_said_at_once(home: Path, preset: Preset) -> None:
     for changes, wanted in (({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
                             ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all")):  # fmt: skip
-        greedy = replace(preset, resources=replace(preset.resources, **changes))
+        greedy = preset.model_copy(update={"resources": preset.resources.model_copy(update=changes)})
         began = time.monotonic()
         with pytest.raises(ExperimentError, match=wanted), workers(greedy, str(home / "model"), "b"):
             pass
@@ -210,12 +210,12 @@ HOLDER = """
 import sys, time
 import ray
 from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.roster import NAMESPACE, Crew
+from experiments.running.roster import NAMESPACE, WorkerSpec
 
 with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
-    crew = Crew(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
-    (actor,) = ray.get(roster.take.remote(crew))
+    spec = WorkerSpec(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
+    (actor,) = ray.get(roster.take.remote(spec))
     ray.get(actor.sees.remote("", ""))
     print("up", flush=True)
     time.sleep(600)
@@ -257,4 +257,4 @@ def test_a_work_folder_that_a_machine_does_not_see_is_said(pool: Pool) -> None:
                 return pool.actors[0].sees.remote(path + "-of-another-machine", text)
 
     with pytest.raises(ExperimentError, match=r"the worker on there does not see .*: cells on several machines need"):
-        pool._see_the_same({"there": Elsewhere()})
+        pool._check_shared_folder({"there": Elsewhere()})

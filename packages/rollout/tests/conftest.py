@@ -31,8 +31,8 @@ class Tiny:
         import transformers
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-        letters = ("<pad>", "<eos>", *"0123456789+-=")
-        inner = Tokenizer(models.WordLevel({t: i for i, t in enumerate(letters)}, unk_token="<pad>"))
+        vocabulary = ("<pad>", "<eos>", *"0123456789+-=")
+        inner = Tokenizer(models.WordLevel({t: i for i, t in enumerate(vocabulary)}, unk_token="<pad>"))
         inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
         inner.decoder = decoders.Fuse()
         transformers.PreTrainedTokenizerFast(
@@ -52,9 +52,9 @@ class Tiny:
         self, sampler: Any, problems: pl.DataFrame | None = None, samples: int = 4, **other: Any
     ) -> pl.DataFrame:
         """Return a checked ``rollouts`` table."""
-        asked = {"seed": 3, "step": 1, "phase": "train", "run_id": "r"} | other
-        answered = sampler.sample(self.problems if problems is None else problems, samples=samples, **asked)
-        return tables.check(answered, "rollouts", where="sampled")
+        draw = {"seed": 3, "step": 1, "phase": "train", "run_id": "r"} | other
+        rollouts = sampler.sample(self.problems if problems is None else problems, samples=samples, **draw)
+        return tables.check(rollouts, "rollouts", where="sampled")
 
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens."""
@@ -82,7 +82,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="session")
 def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
-    """An engine in this process, with the model's own weights; who syncs it puts them back."""
+    """An engine in this process with the model's own weights; a test that syncs it restores them."""
     pytest.importorskip("vllm")
     opened = open_sampler("vllm", str(tiny.folder), tiny.sampling)
     yield opened
@@ -91,7 +91,7 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A Ray cluster of two cores; one a test session."""
+    """A Ray cluster of two cores, one per test file."""
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
     yield ray

@@ -1,7 +1,7 @@
 import re
 from pathlib import Path
 
-from isocompute.rollout.refused import REFUSED
+from isocompute.rollout.scoring.refused import REFUSED
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -1,4 +1,4 @@
-"""From problems to a split through MLflow alone: what makes rollouts and what reads them are processes of their own."""
+"""From problems to a split through MLflow: each command finds what another, perhaps on another machine, has logged."""
 
 import contextlib
 import io
@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from isocompute.rollout import tables
 from isocompute.rollout.cli import main
 
 pytest.importorskip("mlflow")
@@ -23,17 +24,17 @@ class Shell:
         self.home = home
         self.runs = 0
 
-    def __call__(self, *arguments: str, apart: bool = False, code: int = 0) -> str:
-        """Run a command and return what it said; its file, if it makes one, is ``made.parquet``."""
+    def __call__(self, *arguments: str, new_process: bool = False, code: int = 0) -> str:
+        """Run a command and return what it printed; its file, if it makes one, is ``made.parquet``."""
         self.runs += 1
         self.folder = self.home / f"folder{self.runs}"
         self.folder.mkdir()
         store = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.home}/store/mlflow.db"}
-        said = self._apart(arguments, store, code) if apart else self._here(arguments, store, code)
-        assert "Traceback" not in said
-        return said
+        printed = (self._in_new_process if new_process else self._in_this_process)(arguments, store, code)
+        assert "Traceback" not in printed
+        return printed
 
-    def _apart(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
+    def _in_new_process(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "isocompute.rollout.cli", *arguments, "--out", "made.parquet"],
             cwd=self.folder, capture_output=True, text=True, check=False,
@@ -42,18 +43,18 @@ class Shell:
         assert done.returncode == code, done.stderr
         return done.stdout if code == 0 else done.stderr
 
-    def _here(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
-        said = {"out": io.StringIO(), "err": io.StringIO()}
+    def _in_this_process(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
+        printed = {"out": io.StringIO(), "err": io.StringIO()}
         with (
             pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(said["out"]),
-            contextlib.redirect_stderr(said["err"]),
+            contextlib.redirect_stdout(printed["out"]),
+            contextlib.redirect_stderr(printed["err"]),
         ):
             patch.chdir(self.folder)
             for name, value in store.items():
                 patch.setenv(name, value)
             assert main([*arguments, "--out", "made.parquet"]) == code
-        return said["out" if code == 0 else "err"].getvalue()
+        return printed["out" if code == 0 else "err"].getvalue()
 
     @property
     def made(self) -> Path:
@@ -71,21 +72,20 @@ def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> 
     answering = ("--model", model, "--sampler", "transformers", "--samples", "8", "--max-new-tokens", "2")
     interval = ("--interval", "0", "1", "--train", "10", "--validation", "5")
 
-    said = run("problems", str(config), "--log", "set")
-    assert "logged as runs:/" in said
+    assert "logged as runs:/" in run("problems", str(config), "--log", "set")
     problems = run.made
-    run("generate", *answering, "--problems", "mlflow:set", "--log", "base", apart=True)
+    run("generate", *answering, "--problems", "mlflow:set", "--log", "base", new_process=True)
     rollouts = run.made
     assert pl.read_parquet(rollouts)["reward"].sum() > 0
-    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored", apart=True)
+    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored", new_process=True)
     scored = run.made
     run("difficulty", "mlflow:scored", "--problems", "mlflow:set", "--log", "measured")
     measured = run.made
-    said = run("split", "mlflow:measured", *interval, "--log", "easy")
+    printed = run("split", "mlflow:measured", *interval, "--log", "easy")
     easy = run.made
 
     # What one run made is a source too, by the address that the command printed.
-    run("split", said.rpartition("logged as ")[2].strip(), *interval)
+    run("split", printed.rpartition("logged as ")[2].strip(), *interval)
     assert run.made.read_bytes() == easy.read_bytes()
     refused = run("split", "mlflow:nothing", *interval, code=2)
     assert "error: mlflow:nothing: the store" in refused
@@ -104,3 +104,28 @@ def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> 
     assert again.read_bytes() == measured.read_bytes()
     again = by_files("split", str(again), *interval)
     assert again.read_bytes() == easy.read_bytes()
+
+
+def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    tiny.problems.write_parquet("problems.parquet")
+    asked = ["generate", "--model", str(tiny.folder), "--sampler", "transformers", "--problems", "problems.parquet",
+             "--samples", "2", "--max-new-tokens", "4", "--log", "base"]  # fmt: skip
+    for number, more in enumerate([["--seed", "0"], ["--seed", "1"], ["--seed", "0"], ["--phase", "eval"]]):
+        assert main([*asked, *more, "--out", f"{number}.parquet"]) == 0
+    assert Path("0.parquet").read_bytes() == Path("2.parquet").read_bytes()
+    joined = tables.read("mlflow:base", "rollouts")
+    assert joined["run_id"].n_unique() == 3
+    assert len(joined) == 3 * 12
+    assert set(joined["phase"]) == {"difficulty", "eval"}
+    assert main(["difficulty", "mlflow:base", "--problems", "problems.parquet", "--out", "measured.parquet"]) == 0
+    assert set(pl.read_parquet("measured.parquet")["pass_rate_samples"]) == {6}
+    fresh = ["difficulty", "3.parquet", "--fresh", "--problems", "measured.parquet", "--out", "fresh.parquet"]
+    assert main(fresh) == 0
+    assert {"pass_rate", "fresh_pass_rate"} <= set(pl.read_parquet("fresh.parquet").columns)
+    narrow = [*asked[:-2], "--top-p", "0.5", "--out", "narrow.parquet"]
+    assert main(narrow) == 0
+    assert pl.read_parquet("narrow.parquet")["run_id"].is_in(joined["run_id"].to_list()).sum() == 0

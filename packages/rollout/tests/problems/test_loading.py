@@ -3,7 +3,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, load_problems, source_from, verifier
-from isocompute.rollout.refused import REFUSED
+from isocompute.rollout.scoring.refused import REFUSED
 
 
 @pytest.fixture
@@ -65,21 +65,6 @@ def test_only_a_full_score_is_a_success() -> None:
     assert not right("==", "10")
 
 
-def test_a_hugging_face_dataset_in_guru_maths_layout(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pytest.importorskip("math_verify")
-    rows = [
-        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"What is {i} / 2?"}],
-         "reward_model": {"ground_truth": str(i / 2)}}
-        for i in range(8)
-    ]  # fmt: skip
-    pl.DataFrame(rows).write_parquet(tmp_path / "train.parquet")
-    table = load_problems(source_from({"kind": "hub", "dataset": str(tmp_path), "train": 5, "validation": 3}))
-    assert table["prompt"].str.starts_with("What is").all()
-    assert verifier("math")("so \\boxed{1/2}", "0.5")
-    assert not verifier("math")("so \\boxed{2}", "0.5")
-
-
 def test_a_hub_dataset_needs_a_pinned_revision() -> None:
     pytest.importorskip("datasets")
     with pytest.raises(RolloutError, match="no revision"):
@@ -123,12 +108,3 @@ def test_a_source_above_one_percent_of_wrong_answers_is_refused_and_one_below_is
     frame.with_columns(answer=" " + pl.col("answer")).write_ndjson(path)
     with pytest.raises(RolloutError, match=r"file:own.jsonl is refused: 1 of the first 1 problems .*'\s?\d+'\)$"):
         load_checked(source_from({**own, "train": 20, "validation": 20}))
-
-
-def test_reference_answers_for_math_are_scored_in_a_box(tmp_path: Path) -> None:
-    pytest.importorskip("math_verify")
-    path = tmp_path / "own.jsonl"
-    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(3)], "answer": ["1/2", "x^2", r"\frac{3}{4}"]})
-    frame.write_ndjson(path)
-    own = {"kind": "file", "path": str(path), "verifier": "math", "train": 2, "validation": 1}
-    assert len(load_problems(source_from(own))) == 3

@@ -1,26 +1,25 @@
-"""Real engines on a tiny random model: seeds, log-probabilities, syncs."""
+"""What every sampler in this process does: seeds, log-probabilities, syncs, rewards, errors.
 
+The files that import these tests define ``kind``, the name of a sampler, and ``sampler``, one that is open.
+"""
+
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, Sampling, open_sampler, tables
-
-
-@pytest.fixture(scope="module", params=["vllm", "transformers"])
-def sampler(request: pytest.FixtureRequest, tiny: Any) -> Any:
-    if request.param == "vllm":
-        return request.getfixturevalue("vllm_sampler")
-    return open_sampler(request.param, str(tiny.folder), tiny.sampling)
+from isocompute.rollout import RolloutError, tables
+from isocompute.rollout.cli import main
 
 
 def test_tokens_do_not_depend_on_the_batch(sampler: Any, tiny: Any) -> None:
     whole = tiny.sample(sampler)
     parts = [tiny.sample(sampler, tiny.problems[i : i + 1]) for i in reversed(range(len(tiny.problems)))]
-    apart = tables.concat(parts, "rollouts")
-    assert whole["response_ids"].to_list() == apart["response_ids"].to_list()
+    joined = tables.concat(parts, "rollouts")
+    assert whole["response_ids"].to_list() == joined["response_ids"].to_list()
     fewer = tiny.sample(sampler, samples=2)
     assert fewer["response_ids"].to_list() == whole.filter(pl.col("sample") < 2)["response_ids"].to_list()
 
@@ -41,7 +40,7 @@ def test_log_probabilities_are_the_models_after_every_sync(sampler: Any, tiny: A
         assert set(after["weights_version"]) == {version}
         assert after["response_ids"].to_list() != before["response_ids"].to_list()
         assert tiny.largest_difference(policy, after) < 1e-4
-    # Seed 0 is the model's own: later tests meet it as they would have.
+    # Seed 0 gives the model's own weights, which later tests expect.
 
 
 def test_stopped_responses_end_with_the_stop_token(sampler: Any, tiny: Any) -> None:
@@ -58,11 +57,6 @@ def test_a_prompt_that_is_too_long_is_named(sampler: Any, tiny: Any) -> None:
         tiny.sample(sampler, long)
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(RolloutError, match="cannot be loaded"):
-        open_sampler("transformers", str(tmp_path), tiny.sampling)
-
-
 def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampler: Any, tiny: Any) -> None:
     import torch
 
@@ -73,13 +67,13 @@ def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampl
     wrong = {
         f"a sync lacks the tensor {last}": {k: v for k, v in whole.items() if k != last},
         r"a sync lacks the tensor .* and \d+ more": {},
-        "brings the tensor model.norm.nonsense, which the model has not": whole
+        "brings the tensor model.norm.nonsense, which the model does not have": whole
         | {"model.norm.nonsense": torch.zeros(1)},
         r"brings the tensor model.norm.weight as \(1,\); the model has it as \(32,\)": whole
         | {"model.norm.weight": torch.zeros(1)},
     }
-    for said, weights in wrong.items():
-        with pytest.raises(RolloutError, match=said):
+    for message, weights in wrong.items():
+        with pytest.raises(RolloutError, match=message):
             sampler.sync(weights, version + 1)
         with pytest.raises(RolloutError, match="the latest sync failed"):
             tiny.sample(sampler)
@@ -130,7 +124,7 @@ def test_rewards_use_the_metadata_of_a_problem(sampler: Any, tiny: Any) -> None:
         rollouts = tiny.sample(sampler, known, samples=64)
         texts = sampler.tokenizer.batch_decode(rollouts["response_ids"].to_list(), skip_special_tokens=True)
         right = [text.strip().isdigit() and int(text) == solution for text in texts]
-        assert all(reward == 1 for reward, here in zip(rollouts["reward"], right, strict=True) if here)
+        assert all(reward == 1 for reward, expected in zip(rollouts["reward"], right, strict=True) if expected)
         sums[solution] = rollouts["reward"].sum()
     assert sums[2] != sums[-1]
     for without in (problems, problems.with_columns(metadata=pl.lit(None, dtype=pl.String))):
@@ -146,18 +140,15 @@ def test_refused_tasks_are_refused_before_anything_is_sampled(
         tiny.sample(sampler, tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:spiral_matrix")))
 
 
-def test_top_p_samples_from_the_most_probable_tokens_only(sampler: Any, tiny: Any, tmp_path: Path) -> None:
-    import dataclasses
-
+def test_top_p_samples_from_the_most_probable_tokens_only(
+    sampler: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import torch
 
     policy = tiny.save(tiny.folder, seed=0)
-    monkey = dataclasses.replace(tiny.sampling, top_p=0.5)
-    sampler.sampling, kept = monkey, sampler.sampling
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(sampler, "sampling", dataclasses.replace(tiny.sampling, top_p=0.5))
         rollouts = tiny.sample(sampler, samples=8)
-    finally:
-        sampler.sampling = kept
     assert rollouts["response_ids"].to_list() != tiny.sample(sampler, samples=8)["response_ids"].to_list()
     for row in rollouts.iter_rows(named=True):
         ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
@@ -174,7 +165,32 @@ def test_top_p_samples_from_the_most_probable_tokens_only(sampler: Any, tiny: An
             assert abs(torch.tensor(nucleus[token]).log().item() - row["logprobs"][place]) < 1e-4
 
 
-@pytest.mark.parametrize("top_p", [0.0, -1.0, 1.5])
-def test_a_top_p_outside_its_range_is_refused(top_p: float) -> None:
-    with pytest.raises(RolloutError, match="top_p is"):
-        Sampling(top_p=top_p)
+def damaged(tiny: Any, folder: Path, how: str) -> Path:
+    """A base model that cannot be loaded."""
+    model = folder / "model"
+    if how == "missing":
+        return model
+    shutil.copytree(tiny.folder, model)
+    if how == "without a config":
+        (model / "config.json").unlink()
+    else:
+        weights = model / "model.safetensors"
+        weights.write_bytes(b"\xff" * 100 + weights.read_bytes()[100:])
+    return model
+
+
+@pytest.mark.parametrize("how", ["missing", "without a config", "corrupted"])
+def test_a_base_model_that_cannot_be_loaded_is_one_line(
+    kind: str, how: str, tiny: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = damaged(tiny, tmp_path, how)
+    tiny.problems.write_parquet(tmp_path / "problems.parquet")
+    asked = ["generate", "--model", str(model), "--sampler", kind, "--problems", str(tmp_path / "problems.parquet"),
+             "--out", str(tmp_path / "rollouts.parquet")]  # fmt: skip
+    assert main(asked) == 2
+    stderr = capfd.readouterr().err
+    assert "Traceback" not in stderr
+    assert [
+        line for line in stderr.splitlines() if line.startswith(f"error: the base model {model} cannot be loaded (")
+    ]
+    assert not (tmp_path / "rollouts.parquet").exists()

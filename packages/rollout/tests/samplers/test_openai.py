@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers import openai
 
@@ -36,30 +36,30 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def server(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Start a server; what it yields are its address and what waits until it answers."""
+    """Start a server; yield its address and a function that waits until it answers."""
     pytest.importorskip("vllm")
     port = free_port()
-    said = (tmp_path_factory.mktemp("server") / "log").open("w+")
+    log = (tmp_path_factory.mktemp("server") / "log").open("w+")
     # A prompt prefilled in chunks breaks per-request seeds on CPU.
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(tiny.folder), "--port", str(port),
          "--served-model-name", "tiny", "--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "16",
          "--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "1024", "--api-key", KEY,
          "--max-num-seqs", "64", "--logprobs-mode", "processed_logprobs"],
-        env=os.environ | QUIET, stdout=said, stderr=subprocess.STDOUT,
+        env=os.environ | QUIET, stdout=log, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
     def wait() -> None:
         for _ in range(600):
             with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
                 return
-            assert process.poll() is None, Path(said.name).read_text()[-4000:]
+            assert process.poll() is None, Path(log.name).read_text()[-4000:]
             time.sleep(0.5)
 
     yield f"http://127.0.0.1:{port}/v1", wait
     process.terminate()
     process.wait(timeout=30)
-    said.close()
+    log.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +80,12 @@ def test_a_server_gives_the_tokens_and_log_probabilities_of_the_engine_in_proces
     import torch
     from transformers import AutoModelForCausalLM
 
-    served, here = tiny.sample(sampler, samples=8), tiny.sample(vllm_sampler, samples=8)
-    assert served.drop("logprobs", "weights_version").equals(here.drop("logprobs", "weights_version"))
+    served, local = tiny.sample(sampler, samples=8), tiny.sample(vllm_sampler, samples=8)
+    assert served.drop("logprobs", "weights_version").equals(local.drop("logprobs", "weights_version"))
     policy = AutoModelForCausalLM.from_pretrained(tiny.folder, dtype=torch.float32).eval()
     assert tiny.largest_difference(policy, served) < 1e-4
     assert set(served["finish_reason"]) == {"stop", "length"}
-    assert tiny.sample(sampler, seed=4)["response_ids"].to_list() != here["response_ids"].to_list()
+    assert tiny.sample(sampler, seed=4)["response_ids"].to_list() != local["response_ids"].to_list()
 
 
 def test_a_server_samples_with_the_same_top_p(url: str, vllm_sampler: Any, tiny: Any, monkeypatch: Any) -> None:
@@ -93,16 +93,16 @@ def test_a_server_samples_with_the_same_top_p(url: str, vllm_sampler: Any, tiny:
     sampler = open_sampler("openai", str(tiny.folder), narrow, base_url=url, api_key=KEY)
     wide = tiny.sample(vllm_sampler)
     monkeypatch.setattr(vllm_sampler, "sampling", narrow)
-    served, here = tiny.sample(sampler), tiny.sample(vllm_sampler)
-    assert served["response_ids"].to_list() == here["response_ids"].to_list() != wide["response_ids"].to_list()
+    served, local = tiny.sample(sampler), tiny.sample(vllm_sampler)
+    assert served["response_ids"].to_list() == local["response_ids"].to_list() != wide["response_ids"].to_list()
 
 
 def test_without_token_ids_from_the_server_the_text_is_tokenized(sampler: Any, tiny: Any) -> None:
     whole = tiny.sample(sampler)
     sampler._fields = {}
-    read = tiny.sample(sampler)
-    assert read["reward"].to_list() == whole["reward"].to_list()
-    for left, right in zip(read.iter_rows(named=True), whole.iter_rows(named=True), strict=True):
+    tokenized = tiny.sample(sampler)
+    assert tokenized["reward"].to_list() == whole["reward"].to_list()
+    for left, right in zip(tokenized.iter_rows(named=True), whole.iter_rows(named=True), strict=True):
         # The padding token is the only one that text does not show.
         assert left["response_ids"] == [token for token in right["response_ids"] if token != 0]
         assert len(left["logprobs"]) in {0, len(left["response_ids"])}
@@ -119,8 +119,6 @@ def test_a_server_that_refuses_is_quoted(url: str, tiny: Any) -> None:
         open_sampler("openai", str(tiny.folder), tiny.sampling, base_url=url)
     with pytest.raises(RolloutError, match=r"has no model other \(it has tiny\)"):
         open_sampler("openai", str(tiny.folder), tiny.sampling, served_model="other", **opened)
-    from isocompute.rollout import Sampling
-
     longer = open_sampler("openai", str(tiny.folder), Sampling(max_new_tokens=99), **opened)
     with pytest.raises(RolloutError, match=f"{url} refuses \\(400"):
         tiny.sample(longer)
@@ -179,7 +177,7 @@ class Unsteady(BaseHTTPRequestHandler):
 def test_what_a_strict_and_busy_server_never_answers_is_aborted(
     url: str, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai, "TRIES", 2)
+    monkeypatch.setattr(openai, "ATTEMPTS", 2)
     monkeypatch.setattr(Unsteady, "server_url", url)
     with ThreadingHTTPServer(("127.0.0.1", 0), Unsteady) as between:
         threading.Thread(target=between.serve_forever, daemon=True).start()
@@ -203,5 +201,5 @@ def test_a_server_that_is_not_there_is_named(tiny: Any) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}/v1"
     with pytest.raises(RolloutError, match=f"the server at {nowhere} does not answer .*refused"):
         open_sampler("openai", str(tiny.folder), tiny.sampling, base_url=nowhere)
-    with pytest.raises(RolloutError, match="has to be like http"):
+    with pytest.raises(RolloutError, match="must be like http"):
         open_sampler("openai", str(tiny.folder), tiny.sampling, base_url="localhost:8000")

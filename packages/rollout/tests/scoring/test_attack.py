@@ -15,9 +15,12 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, load_problems, metadata, source_from, verifier, verifiers
-from isocompute.rollout.refused import EXECUTING, REFUSED
-from isocompute.rollout.sources.base import Candidate, ReasoningGymSource, candidates
+from isocompute.rollout import RolloutError, load_problems, source_from, verifier
+from isocompute.rollout.problems import ReasoningGymSource
+from isocompute.rollout.problems.candidates import Candidate
+from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.scoring import metadata, verifiers
+from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 TASKS = sorted(reasoning_gym.factory.DATASETS)
@@ -25,11 +28,11 @@ ALLOWED = [task for task in TASKS if task not in REFUSED]
 
 
 class ReachedError(Exception):
-    """A spy was called; what it stands for is not."""
+    """A spy was called instead of what it replaces."""
 
 
 class Spies:
-    """Stand where text is executed, note who comes, and execute nothing."""
+    """Replace what executes text: record the calls and execute nothing."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached: list[str] = []
@@ -47,7 +50,7 @@ class Spies:
             patch.setattr(owner, name, self.spy(name, getattr(owner, name)))
 
     def everywhere(self, patch: pytest.MonkeyPatch, real: Any, name: str, counts: Callable[..., bool]) -> None:
-        """Replace a function under every name that a module has for it; another of its name stays."""
+        """Replace a function wherever a module refers to it, and no other function of its name."""
         for module in list(sys.modules.values()):
             for bound, value in list(getattr(module, "__dict__", {}).items()):
                 if value is real:
@@ -69,7 +72,7 @@ def known() -> dict[str, list[Candidate]]:
     """Two problems of every task, refused ones and those without an answer included."""
     found: dict[str, list[Candidate]] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("isocompute.rollout.sources.reasoning_gym.check_task", lambda _: None)
+        patch.setattr("isocompute.rollout.problems.reasoning_gym.check_task", lambda _: None)
         for task in TASKS:
             if task == "composite":
                 continue
@@ -162,7 +165,7 @@ def test_no_task_executes_its_settings(spies: Spies, tmp_path: Path) -> None:
         for name, value in vars(reasoning_gym.factory.DATASETS[task][1]()).items():
             if isinstance(value, str | list | tuple) and name not in {"seed", "size"}:
                 poison: Any = bare if isinstance(value, str) else [bare]
-                text = metadata.written({"settings": {name: poison}, "question": "", "metadata": {}})
+                text = metadata.encode({"settings": {name: poison}, "question": "", "metadata": {}})
                 with contextlib.suppress(RolloutError):
                     right("1", "1", text)
         assert not spies.reached, task
@@ -172,13 +175,13 @@ def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Pat
     assert set(REFUSED) < set(TASKS)
     pl.DataFrame({"prompt": ["a", "b"], "answer": ["1", "2"]}).write_ndjson(tmp_path / "own.jsonl")
     for task, reason in REFUSED.items():
-        said = f"^reasoning-gym's task {task} is refused: {reason}$"
+        message = f"^reasoning-gym's task {task} is refused: {reason}$"
         own = {"kind": "file", "path": str(tmp_path / "own.jsonl"), "train": 1, "validation": 1}
-        with pytest.raises(RolloutError, match=said):
+        with pytest.raises(RolloutError, match=message):
             verifier(f"reasoning_gym:{task}")
-        with pytest.raises(RolloutError, match=said):
+        with pytest.raises(RolloutError, match=message):
             load_problems(source_from({"kind": "reasoning_gym", "task": task}))
-        with pytest.raises(RolloutError, match=said):
+        with pytest.raises(RolloutError, match=message):
             load_problems(source_from({**own, "verifier": f"reasoning_gym:{task}"}))
 
 
@@ -204,11 +207,11 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
     pytest.importorskip("math_verify")
     # Its units are texts of its own, parsed when a comparison first simplifies.
     import sympy.physics.units  # noqa: F401
-    from isocompute.rollout.math_process import compared
+    from isocompute.rollout.scoring.math_process import equivalent
     from sympy.parsing import sympy_parser
 
-    assert compared("3/4", "0.75")
-    assert compared("so \\boxed{\\frac{1}{2}}", "0.5")
+    assert equivalent("3/4", "0.75")
+    assert equivalent("so \\boxed{\\frac{1}{2}}", "0.5")
     parsed: list[str] = []
     executed: list[str] = []
     real, target = sympy_parser.parse_expr, tmp_path / "made"
@@ -238,9 +241,9 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
         for payload in payloads(answer, target):
             for wrapped in (payload, f"${payload}$", f"\\boxed{{{payload}}}", f"final answer is {payload}. I hope",
                             f"answer: 1+{payload}", f"(1+1){payload}", f"1/2 {payload}"):  # fmt: skip
-                compared(wrapped, answer)
+                equivalent(wrapped, answer)
         for payload in payloads(answer, target)[:4]:
-            compared(answer, payload)
+            equivalent(answer, payload)
     assert parsed
     assert all(set(text) <= set("0123456789 \t\n.+-*/^()×÷") for text in parsed), parsed
     assert not executed

@@ -5,7 +5,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, evaluate, open_sampler
-from isocompute.rollout.samplers.base import Response
+from isocompute.rollout.samplers.sampling import Response
 
 
 @pytest.fixture

@@ -1,12 +1,19 @@
 """What does the policy answer, and is it right? Problems, samplers, verifiers, difficulty."""
 
-from .difficulty import DifficultySplit, histogram, split, with_pass_rates
 from .errors import RolloutError
-from .evaluation import EvaluationResult, evaluate, successes
+from .problems import HubSource, Loaded, LocalSource, ReasoningGymSource, load_checked, load_problems, source_from
 from .samplers import Sampling, open_sampler
+from .scoring import (
+    DifficultySplit,
+    EvaluationResult,
+    evaluate,
+    histogram,
+    split,
+    successes,
+    verifier,
+    with_pass_rates,
+)
 from .seeds import response_seed
-from .sources import HubSource, Loaded, LocalSource, ReasoningGymSource, load_checked, load_problems, source_from
-from .verifiers import verifier
 
 __all__ = [
     "DifficultySplit",

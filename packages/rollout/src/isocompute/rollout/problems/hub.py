@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import Candidate, HubSource
+from .candidates import Candidate
+from .sources import HubSource
 
 
 def candidates(source: HubSource) -> Iterator[Candidate]:
-    """Each row, in shuffled order.
+    """Yield each row, in shuffled order.
+
+    Args:
+        source: Where the problems come from.
 
     Raises:
         RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
@@ -45,6 +49,11 @@ def candidates(source: HubSource) -> Iterator[Candidate]:
 def reach(row: Any, column: str, where: str) -> Any:
     """Follow a dotted column name into a row.
 
+    Args:
+        row: A row of a dataset.
+        column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
+        where: Name of the source, for the message.
+
     Raises:
         RolloutError: There is no such column.
     """
@@ -57,7 +66,11 @@ def reach(row: Any, column: str, where: str) -> Any:
 
 
 def last_user_message(prompt: Any) -> str:
-    """The text of a prompt that is either a text or a list of chat messages."""
+    """Return the text of a prompt: the prompt itself, or the last user message of a list of chat messages.
+
+    Args:
+        prompt: A text, or messages with ``role`` and ``content``.
+    """
     if isinstance(prompt, list):
         return str([m["content"] for m in prompt if m["role"] == "user"][-1])
     return str(prompt)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import polars as pl
 
 from ..contract import tables
 from ..errors import RolloutError
-from ..verifiers import verifier
-from .base import Candidate, Source, candidates, problem_id
+from ..scoring.verifiers import verifier
+from . import hub, local, reasoning_gym
+from .candidates import Candidate, problem_id
+from .sources import HubSource, ReasoningGymSource, Source
 
-MOST_DROPPED = 0.01
+LARGEST_DROPPED_SHARE = 0.01
 """Share of the problems examined whose own answer may fail before the source is refused."""
 
 
@@ -20,7 +23,7 @@ class Loaded:
     """What a source gave.
 
     Attributes:
-        problems: The ``problems`` table, of the sizes asked for.
+        problems: The ``problems`` table, with as many problems as asked for.
         dropped: Problems whose own answer does not score 1, in the order met: ``problem_id``, ``prompt``, ``answer``,
             ``verifier``, ``reason``.
     """
@@ -30,7 +33,17 @@ class Loaded:
 
 
 def load_problems(source: Source) -> pl.DataFrame:
-    """Make the ``problems`` table; see ``load_checked``, of which this is the first half."""
+    """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped.
+
+    Args:
+        source: Where the problems come from.
+
+    Returns:
+        A ``problems`` table.
+
+    Raises:
+        RolloutError: As ``load_checked``.
+    """
     return load_checked(source).problems
 
 
@@ -40,9 +53,15 @@ def load_checked(source: Source) -> Loaded:
     Two prompts are the same problem when they agree up to case and white space. A problem whose own answer, written
     as a response, does not score 1 is dropped, and the next candidate takes its place.
 
+    Args:
+        source: Where the problems come from.
+
+    Returns:
+        The table, and what was dropped.
+
     Raises:
         RolloutError: The source cannot be read, has too few distinct problems, or more than 1 % of the problems
-            examined are dropped; the rule is not known or refused.
+            examined are dropped, or the verifier is unknown or refused.
     """
     needed = source.train + source.validation
     seen: set[str] = set()
@@ -69,9 +88,9 @@ def load_checked(source: Source) -> Loaded:
         if len(kept) == needed:
             break
     if len(kept) < needed:
-        also = f" ({len(dropped)} more do not score their own answer)" if dropped else ""
+        failed = f" ({len(dropped)} more do not score their own answer)" if dropped else ""
         raise RolloutError(
-            f"{source.name} has {len(kept)} distinct problems{also}, and {source.train} training and "
+            f"{source.name} has {len(kept)} distinct problems{failed}, and {source.train} training and "
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
         )
     columns = ("problem_id", "prompt", "answer", "verifier", "reason")
@@ -81,26 +100,42 @@ def load_checked(source: Source) -> Loaded:
     )
 
 
+def candidates(source: Source) -> Iterator[Candidate]:
+    """Yield the problems of a source one after another; they may repeat.
+
+    Args:
+        source: Where they come from.
+
+    Raises:
+        RolloutError: The source cannot be read, or the library that it needs is not installed.
+    """
+    if isinstance(source, ReasoningGymSource):
+        return reasoning_gym.candidates(source)
+    if isinstance(source, HubSource):
+        return hub.candidates(source)
+    return local.candidates(source)
+
+
 def _fault(candidate: Candidate) -> str:
-    """Say why a problem cannot be used; nothing when its own answer scores 1."""
+    """Say why a problem cannot be used; an empty text when its own answer scores 1."""
     answer, rule = candidate.answer, candidate.verifier
     # A policy is asked to box what math-verify reads; other rules read the response as it stands.
     response = f"\\boxed{{{answer}}}" if rule == "math" else answer
     right = verifier(rule)(response, answer, candidate.metadata)
     if answer.strip():
         return "" if right else "its own answer does not score 1"
-    # A task may say that nothing is the right answer; in a file nothing is a gap, which silence would fill.
+    # The right answer of a task may be empty; in a file it is missing, and an empty response would be right.
     return "" if right and rule.startswith("reasoning_gym:") else "it has no reference answer"
 
 
 def _refuse_above(source: Source, dropped: list[dict[str, str]], *, kept: int, needed: int) -> None:
-    """Refuse a source as soon as its share of dropped problems will be too large, whatever is still to come."""
-    if len(dropped) <= MOST_DROPPED * (needed + len(dropped)):
+    """Refuse a source as soon as its share of dropped problems cannot come down to what is allowed."""
+    if len(dropped) <= LARGEST_DROPPED_SHARE * (needed + len(dropped)):
         return
     last = dropped[-1]
     raise RolloutError(
         f"{source.name} is refused: {len(dropped)} of the first {kept + len(dropped)} problems examined cannot be "
-        f"scored, and 1 % of the {needed} asked for would be too many already; such as {last['problem_id']}, since "
+        f"scored, more than 1 % of the {needed} asked for; such as {last['problem_id']}, since "
         f"{last['reason']} (the answer is {last['answer'][:60]!r})"
     )
 

@@ -8,11 +8,15 @@ from pathlib import Path
 import polars as pl
 
 from ..errors import RolloutError
-from .base import Candidate, LocalSource
+from .candidates import Candidate
+from .sources import LocalSource
 
 
 def candidates(source: LocalSource) -> Iterator[Candidate]:
-    """Each row, in shuffled order.
+    """Yield each row, in shuffled order.
+
+    Args:
+        source: Where the problems come from.
 
     Raises:
         RolloutError: The file is missing or unreadable, or it lacks a column or a value.

@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .. import metadata
 from ..errors import RolloutError
-from ..refused import check_task
-from .base import Candidate, ReasoningGymSource
+from ..scoring import metadata
+from ..scoring.refused import check_task
+from .candidates import Candidate
+from .sources import ReasoningGymSource
 
-PATIENCE = 400
-"""Candidates drawn per problem asked for before the source counts as exhausted."""
+DRAWS_PER_PROBLEM = 400
+"""Candidates generated per problem asked for before the source counts as exhausted."""
 
 
 def candidates(source: ReasoningGymSource) -> Iterator[Candidate]:
-    """Each generated problem.
+    """Yield each generated problem.
 
-    ``chain_sum`` asks with its bare expression, ``3+2-4=``, and its scorer needs the answer only; other tasks ask
-    with their question, and bring settings, question and metadata along for the scorer.
+    The prompt of ``chain_sum`` is its bare expression, ``3+2-4=``, and its scorer needs only the answer; the prompt of
+    another task is its question, and its settings, question and metadata are kept for the scorer.
+
+    Args:
+        source: The task and its settings.
 
     Raises:
-        RolloutError: The library is not installed, or it refuses the task or a setting, or the task is refused
-            here (``refused.REFUSED``).
+        RolloutError: The library is not installed, it refuses the task or a setting, or the task is one of
+            ``scoring.refused.REFUSED``.
     """
     check_task(source.task)
     try:
@@ -31,19 +35,19 @@ def candidates(source: ReasoningGymSource) -> Iterator[Candidate]:
         raise RolloutError(
             'these problems need reasoning-gym: pip install "isocompute-rollout[reasoning-gym]"'
         ) from None
-    size = PATIENCE * (source.train + source.validation)
+    draws = DRAWS_PER_PROBLEM * (source.train + source.validation)
     try:
-        dataset: Any = reasoning_gym.create_dataset(source.task, size=size, seed=source.seed, **dict(source.settings))
+        dataset: Any = reasoning_gym.create_dataset(source.task, size=draws, seed=source.seed, **dict(source.settings))
     except (ValueError, TypeError, AssertionError) as error:
         raise RolloutError(f"reasoning-gym refuses the task {source.task!r}: {error}") from None
     rule = f"reasoning_gym:{source.task}"
-    for index in range(size):
+    for index in range(draws):
         entry = dataset[index]
         answer = "" if entry["answer"] is None else str(entry["answer"])
         if source.task != "chain_sum":
             question = str(entry["question"])
-            held = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
-            yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=metadata.written(held))
+            context = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
+            yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=metadata.encode(context))
             continue
         expression = str(entry["metadata"]["expression"]).replace(" ", "")
         if not source.digits or set(expression) <= set(source.digits) | set("+-"):

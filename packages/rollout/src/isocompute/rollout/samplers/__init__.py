@@ -1,45 +1,6 @@
-"""Samplers: one interface, several engines."""
+"""What answers problems: one interface over vLLM (in process or in a Ray actor), transformers and OpenAI's protocol."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from ..errors import RolloutError
-from .base import Sampling
+from .registry import KINDS, open_sampler
+from .sampling import Sampling
 
 __all__ = ["KINDS", "Sampling", "open_sampler"]
-
-KINDS = ("vllm", "vllm-remote", "transformers", "openai")
-
-
-def open_sampler(kind: str, model: str, sampling: Sampling, **options: Any) -> Any:
-    """Open a sampler for a model.
-
-    Args:
-        kind: ``vllm`` (in this process), ``vllm-remote`` (in a Ray actor of its own), ``transformers``, or
-            ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
-        model: Directory or name of a model in the Hugging Face format.
-        sampling: How responses are sampled.
-        **options: Passed to the sampler's constructor.
-
-    Raises:
-        RolloutError: No such kind, its library is not installed, the model cannot be loaded, or a server does
-            not answer.
-    """
-    if kind == "vllm":
-        from .vllm import VllmSampler
-
-        return VllmSampler(model, sampling, **options)
-    if kind == "vllm-remote":
-        from .remote import RemoteSampler
-
-        return RemoteSampler(model, sampling, **options)
-    if kind == "transformers":
-        from .transformers import TransformersSampler
-
-        return TransformersSampler(model, sampling, **options)
-    if kind == "openai":
-        from .openai import OpenAISampler
-
-        return OpenAISampler(model, sampling, **options)
-    raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")

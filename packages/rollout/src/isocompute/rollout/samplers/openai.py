@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible server: for measuring difficulty and evaluation, since its weights cannot be replaced."""
+"""Any OpenAI-compatible server, for measuring difficulty and for evaluation: its weights cannot be replaced."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling
+from .local import LocalSampler
+from .sampling import Request, Response, Sampling
 
-TRIES = 4
+ATTEMPTS = 4
 """Attempts at one request, half a second, one and two seconds apart."""
 
-# Servers fill what a request leaves open from the model's generation_config.json: say that nothing is cut off.
+# Servers fill in what a request does not set from the model's generation_config.json; these restrict nothing.
 VLLM_FIELDS = {"return_token_ids": True, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class OpenAISampler(LocalSampler):
     """Samples with a server that speaks OpenAI's completions protocol, such as ``vllm serve``.
 
-    Prompts go out as token ids, each response as a request with its own ``seed``. Which tokens the seed gives
-    is the server's affair; vLLM gives those of ``VllmSampler``. Token ids come back from vLLM
+    Prompts go out as token ids, each response as a request with its own ``seed``. Which tokens a seed
+    gives depends on the server; vLLM gives those of ``VllmSampler``. Token ids come back from vLLM
     (``return_token_ids``); another server's text is tokenized here, which may split it differently than the
     policy did, and the end-of-sequence token is added where it stopped. Log-probabilities are the server's,
     and left empty where it reports none or not one for each token; vLLM applies the temperature to them with
@@ -36,16 +37,17 @@ class OpenAISampler(LocalSampler):
     that was ``aborted``, without tokens or reward, as long as others succeed.
 
     Args:
-        model: Directory or name of the model whose tokenizer reads and writes.
+        model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
         sampling: How responses are sampled.
         base_url: The server's address, such as ``http://localhost:8000/v1``.
         api_key: Sent as a bearer token.
         served_model: The model's name at the server; by default ``model``, or the only one there is.
-        concurrency: Requests under way at a time.
-        timeout_seconds: Longest wait for one response.
+        concurrency: Requests in flight at a time, at least 1.
+        timeout_seconds: Timeout for one response.
 
     Raises:
-        RolloutError: The tokenizer cannot be loaded, the server does not answer, or has no such model.
+        RolloutError: The address or the concurrency is not valid, the tokenizer cannot be loaded, the server does
+            not answer, or it has no such model.
     """
 
     def __init__(
@@ -60,19 +62,19 @@ class OpenAISampler(LocalSampler):
         timeout_seconds: float = 600.0,
     ) -> None:
         if urlsplit(base_url).scheme not in {"http", "https"} or not urlsplit(base_url).netloc:
-            raise RolloutError(f"base_url is {base_url!r}; it has to be like http://localhost:8000/v1")
+            raise RolloutError(f"base_url is {base_url!r}; it must be like http://localhost:8000/v1")
         if concurrency < 1:
-            raise RolloutError(f"concurrency is {concurrency}; it has to be at least 1")
+            raise RolloutError(f"concurrency is {concurrency}; it must be at least 1")
         super().__init__(model, sampling)
         self.base_url = base_url.rstrip("/") if urlsplit(base_url).path.strip("/") else base_url.rstrip("/") + "/v1"
         self._api_key = api_key
         self._concurrency = concurrency
         self._timeout = timeout_seconds
         self._fields: Mapping[str, Any] = VLLM_FIELDS
-        self.served_model = self._choose(served_model)
+        self.served_model = self._model_name(served_model)
 
     def sync(self, weights: Any, version: int) -> None:
-        """Refuse: a server's weights stay as they are.
+        """Refuse: a server's weights cannot be replaced.
 
         Raises:
             RolloutError: Always.
@@ -82,8 +84,8 @@ class OpenAISampler(LocalSampler):
             "evaluates; train with vllm, vllm-remote or transformers"
         )
 
-    def _choose(self, wanted: str | None) -> str:
-        """Return the name to ask for, checked against what the server says it has."""
+    def _model_name(self, wanted: str | None) -> str:
+        """Return the model's name at the server, checked against the server's list."""
         try:
             listed = [str(entry["id"]) for entry in self._post("models", None)["data"]]
         except _Refused as error:
@@ -114,7 +116,7 @@ class OpenAISampler(LocalSampler):
 
     def _complete(self, request: Request) -> Response | str:
         """Return one response, or why there is none."""
-        asked = {
+        body = {
             "model": self.served_model, "prompt": request.prompt_ids, "seed": request.seed, "logprobs": 1,
             "temperature": self.sampling.temperature, "max_tokens": self.sampling.max_new_tokens,
             "top_p": self.sampling.top_p,
@@ -122,12 +124,12 @@ class OpenAISampler(LocalSampler):
         fields = self._fields
         try:
             try:
-                answer = self._post("completions", {**asked, **fields})
+                answer = self._post("completions", {**body, **fields})
             except _Refused as error:
                 if not fields or error.status not in {400, 422}:
                     raise
-                # A strict server refuses fields it does not know; what is wrong otherwise is refused again.
-                answer = self._post("completions", asked)
+                # A strict server refuses fields that it does not know; any other mistake is refused again.
+                answer = self._post("completions", body)
                 self._fields = {}
         except _Refused as error:
             raise RolloutError(f"the server at {self.base_url} refuses ({error})") from None
@@ -139,6 +141,7 @@ class OpenAISampler(LocalSampler):
             raise RolloutError(f"{self.base_url}/completions does not answer as an OpenAI-compatible server") from None
 
     def _response(self, choice: Mapping[str, Any]) -> Response | str:
+        """Return the response of an answer, or why there is none."""
         reason = choice["finish_reason"]
         if reason not in {"stop", "length"}:
             return f"it finished with {reason}"
@@ -164,33 +167,33 @@ class OpenAISampler(LocalSampler):
         request = urllib.request.Request(url, data=None if body is None else json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
         if self._api_key:
-            # Not to be carried on to wherever a redirect leads.
+            # The key must not follow a redirect to another server.
             request.add_unredirected_header("Authorization", f"Bearer {self._api_key}")
         reason: Any = None
-        gone = False
-        for attempt in range(TRIES):
+        unreachable = False
+        for attempt in range(ATTEMPTS):
             if attempt:
                 time.sleep(2 ** (attempt - 2))
             try:
                 with urllib.request.urlopen(request, timeout=self._timeout) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
-                reason, gone = _said(error), False
+                reason, unreachable = _message(error), False
                 if error.code < 500 and error.code not in {408, 409, 429}:
                     raise _Refused(reason, status=error.code) from None
             except TimeoutError as error:
-                reason, gone = error, False
+                reason, unreachable = error, False
             except urllib.error.URLError as error:
-                reason, gone = error.reason, not isinstance(error.reason, TimeoutError)
+                reason, unreachable = error.reason, not isinstance(error.reason, TimeoutError)
             except (OSError, ValueError) as error:
-                reason, gone = error, False
-        if gone or body is None:
+                reason, unreachable = error, False
+        if unreachable or body is None:
             raise RolloutError(f"the server at {self.base_url} does not answer ({reason})")
         raise _Failed(str(reason))
 
 
 class _Refused(Exception):  # noqa: N818
-    """The server will not do what was asked, however often it is asked."""
+    """The server says that a request is wrong; sending it again does not help."""
 
     def __init__(self, reason: str, *, status: int) -> None:
         super().__init__(reason)
@@ -198,19 +201,19 @@ class _Refused(Exception):  # noqa: N818
 
 
 class _Failed(Exception):  # noqa: N818
-    """The server could not do what was asked this time."""
+    """The server failed at a request that may succeed at another time."""
 
 
-def _said(error: urllib.error.HTTPError) -> str:
-    """What the server says of an error, in one line."""
+def _message(error: urllib.error.HTTPError) -> str:
+    """The server's message about an error, in one line."""
     try:
         text = error.read(4096).decode("utf-8", "replace")
     except OSError:
         text = ""
     try:
-        said = json.loads(text)
-        inner = said.get("error", said)
-        text = str(inner.get("message", text)) if isinstance(inner, dict) else str(inner)
+        body = json.loads(text)
+        details = body.get("error", body)
+        text = str(details.get("message", text)) if isinstance(details, dict) else str(details)
     except (ValueError, AttributeError):
         pass
     first = text.strip().splitlines()[:1]

@@ -1,15 +1,14 @@
 """Weights to an engine in another process, through vLLM's weight-transfer API (0.28 and later).
 
-All that depends on that API is in this file. An engine is opened with ``receiver(backend)``; whoever holds the
-weights makes a sender and calls it once a sync. A sync is ``start_weight_update``, ``update_weights`` once a
-chunk, ``finish_weight_update``. Two backends: vLLM's own ``nccl`` between GPUs, and ``object_store``, which
-carries tensors through Ray's object store and needs no GPU.
+All that depends on that API is in this file and in ``object_store``. An engine is opened with ``receiver(backend)``;
+the process that holds the weights makes a sender and calls it once per sync. A sync is ``start_weight_update``,
+``update_weights`` once per chunk, ``finish_weight_update``. Two backends: vLLM's own ``nccl`` between GPUs, and
+``object_store``, which carries tensors through Ray's object store and needs no GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +19,13 @@ if TYPE_CHECKING:
 
 BACKENDS = ("object_store", "nccl")
 CHUNK_BYTES = 128 * 2**20
-"""Bytes of tensors in one object, so that a large model never has to fit into the object store whole."""
+"""Bytes of tensors in one object, so that the object store need not hold a large model whole."""
 
 Call = Callable[[str, dict[str, Any]], Any]
-"""Calls a worker method of the engine by name, with its arguments, and waits for it."""
+"""Called with the name and the keyword arguments of a worker method of the engine; returns when it has ended."""
 
 
-def backend_here() -> str:
+def default_backend() -> str:
     """Return ``nccl`` where this process has a CUDA device, else ``object_store``."""
     import torch
 
@@ -35,6 +34,9 @@ def backend_here() -> str:
 
 def receiver(backend: str) -> Any:
     """Return the ``WeightTransferConfig`` of an engine that takes weights over ``backend``.
+
+    Args:
+        backend: One of ``BACKENDS``.
 
     Raises:
         RolloutError: There is no such backend.
@@ -50,67 +52,10 @@ def receiver(backend: str) -> Any:
 
 @cache
 def _register() -> None:
-    """Make the object-store transport known to vLLM, once a process."""
-    import numpy as np
-    import ray
-    import torch
+    """Make the object-store transport known to vLLM, once per process."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
-    from vllm.distributed.weight_transfer.base import (
-        WeightTransferEngine,
-        WeightTransferInitInfo,
-        WeightTransferUpdateInfo,
-    )
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    @dataclass
-    class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-        """Nothing to agree on."""
-
-    @dataclass
-    class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-        """One chunk: names, types and shapes, and a reference to a list of byte arrays."""
-
-        names: list[str]
-        dtype_names: list[str]
-        shapes: list[list[int]]
-        reference: Any
-
-    class ObjectStoreEngine(WeightTransferEngine):  # type: ignore[misc]
-        """Takes tensors out of Ray's object store and loads them as from a checkpoint."""
-
-        init_info_cls = InitInfo
-        update_info_cls = UpdateInfo
-
-        def init_transfer_engine(self, init_info: InitInfo) -> None:
-            """Do nothing: a reference finds its object by itself."""
-
-        def start_weight_update(self) -> None:
-            """Unpack the layers for the checkpoint's layout."""
-            initialize_layerwise_reload(self.model)
-
-        def update_weights(self, update_info: dict[str, Any]) -> None:
-            """Load one chunk; the base class then waits for an accelerator, which a CPU has not."""
-            self.receive_weights(self.parse_update_info(update_info))
-            if self.device.type != "cpu":
-                torch.accelerator.synchronize()
-
-        def receive_weights(self, update_info: UpdateInfo) -> None:
-            """Copy the chunk's tensors out of the store and load them."""
-            arrays = ray.get(update_info.reference)
-            described = zip(update_info.names, update_info.dtype_names, update_info.shapes, arrays, strict=True)
-            self.model.load_weights(
-                [
-                    (name, torch.from_numpy(np.array(array)).view(getattr(torch, dtype)).reshape(shape))
-                    for name, dtype, shape, array in described
-                ]
-            )
-
-        def finish_weight_update(self) -> None:
-            """Pack the layers again."""
-            finalize_layerwise_reload(self.model, self.model_config)
-
-        def shutdown(self) -> None:
-            """Do nothing: nothing is held between syncs."""
+    from .object_store import ObjectStoreEngine
 
     WeightTransferEngineFactory.register_engine("object_store", ObjectStoreEngine)
 
@@ -121,7 +66,10 @@ def sender(backend: str, call: Call, *, address: str | None = None) -> Callable[
     Args:
         backend: As the engine's receiver.
         call: How the engine's worker methods are reached.
-        address: For ``nccl``: this machine's address as the engine sees it.
+        address: For ``nccl``: this machine's address as the engine sees it, where the two rendezvous.
+
+    Returns:
+        The function; every call of it is one sync.
     """
     if backend == "nccl":
         return _NcclSender(call, address or "127.0.0.1")
@@ -131,10 +79,11 @@ def sender(backend: str, call: Call, *, address: str | None = None) -> Callable[
 
 def _send_objects(call: Call, weights: Iterable[Any]) -> None:
     import ray
+    import torch
 
     call("start_weight_update", {})
     for chunk in _chunks(weights):
-        arrays = [tensor.reshape(-1).view(_bytes_type()).numpy() for _, tensor in chunk]
+        arrays = [tensor.reshape(-1).view(torch.uint8).numpy() for _, tensor in chunk]
         update = {
             "names": [name for name, _ in chunk],
             "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in chunk],
@@ -145,28 +94,23 @@ def _send_objects(call: Call, weights: Iterable[Any]) -> None:
     call("finish_weight_update", {})
 
 
-def _bytes_type() -> Any:
-    import torch
-
-    return torch.uint8
-
-
 def _chunks(weights: Iterable[Any]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Yield tensors on the CPU, as many at a time as ``CHUNK_BYTES`` holds, but at least one."""
     chunk: list[tuple[str, torch.Tensor]] = []
-    size = 0
+    chunk_bytes = 0
     for name, tensor in weights:
-        here = tensor.detach().cpu().contiguous()
-        if chunk and size + here.nbytes > CHUNK_BYTES:
+        copy = tensor.detach().cpu().contiguous()
+        if chunk and chunk_bytes + copy.nbytes > CHUNK_BYTES:
             yield chunk
-            chunk, size = [], 0
-        chunk.append((name, here))
-        size += here.nbytes
+            chunk, chunk_bytes = [], 0
+        chunk.append((name, copy))
+        chunk_bytes += copy.nbytes
     if chunk:
         yield chunk
 
 
 class _NcclSender:
-    """vLLM's own sender: this process is rank 0 of a group of two, the engine is rank 1."""
+    """vLLM's own sender over NCCL: this process is rank 0 of a group of two, the engine is rank 1."""
 
     def __init__(self, call: Call, address: str) -> None:
         self._call, self._address = call, address
@@ -202,7 +146,7 @@ class _NcclSender:
 
 
 class _Client:
-    """The four methods vLLM's sender asks of an engine (``VLLMWeightSyncClient``)."""
+    """The four methods that vLLM's sender calls on an engine (``VLLMWeightSyncClient``)."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

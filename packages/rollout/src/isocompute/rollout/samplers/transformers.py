@@ -1,4 +1,4 @@
-"""transformers in this process: for machines where vLLM cannot run."""
+"""transformers in this process, for machines where vLLM cannot run."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, check_folder
-from .manifest import not_loaded
+from .local import LocalSampler
+from .models import check_folder, not_loaded
+from .sampling import Request, Response, Sampling
 
 
 class TransformersSampler(LocalSampler):
@@ -19,10 +20,10 @@ class TransformersSampler(LocalSampler):
         model: Directory or name of a model in the Hugging Face format.
         sampling: How responses are sampled.
         device: Torch device.
-        batch_size: Responses generated at a time.
+        batch_size: Most responses generated at a time.
 
     Raises:
-        RolloutError: The model cannot be loaded.
+        RolloutError: torch or transformers is not installed, or the model cannot be loaded.
     """
 
     def __init__(self, model: str | Path, sampling: Sampling, *, device: str = "cpu", batch_size: int = 256) -> None:
@@ -41,11 +42,11 @@ class TransformersSampler(LocalSampler):
         self._device = device
         self._batch_size = batch_size
 
-    def _load(self, weights: Any) -> None:
+    def _load(self, tensors: list[tuple[str, Any]]) -> None:
         import torch
 
         with torch.no_grad():
-            self._policy.load_state_dict(dict(weights))
+            self._policy.load_state_dict(dict(tensors))
 
     def _generate(self, requests: list[Request]) -> list[Response]:
         # Prompts of one length need no padding, so a response's numbers do not depend on its neighbours.
@@ -59,15 +60,16 @@ class TransformersSampler(LocalSampler):
         return [responses[i] for i in range(len(requests))]
 
     def _batch(self, requests: list[Request]) -> list[Response]:
+        """Answer requests whose prompts have one length."""
         import torch
 
         generators = [torch.Generator().manual_seed(r.seed) for r in requests]
         ids: list[list[int]] = [[] for _ in requests]
         logprobs: list[list[float]] = [[] for _ in requests]
-        alive = [True] * len(requests)
+        unfinished = [True] * len(requests)
         step_input = torch.tensor([r.prompt_ids for r in requests], device=self._device)
         cache = None
-        end = self.tokenizer.eos_token_id
+        eos = self.tokenizer.eos_token_id
         with torch.inference_mode():
             for _ in range(self.sampling.max_new_tokens):
                 out = self._policy(input_ids=step_input, past_key_values=cache, use_cache=True)
@@ -82,16 +84,16 @@ class TransformersSampler(LocalSampler):
                 tokens = tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
                 chosen = scores.gather(-1, tokens[:, None]).squeeze(-1)
                 for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen.tolist(), strict=True)):
-                    if alive[row]:
+                    if unfinished[row]:
                         ids[row].append(token)
                         logprobs[row].append(logprob)
-                        alive[row] = token != end
-                if not any(alive):
+                        unfinished[row] = token != eos
+                if not any(unfinished):
                     break
                 step_input = tokens[:, None].to(self._device)
         return [
-            Response(ids=i, logprobs=lp, finish_reason="length" if a else "stop")
-            for i, lp, a in zip(ids, logprobs, alive, strict=True)
+            Response(ids=tokens, logprobs=values, finish_reason="length" if cut else "stop")
+            for tokens, values, cut in zip(ids, logprobs, unfinished, strict=True)
         ]
 
 
@@ -107,11 +109,19 @@ def _runs(order: list[int], requests: list[Request]) -> list[list[int]]:
 
 
 def _nucleus(scores: Any, top_p: float) -> Any:
-    """Keep the most probable tokens up to a total of ``top_p``, at least one, with their probabilities scaled to 1."""
+    """Nucleus sampling (arXiv 1904.09751): keep the most probable tokens up to a total of ``top_p``, at least one.
+
+    Args:
+        scores: Log-probabilities, [responses, vocabulary].
+        top_p: Total probability kept.
+
+    Returns:
+        Log-probabilities of the distribution that is left, scaled to a total of 1.
+    """
     import torch
 
     ordered, tokens = scores.sort(-1, descending=True)
     before = ordered.exp().cumsum(-1) - ordered.exp()
-    left = ordered.masked_fill(before >= top_p, -torch.inf)
-    left[:, 0] = ordered[:, 0]
-    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, left), -1)
+    nucleus = ordered.masked_fill(before >= top_p, -torch.inf)
+    nucleus[:, 0] = ordered[:, 0]
+    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, nucleus), -1)

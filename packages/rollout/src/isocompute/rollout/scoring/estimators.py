@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .errors import RolloutError
+from ..errors import RolloutError
 
 
 def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Expected mean reward of k responses: successes / samples, for any k.
+    """Expected mean reward of k responses (avg@k): successes / samples, for any k.
 
     Args:
         successes: Responses with reward 1, per problem.
         samples: Responses sampled, per problem.
         k: Responses drawn; at most ``samples``.
+
+    Returns:
+        One value per problem.
 
     Raises:
         RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
@@ -26,7 +29,7 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
 def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
 
-    Args and errors as in ``avg_at_k``.
+    Arguments, result and errors are those of ``avg_at_k``.
     """
     c, m = _checked(successes, samples, k)
     return 1.0 - _all_of(m - c, m, k)
@@ -35,7 +38,7 @@ def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.fl
 def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
 
-    Args and errors as in ``avg_at_k``.
+    Arguments, result and errors are those of ``avg_at_k``.
     """
     c, m = _checked(successes, samples, k)
     return _all_of(c, m, k)
@@ -44,9 +47,9 @@ def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.f
 def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     c, m = np.broadcast_arrays(np.asarray(successes, dtype=np.int64), np.asarray(samples, dtype=np.int64))
     if k < 1 or (m.size and k > m.min()):
-        raise RolloutError(f"k is {k}; it has to lie between 1 and the {m.min() if m.size else 1} samples")
+        raise RolloutError(f"k is {k}; it must lie between 1 and the {m.min() if m.size else 1} samples")
     if (c < 0).any() or (c > m).any():
-        raise RolloutError("successes have to lie between 0 and the samples")
+        raise RolloutError("successes must lie between 0 and the samples")
     return c, m
 
 

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 import polars as pl
 
-from .errors import RolloutError
+from ..errors import RolloutError
 from .estimators import avg_at_k, best_at_k, worst_at_k
 
 ROUNDS = 3
-"""Times a question is asked for the responses that it lacks, the first included."""
-MOST_LEFT_OUT = 0.1
-"""Share of the questions that may lack responses after that."""
+"""Times that the policy is asked for a question's responses, the first included."""
+LARGEST_LEFT_OUT_SHARE = 0.1
+"""Share of the questions that may still lack responses after these rounds."""
 
 
 class Sampler(Protocol):
-    """Anything that answers problems; see ``samplers``."""
+    """Anything that answers problems, as those of ``samplers`` do."""
 
     def sample(
         self,
@@ -41,9 +41,9 @@ class EvaluationResult:
 
     Attributes:
         metrics: ``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions.
-        rollouts: The responses behind them, those that were aborted among them.
-        pass_rates: ``problem_id``, ``successes``, ``samples``: what was completed, of every problem.
-        questions: Problems with at least k completed responses, which the metrics are of.
+        rollouts: The ``rollouts`` table behind them, aborted responses included.
+        pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
+        questions: Number of problems with at least k completed responses; the metrics are means over these.
         samples: Responses per problem, k.
     """
 
@@ -59,43 +59,46 @@ def evaluate(
 ) -> EvaluationResult:
     """Answer every problem ``samples`` times and score the answers.
 
-    Responses that were aborted are tried again, twice at most, under new sample indices. A problem that still lacks
-    some is left out of the metrics; the estimators take all that was completed.
+    Aborted responses are sampled again, at most twice, under new sample indices. A problem that still lacks some is
+    left out of the metrics; the estimators use all completed responses.
 
     Args:
         sampler: The policy.
         problems: A ``problems`` table.
         samples: Responses per problem, k.
         seed: Seed of the run.
-        at: Cumulative rollouts trained on, which the sampling seeds depend on: at one point of the grid,
-            runs of one seed share them, whatever their n.
+        at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
+            seed share them, whatever their n.
         run_id: The run.
-        phase: What the responses are for, which their seeds depend on, too.
+        phase: What the responses are for; their seeds depend on it, too.
+
+    Returns:
+        Metrics, responses and pass rates.
 
     Raises:
         RolloutError: More than a tenth of the problems lack responses.
     """
     asked: dict[str, Any] = {"seed": seed, "step": at, "phase": phase, "run_id": run_id}
     rollouts = sampler.sample(problems, samples=samples, **asked)
-    given = samples
+    first_sample = samples
     for _ in range(ROUNDS - 1):
         lacking = _lacking(problems, rollouts, samples)
         if lacking.is_empty():
             break
-        # All of them as often as the one that lacks most, so that their counts go on together.
+        # As many for each as for the one that lacks most, so that their sample indices stay the same.
         more = int(lacking["lacks"].to_numpy().max())
-        again = sampler.sample(lacking.drop("lacks"), samples=more, first_sample=given, **asked)
-        rollouts = pl.concat([rollouts, again]).sort("problem_id", "sample")
-        given += more
+        retried = sampler.sample(lacking.drop("lacks"), samples=more, first_sample=first_sample, **asked)
+        rollouts = pl.concat([rollouts, retried]).sort("problem_id", "sample")
+        first_sample += more
     left_out = len(_lacking(problems, rollouts, samples))
-    if left_out > MOST_LEFT_OUT * len(problems):
+    if left_out > LARGEST_LEFT_OUT_SHARE * len(problems):
         raise RolloutError(
             f"{left_out} of {len(problems)} questions have fewer than {samples} responses after {ROUNDS} rounds, since "
             "the rest were aborted: the engine fails too often to measure anything"
         )
     rates = successes(rollouts)
-    whole = rates.filter(pl.col("samples") >= samples)
-    counts: Any = (whole["successes"].to_numpy(), whole["samples"].to_numpy(), samples)
+    complete = rates.filter(pl.col("samples") >= samples)
+    counts: Any = (complete["successes"].to_numpy(), complete["samples"].to_numpy(), samples)
     return EvaluationResult(
         metrics={
             f"avg_at_{samples}": float(avg_at_k(*counts).mean()),
@@ -104,20 +107,28 @@ def evaluate(
         },
         rollouts=rollouts,
         pass_rates=rates,
-        questions=len(whole),
+        questions=len(complete),
         samples=samples,
     )
 
 
 def _lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
     """Problems with fewer completed responses than asked for, with the number that each ``lacks``."""
-    done = successes(rollouts).select("problem_id", done=pl.col("samples").cast(pl.Int64))
-    counted = problems.join(done, on="problem_id", how="left", maintain_order="left")
-    return counted.with_columns(lacks=samples - pl.col("done").fill_null(0)).drop("done").filter(pl.col("lacks") > 0)
+    completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
+    counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
+    lacks = samples - pl.col("completed").fill_null(0)
+    return counted.with_columns(lacks=lacks).drop("completed").filter(pl.col("lacks") > 0)
 
 
 def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Count right answers per problem: ``problem_id``, ``successes`` i32, ``samples`` i32; aborted ones left out."""
+    """Count right answers per problem, aborted responses left out.
+
+    Args:
+        rollouts: A ``rollouts`` table, of which ``problem_id``, ``reward`` and ``finish_reason`` are read.
+
+    Returns:
+        ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
+    """
     return (
         rollouts.filter(pl.col("finish_reason") != "aborted")
         .group_by("problem_id")

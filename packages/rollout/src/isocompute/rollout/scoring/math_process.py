@@ -1,10 +1,10 @@
 """math-verify in a process of its own, so that a time limit works in any thread.
 
-Some responses, such as a tower of powers, keep sympy busy for ever. math-verify's own limit is a signal, which only
-the main thread of a process may set. Here one long-lived process scores, one JSON line an item; it ends when an item
+Some responses, such as a tower of powers, keep sympy busy for ever. math-verify's own timeout is a signal, which only
+the main thread of a process may set. Here one long-lived process scores, one JSON line per item; it ends when an item
 takes more processor time than allowed, and the next item starts another.
 
-Run as a script, by path and with this module alone, it is that process.
+This module, run as a script by its path, is that process; so it imports nothing else of the package.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import time
 from typing import Any
 
 START_SECONDS = 120.0
+"""Timeout for starting the process."""
 MEMORY_BYTES = 4 * 2**30
-"""What the process may take; an item that needs more is wrong."""
-PATIENCE = 10
-"""Wall time allowed, in multiples of the processor time: an item must not turn wrong on a busy machine."""
+"""Memory the process may take; an item that needs more is wrong."""
+WALL_FACTOR = 10
+"""Timeout in wall time, in multiples of the processor time: an item must not become wrong on a busy machine."""
 
 
 class MathProcess:
@@ -45,6 +46,10 @@ class MathProcess:
     def right(self, response: str, answer: str) -> bool:
         """Say whether math-verify finds the answer's value in the response.
 
+        Args:
+            response: The response's text.
+            answer: The reference answer.
+
         Raises:
             RuntimeError: The process does not start.
         """
@@ -52,12 +57,12 @@ class MathProcess:
             process = self._started()
             try:
                 self._send(process, {"response": response, "answer": answer, "seconds": self._seconds})
-                said = self._line(process, self._seconds * PATIENCE)
+                reply = self._line(process, self._seconds * WALL_FACTOR)
             except OSError:
-                said = b""
-            if said:
-                return bool(json.loads(said))
-            # Too late, or dead from its own limit.
+                reply = b""
+            if reply:
+                return bool(json.loads(reply))
+            # Too late, or ended by its own limit.
             self._end()
             return False
 
@@ -68,7 +73,7 @@ class MathProcess:
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._owner != os.getpid():
-            # A fork shares the pipes with its parent, and would take the parent's verdicts.
+            # A fork shares its parent's pipes and would read the parent's verdicts.
             self._process, self._owner = None, os.getpid()
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -87,26 +92,26 @@ class MathProcess:
     @staticmethod
     def _send(process: subprocess.Popen[bytes], item: dict[str, Any]) -> None:
         assert process.stdin is not None
-        # An unbuffered pipe may take a part only.
+        # An unbuffered pipe may take only a part.
         left = memoryview(json.dumps(item).encode() + b"\n")
         while left:
             left = left[process.stdin.write(left) or 0 :]
 
     @staticmethod
     def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes:
-        """Read one line; nothing when the process ends first or takes longer."""
+        """Read one line; an empty one when the process ends first or takes longer."""
         assert process.stdout is not None
         end = time.monotonic() + seconds
-        said = b""
-        while not said.endswith(b"\n"):
+        line = b""
+        while not line.endswith(b"\n"):
             left = end - time.monotonic()
             if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
                 return b""
             part = os.read(process.stdout.fileno(), 4096)
             if not part:
                 return b""
-            said += part
-        return said
+            line += part
+        return line
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -120,8 +125,13 @@ class MathProcess:
                     pipe.close()
 
 
-def compared(response: str, answer: str) -> bool:
-    """Score in this process, without a limit."""
+def equivalent(response: str, answer: str) -> bool:
+    """Say whether math-verify finds the answer's value in the response, in this process and without a limit.
+
+    Args:
+        response: The response's text.
+        answer: The reference answer.
+    """
     from math_verify import parse, verify
 
     try:
@@ -144,13 +154,13 @@ def serve() -> None:
     logging.disable(logging.CRITICAL)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    compared("1", "1")
+    equivalent("1", "1")
     out.write(b"ready\n")
     for line in sys.stdin.buffer:
         item = json.loads(line)
-        # Not handled, the signal ends the process, inside a C function, too.
+        # Without a handler the signal ends the process, even inside a C function.
         signal.setitimer(signal.ITIMER_PROF, item["seconds"])
-        verdict = compared(item["response"], item["answer"])
+        verdict = equivalent(item["response"], item["answer"])
         signal.setitimer(signal.ITIMER_PROF, 0)
         out.write(json.dumps(verdict).encode() + b"\n")
 

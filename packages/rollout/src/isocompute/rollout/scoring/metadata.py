@@ -1,7 +1,7 @@
-"""What a verifier needs besides the answer, as the JSON of the ``metadata`` column.
+"""What a verifier needs besides the answer, as JSON in the ``metadata`` column.
 
-JSON knows no tuples, and some scorers compare with them: a tuple is written as ``{"__tuple__": [...]}``. What JSON
-cannot hold otherwise becomes what comes nearest: arrays and sets lists, dates and all else their text.
+JSON has no tuples, and some scorers compare with them: a tuple is written as ``{"__tuple__": [...]}``. Other values
+that JSON cannot hold are converted: arrays and sets to lists, dates and everything else to text.
 """
 
 from __future__ import annotations
@@ -10,18 +10,28 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import RolloutError
+import polars as pl
+
+from ..errors import RolloutError
 
 TUPLE = "__tuple__"
 
 
-def written(value: Any) -> str:
-    """Return the JSON text of a value; equal values give equal texts."""
+def encode(value: Any) -> str:
+    """Return the JSON text of a value; equal values give equal texts.
+
+    Args:
+        value: Mappings, sequences, sets, arrays, numbers, texts and dates, nested as they may be.
+    """
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def read(text: str, *, where: str) -> dict[str, Any]:
+def decode(text: str, *, where: str) -> dict[str, Any]:
     """Return the mapping that a text holds, with its tuples.
+
+    Args:
+        text: What ``encode`` made of a mapping.
+        where: The task it belongs to, for the message.
 
     Raises:
         RolloutError: The text is not JSON, or not a mapping.
@@ -35,7 +45,19 @@ def read(text: str, *, where: str) -> dict[str, Any]:
     return value
 
 
+def metadata_of(problems: pl.DataFrame) -> list[str]:
+    """Return each problem's metadata, an empty text where there is none.
+
+    Args:
+        problems: A ``problems`` table, with or without a ``metadata`` column.
+    """
+    if "metadata" not in problems.columns:
+        return [""] * len(problems)
+    return [text or "" for text in problems["metadata"].to_list()]
+
+
 def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -53,6 +75,7 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: dict[str, Any]) -> Any:
+    """The tuple that a mapping stands for, or the mapping."""
     if value.keys() == {TUPLE} and isinstance(value[TUPLE], list):
         return tuple(value[TUPLE])
     return value

@@ -1,14 +1,14 @@
 """reasoning-gym tasks that no problem may come from, and why.
 
-A response is written by a policy, and an answer or metadata come out of a file: all three are data. A scorer that
-executes any of them runs whatever stands there. Until verifiers run in a sandbox, such tasks are refused by name.
+Responses come from a policy, answers and metadata from a file: all three are data. A scorer that executes one of them
+runs whatever is written there. Until verifiers run in a sandbox, such tasks are refused by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .errors import RolloutError
+from ..errors import RolloutError
 
 _EVAL = "its scorer runs eval on the response"
 _PARSE = "its scorer runs sympy's parse_expr, which is an eval, on the response"
@@ -30,10 +30,10 @@ EXECUTING: Mapping[str, str] = {
 
 REFUSED: Mapping[str, str] = {
     **EXECUTING,
-    "codeio": "its generator runs exec on programs out of a data file",
-    "composite": "it hands responses on to the scorers of other tasks, those that execute them among them",
-    "game_of_life_halting": "its scorer takes every response that is not empty as right",
-    "rubiks_cube": "its scorer repeats a move as often as the response says, whatever memory that takes",
+    "codeio": "its generator runs exec on programs from a data file",
+    "composite": "it passes responses on to the scorers of other tasks, including those that execute them",
+    "game_of_life_halting": "its scorer accepts every response that is not empty",
+    "rubiks_cube": "its scorer repeats a move as often as the response says, however much memory that takes",
 }
 """All refused tasks with the reason."""
 
@@ -41,8 +41,11 @@ REFUSED: Mapping[str, str] = {
 def check_task(task: str) -> None:
     """Refuse a task that is on the list.
 
+    Args:
+        task: reasoning-gym's name of it.
+
     Raises:
-        RolloutError: It is; the message names the task and says why.
+        RolloutError: It is on the list; the message names the task and says why.
     """
     if task in REFUSED:
         raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")

@@ -8,19 +8,25 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from . import metadata as notes
-from .errors import RolloutError
+from ..errors import RolloutError
+from . import metadata as codec
 from .refused import check_task
 
-LONGEST_KEPT = 256
-"""Characters of a response whose verdict is remembered; long ones do not occur twice."""
+LONGEST_CACHED = 256
+"""Characters of the longest response whose verdict is cached; longer ones do not occur twice."""
 
 
 class Verifier(Protocol):
-    """From a response's text, the reference answer and the problem's metadata to whether the response is right."""
+    """A binary reward function: whether a response is right."""
 
     def __call__(self, response: str, answer: str, metadata: str = "") -> bool:
-        """Say whether the response is right."""
+        """Say whether the response is right.
+
+        Args:
+            response: The response's text.
+            answer: The reference answer.
+            metadata: The problem's ``metadata`` (``metadata.encode``).
+        """
         ...
 
 
@@ -34,12 +40,15 @@ def verifier(name: str, *, seconds: float = 5.0) -> Verifier:
     * ``math``: math-verify finds the answer's value in the response.
 
     Args:
-        name: Name of the rule.
+        name: Name of the rule, as in the ``verifier`` column.
         seconds: For ``math``: processor time one response may take; what takes more is wrong.
+
+    Returns:
+        The rule; verdicts of short responses are cached.
 
     Raises:
         RolloutError: There is no such rule, the library it needs is not installed, or the task is refused
-            (``refused.REFUSED``). The rule itself raises it for metadata that are missing or unreadable.
+            (``refused.REFUSED``). The rule itself raises it when metadata that it needs are missing or unreadable.
     """
     if name == "exact":
         return lambda response, answer, metadata="": response.strip() == answer.strip()
@@ -64,40 +73,40 @@ def _reasoning_gym(task: str) -> Verifier:
         except Exception as error:
             raise RolloutError(f"reasoning-gym refuses the task {task!r}: {error}") from None
 
-    plain = scorer_with({})
-    with_settings = lru_cache(maxsize=64)(lambda settings: scorer_with(notes.read(settings, where=task)))
+    default_scorer = scorer_with({})
+    with_settings = lru_cache(maxsize=64)(lambda settings: scorer_with(codec.decode(settings, where=task)))
 
     def scored(response: str, answer: str, metadata: str) -> bool:
-        stated = response.rpartition("=")[2] if task == "chain_sum" else response
+        final = response.rpartition("=")[2] if task == "chain_sum" else response
         entry = _Entry(answer=answer)
-        scorer = plain
+        scorer = default_scorer
         if metadata:
-            held = notes.read(metadata, where=task)
-            entry.update((key, held[key]) for key in ("question", "metadata") if key in held)
-            if held.get("settings"):
-                scorer = with_settings(notes.written(held["settings"]))
+            decoded = codec.decode(metadata, where=task)
+            entry.update((key, decoded[key]) for key in ("question", "metadata") if key in decoded)
+            if decoded.get("settings"):
+                scorer = with_settings(codec.encode(decoded["settings"]))
         try:
-            right = float(scorer.score_answer(stated.strip(), entry)) == 1.0
+            right = float(scorer.score_answer(final.strip(), entry)) == 1.0
         except Exception:
             # A scorer meets whatever a policy writes; what it cannot read is wrong.
             right = False
-        if entry.lacking:
+        if entry.missing:
             raise RolloutError(
-                f"the scorer of {task} needs the {entry.lacking} of a problem, and its column metadata lacks it: "
+                f"the scorer of {task} needs the {entry.missing} of a problem, and its column metadata lacks it: "
                 "make the problems table again"
             )
         return right
 
-    return _remembering(scored)
+    return _cached(scored)
 
 
 class _Entry(dict[str, Any]):
-    """A problem as reasoning-gym has it, which notes what it was asked for and lacks."""
+    """A problem as reasoning-gym has it, which records the missing key that a scorer asked for."""
 
-    lacking = ""
+    missing = ""
 
     def __missing__(self, key: str) -> Any:
-        self.lacking = key
+        self.missing = key
         raise KeyError(key)
 
 
@@ -114,17 +123,17 @@ def _math(seconds: float) -> Verifier:
         except RuntimeError as error:
             raise RolloutError(str(error)) from None
 
-    return _remembering(scored)
+    return _cached(scored)
 
 
-def _remembering(scored: Callable[[str, str, str], bool]) -> Verifier:
-    """Remember verdicts: a sweep meets the same few thousand short responses hundreds of times."""
-    known = lru_cache(maxsize=1 << 18)(scored)
+def _cached(scored: Callable[[str, str, str], bool]) -> Verifier:
+    """Cache verdicts: a sweep meets the same few thousand short responses hundreds of times."""
+    cached = lru_cache(maxsize=1 << 18)(scored)
 
     def right(response: str, answer: str, metadata: str = "") -> bool:
-        if len(response) > LONGEST_KEPT:
+        if len(response) > LONGEST_CACHED:
             return scored(response, answer, metadata)
-        # Every table brings its own copies; the memory keeps one of each.
-        return known(response, answer, sys.intern(metadata))
+        # Every table brings its own copies of the metadata; the cache keeps one of each.
+        return cached(response, answer, sys.intern(metadata))
 
     return right

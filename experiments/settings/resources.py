@@ -1,0 +1,76 @@
+"""Settings of the machine: what the cells are trained and sampled with."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .strict import Count, SettingError, Settings
+
+Seconds = Annotated[float, Field(ge=1)]
+
+
+class ResourcesConfig(Settings):
+    """Workers, engines, devices and time limits.
+
+    ``workers``, ``reverse`` and the last three change nothing that a cell finds; the others are part of its
+    identity, since engines, types and sums over ranks round differently.
+    """
+
+    workers: Count = 2
+    """Cells trained at a time."""
+    sampler: Literal["auto", "vllm", "transformers"] = "auto"
+    """Kind of sampler; ``auto`` is vLLM where it is installed, else transformers."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device that the learner and the sampler run on."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type of the sampler's weights; ``auto`` is bfloat16 for vLLM on CUDA, else float32."""
+    placement: Literal["colocated", "separate"] = "colocated"
+    """``colocated``: the engine is in the worker's process; ``separate``: vLLM is a Ray actor of its own, on a
+    processor of its own."""
+    learner_ranks: Count = 1
+    """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
+    own."""
+    reverse: bool = False
+    """Whether the last cells are started first."""
+    start_seconds: Seconds = 900.0
+    """Timeout for workers to load the model (seconds)."""
+    stall_seconds: Seconds = 1800.0
+    """How long a worker may show no progress before it is replaced (seconds); longer than one step, and than 256
+    problems take while difficulty is measured."""
+    checkpoint_gigabytes: Annotated[float, Field(ge=0)] = 5.0
+    """Disk space for the checkpoints of finished cells (GB); the oldest go first."""
+
+    @model_validator(mode="after")
+    def _separate_engines_are_vllm(self) -> Self:
+        if self.placement == "separate" and self.sampler == "transformers":
+            raise SettingError("placement", "is 'separate', which needs vLLM, and sampler is 'transformers'")
+        return self
+
+    @model_validator(mode="after")
+    def _bfloat16_is_vllm_on_cuda(self) -> Self:
+        if self.dtype == "bfloat16" and (self.device == "cpu" or self.sampler == "transformers"):
+            raise SettingError("dtype", "is 'bfloat16', which only vLLM on cuda samples with")
+        return self
+
+    def resolved_sampler(self) -> str:
+        """The sampler; ``auto`` is vLLM where it is installed, else transformers."""
+        if self.sampler != "auto":
+            return self.sampler
+        return "vllm" if find_spec("vllm") else "transformers"
+
+    def resolved_dtype(self) -> str:
+        """Type of the sampler's weights."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
+
+    def processors_of_a_worker(self) -> int:
+        """Processors that one worker holds, with its engine and learner ranks."""
+        return 1 + (self.learner_ranks if self.learner_ranks > 1 else 0) + (self.placement == "separate")
+
+    def processors(self) -> int:
+        """Processors that all workers hold."""
+        return self.workers * self.processors_of_a_worker()

@@ -1,0 +1,79 @@
+"""The JSON schema of ``params.yaml``: what editors complete and check by, and error messages name keys from."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from typing import Any
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema
+
+from .model import Preset
+
+NAMED_BY_THEIR_KEY = ("Preset", "DifficultySplit")
+"""Classes whose ``name`` is the key that they have in ``params.yaml``."""
+
+
+class _Described(GenerateJsonSchema):
+    """A schema without titles, in which the fields of a dataclass have the descriptions of its docstring."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
+        shown = super().dataclass_schema(schema)
+        shown["additionalProperties"] = False
+        shown["description"], attributes = documented(schema["cls"])
+        for name, description in attributes.items():
+            if name in shown["properties"]:
+                shown["properties"][name]["description"] = description
+        return shown
+
+
+def documented(kind: type[Any]) -> tuple[str, dict[str, str]]:
+    """The first paragraph of a Google-style docstring, and its attributes with their descriptions."""
+    text = inspect.getdoc(kind) or ""
+    summary, _, rest = text.partition("\n\n")
+    section = re.search(r"^Attributes:\n((?:[ ]+.*\n?|\n)*)", rest, re.MULTILINE)
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section[1] if section else "", re.MULTILINE)
+    return " ".join(summary.split()), {name: " ".join(description.split()) for name, description in entries}
+
+
+def preset_schema() -> dict[str, Any]:
+    """The JSON schema of one preset, with its parts under ``$defs``."""
+    schema = Preset.model_json_schema(schema_generator=_Described)
+    for held in (schema, *schema["$defs"].values()):
+        if held.get("title") in NAMED_BY_THEIR_KEY:
+            del held["properties"]["name"]
+            held["required"].remove("name")
+    return schema
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON schema of the whole of ``params.yaml``."""
+    preset = preset_schema()
+    parts = preset.pop("$defs")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "params.yaml",
+        "description": "Presets of the pipeline, and which of them the stages use.",
+        "type": "object",
+        "properties": {
+            "preset": {"type": "string", "description": "The preset that the stages use."},
+            "problem_sets": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
+            },
+        },
+        "required": ["preset", "problem_sets"],
+        "additionalProperties": {"$ref": "#/$defs/Preset"},
+        "$defs": {"Preset": preset, **parts},
+    }
+
+
+def text() -> str:
+    """The schema as it is in ``params.schema.json``."""
+    return json.dumps(document_schema(), indent=1, ensure_ascii=False) + "\n"

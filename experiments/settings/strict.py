@@ -1,0 +1,120 @@
+"""What all settings share: strict, frozen models, and the shapes of YAML that a class alone does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic_core import CoreSchema, core_schema
+
+T = TypeVar("T")
+
+
+class Settings(BaseModel):
+    """Base of all settings: no value is converted, no key is unknown, nothing changes after it was read.
+
+    A rule over several settings is a validator of the lowest model that has them all.
+
+    Raises:
+        pydantic.ValidationError: A value is refused; ``reading.load`` turns it into one sentence.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class SettingError(ValueError):
+    """A setting that a rule refuses.
+
+    Attributes:
+        where: Its dotted path below the model that has the rule; empty for the whole of it.
+    """
+
+    def __init__(self, where: str, message: str) -> None:
+        """Take the path, and the sentence of which the path is the subject: ``is 4; it must be …``."""
+        super().__init__(message)
+        self.where = where
+
+
+def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
+    for value in values:
+        if values.count(value) > 1:
+            raise SettingError("", f"holds {value!r} twice; its values must differ")
+    return values
+
+
+def _group(n: int) -> int:
+    if n < 2:
+        raise SettingError("", f"is {n}; it must be at least 2: a group baseline needs 2 or more responses")
+    return n
+
+
+Count = Annotated[int, Field(ge=1)]
+GroupSize = Annotated[int, AfterValidator(_group), WithJsonSchema({"type": "integer", "minimum": 2})]
+"""Rollouts per problem, n."""
+Grid = Annotated[tuple[T, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
+"""The values that a sweep tries: one or more, each once."""
+
+
+KIND = "Which kind it is, which decides the other settings."
+
+
+@dataclass(frozen=True)
+class ByKind:
+    """Marks a setting of several kinds: its key ``kind`` says which class the other keys are the fields of.
+
+    Attributes:
+        kinds: Class of each kind.
+    """
+
+    kinds: Mapping[str, type[Any]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A union that ``kind`` decides."""
+        choices: dict[Any, CoreSchema] = {
+            kind: core_schema.no_info_before_validator_function(_without_kind, handler.generate_schema(chosen))
+            for kind, chosen in self.kinds.items()
+        }
+        return core_schema.tagged_union_schema(choices, discriminator=self._kind_of)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Each class with a ``kind`` that is its own."""
+        choices = []
+        for kind, choice in zip(self.kinds, handler(schema)["oneOf"], strict=True):
+            shown = dict(handler.resolve_ref_schema(choice))
+            shown["properties"] = {"kind": {"const": kind, "description": KIND}, **shown["properties"]}
+            shown["required"] = ["kind", *shown.get("required", [])]
+            choices.append(shown)
+        return {"oneOf": choices}
+
+    def _kind_of(self, value: Any) -> str | None:
+        if isinstance(value, Mapping):
+            return str(value["kind"]) if "kind" in value else None
+        return next((kind for kind, chosen in self.kinds.items() if type(value) is chosen), None)
+
+
+def _without_kind(value: Any) -> Any:
+    return {key: held for key, held in value.items() if key != "kind"} if isinstance(value, Mapping) else value
+
+
+def with_names(entries: Any) -> Any:
+    """Give each entry of a mapping its key as ``name``.
+
+    Raises:
+        SettingError: An entry has a name already.
+    """
+    if not isinstance(entries, Mapping):
+        return entries
+    for key, entry in entries.items():
+        if isinstance(entry, Mapping) and "name" in entry:
+            raise SettingError(key, f"has no setting 'name': its name is its key, {key}")
+    return {key: {"name": key, **entry} if isinstance(entry, Mapping) else entry for key, entry in entries.items()}

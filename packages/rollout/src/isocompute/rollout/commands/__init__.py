@@ -1,0 +1,1 @@
+"""The commands of ``isocompute-rollout``, one per module."""

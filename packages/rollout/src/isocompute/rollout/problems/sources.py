@@ -1,0 +1,129 @@
+"""Problem sources as configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import RolloutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningGymSource:
+    """A reasoning-gym task, through the library's own generator and scorer.
+
+    Attributes:
+        task: Name of the task, such as ``chain_sum``.
+        settings: The task's own settings, such as ``min_terms``.
+        digits: For ``chain_sum``: the only digits kept; empty keeps all.
+        train: Training problems.
+        validation: Validation problems.
+        seed: The generator's seed.
+    """
+
+    task: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    digits: str = ""
+    train: int = 1000
+    validation: int = 300
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the source in the table."""
+        return f"reasoning_gym:{self.task}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubSource:
+    """A Hugging Face dataset at a pinned revision, in the layout of Guru-Math or with named columns.
+
+    Attributes:
+        dataset: Name on the hub, or a folder.
+        revision: Commit of the dataset; required for a name on the hub.
+        files: Only these of its files, such as ``train/math*.parquet``; empty takes the dataset as it is.
+        split: Which of its splits.
+        prompt: Column of prompts: a text, or chat messages, whose last user message is taken.
+        answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
+        verifier: Rule for the reward.
+        train: Training problems.
+        validation: Validation problems.
+        seed: Seed of the shuffle before the split.
+    """
+
+    dataset: str
+    revision: str = ""
+    files: str = ""
+    split: str = "train"
+    prompt: str = "prompt"
+    answer: str = "reward_model.ground_truth"
+    verifier: str = "math"
+    train: int = 6000
+    validation: int = 300
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the source in the table."""
+        return f"hub:{self.dataset}@{self.revision}" if self.revision else f"hub:{self.dataset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSource:
+    """The user's own JSONL or Parquet file.
+
+    Attributes:
+        path: The file.
+        prompt: Column of prompts.
+        answer: Column of answers.
+        verifier: Rule for the reward.
+        train: Training problems.
+        validation: Validation problems.
+        seed: Seed of the shuffle before the split.
+    """
+
+    path: str
+    prompt: str = "prompt"
+    answer: str = "answer"
+    verifier: str = "exact"
+    train: int = 1000
+    validation: int = 300
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the source in the table: the file's name without its folder."""
+        return "file:" + self.path.replace("\\", "/").rpartition("/")[2]
+
+
+Source = ReasoningGymSource | HubSource | LocalSource
+"""Any of the three."""
+KINDS: dict[str, type[Source]] = {
+    "reasoning_gym": ReasoningGymSource,
+    "hub": HubSource,
+    "file": LocalSource,
+}
+
+
+def source_from(settings: Mapping[str, Any]) -> Source:
+    """Make a source from plain settings such as ``{"kind": "file", "path": "p.jsonl"}``.
+
+    Args:
+        settings: ``kind`` (``reasoning_gym``, ``hub`` or ``file``) and fields of that kind's class.
+
+    Raises:
+        RolloutError: The kind or a key is unknown, or a required key is missing.
+    """
+    rest = dict(settings)
+    kind = rest.pop("kind", None)
+    if kind not in KINDS:
+        raise RolloutError(f"kind of problems is {kind!r}; it must be one of {', '.join(KINDS)}")
+    known = {f.name for f in fields(KINDS[kind])}
+    unknown = sorted(set(rest) - known)
+    if unknown:
+        raise RolloutError(f"problems of kind {kind} have no setting {unknown[0]}; they have {sorted(known)}")
+    try:
+        return KINDS[kind](**rest)
+    except TypeError as error:
+        raise RolloutError(f"problems of kind {kind}: {str(error).rpartition(') ')[2]}") from None

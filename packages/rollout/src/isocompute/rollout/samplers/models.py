@@ -1,0 +1,54 @@
+"""Loading a model's tokenizer, and one wording for models that cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import RolloutError
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load a model's tokenizer.
+
+    Args:
+        model: Directory or name of a model in the Hugging Face format.
+
+    Raises:
+        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
+    if Path(model).is_absolute() and not Path(model).is_dir():
+        raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except Exception as error:
+        # Libraries raise errors of any class for damaged files.
+        raise not_loaded(model, error) from None
+
+
+def check_folder(model: str | Path) -> None:
+    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
+
+    Args:
+        model: Directory or name of a model.
+
+    Raises:
+        RolloutError: The folder has no ``config.json``.
+    """
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
+
+
+def not_loaded(model: str, error: BaseException) -> RolloutError:
+    """Return what to raise for a model that a library could not load.
+
+    Args:
+        model: Directory or name of the model.
+        error: What the library raised; the message quotes its first line.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return RolloutError(f"the base model {model} cannot be loaded ({lines[0] if lines else type(error).__name__})")
