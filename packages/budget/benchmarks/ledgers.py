@@ -1,8 +1,8 @@
-"""How fast ledgers are: charging, opening and summing, merging, importing. Figures are of the machine it runs on.
+"""How fast ledgers are: charging, opening and summing, merging, importing. The figures depend on the machine.
 
     python packages/budget/benchmarks/ledgers.py [--charges 1000000] [--ledgers 1000]
 
-Charges go to real files; the times of opening and merging are those of a process of its own, polars included.
+Charges go to real files; opening and merging are timed in a separate process, polars included.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ print(time.perf_counter() - began)
 
 
 def ran(code: str, *arguments: str) -> list[float]:
-    """What a process of its own printed."""
+    """The numbers that a separate process printed."""
     out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True).stdout
     return [float(word) for word in out.split()]
 
 
 def charge(path: Path, charges: int) -> None:
-    """Charge many times, and say how long it took and whether memory grew."""
+    """Charge many times, and print how long it took and whether memory grew."""
     counts = {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)}
     with Ledger.open(path, run_id="run") as ledger:
         meter = Meter(ledger, Limits(rollouts=10**12))
@@ -72,7 +72,7 @@ def charge(path: Path, charges: int) -> None:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early
         timed = charges - tenth
         assert meter.used.rollouts == 32 * charges
-    print(f"charging {wall / timed * 1e6:6.1f} µs a charge ({cpu / timed * 1e6:.1f} of the processor), "
+    print(f"charging {wall / timed * 1e6:6.1f} µs per charge ({cpu / timed * 1e6:.1f} of CPU time), "
           f"{charges:,} charges; memory grew by {grown / 1024:.1f} MiB")  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def main() -> None:
             for _ in range(3):
                 seconds, cpu, rollouts = ran(code, str(path), last)
                 assert rollouts == 32 * arguments.charges
-                print(f"{what} {seconds:6.2f} s ({cpu:.2f} of the processor, imports included)")
+                print(f"{what} {seconds:6.2f} s ({cpu:.2f} of CPU time, imports included)")
         small = Path(folder) / "small"
         for number in range(arguments.ledgers):
             with Ledger.open(small / f"{number}.ledger", run_id=f"run{number}") as ledger:

@@ -2,9 +2,9 @@
 
     python packages/budget/benchmarks/meter.py [--steps 200] [--step-seconds 0.05]
 
-A step is so much work of the processor, as much as the smallest steps of the learner take (50 ms), and then either
-``admit`` and ``charge`` through the meter or a no-op. Each pair does one of each, in alternating order; the ratio is
-of the sums of CPU-seconds, its interval from resampling pairs.
+A step is CPU work as long as the smallest steps of the learner (50 ms), followed either by ``admit`` and ``charge``
+through the meter or by a no-op. Each pair does one of each, in alternating order; the ratio is that of the sums of
+CPU-seconds, with a bootstrap interval over pairs.
 """
 
 from __future__ import annotations

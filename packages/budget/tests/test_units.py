@@ -1,13 +1,9 @@
-import json
 import operator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
-from isocompute.budget.compute import Lengths, Model, prompt_tokens, response_tokens, rollouts_for, work
-from isocompute.budget.devices import DEVICES, Utilisation, device, device_time, memory, price
 from isocompute.budget.units import (
     DeviceSeconds,
     Flops,
@@ -21,7 +17,6 @@ from isocompute.budget.units import (
 )
 
 UNITS = (Rollouts, PromptTokens, ResponseTokens, UpdateSteps, DeviceSeconds, Flops, Money)
-SEVEN = Model(parameters=7 * 10**9, layers=32, width=4096)
 
 
 @pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.truediv, operator.lt, operator.ge])
@@ -73,117 +68,3 @@ def test_an_interval_is_in_order_and_gathers_what_it_rests_on():
     assert one.convert(lambda r: ResponseTokens(r.amount * 10), "ten each").high == ResponseTokens(40)
     with pytest.raises(BudgetError, match="must be in order"):
         Interval(low=Rollouts(3), likely=Rollouts(2), high=Rollouts(4))
-
-
-@given(st.integers(1, 10**7), st.floats(1, 10**5), st.floats(0.2, 5), st.floats(0, 0.9))
-def test_tokens_follow_from_rollouts_and_lengths_and_back(count, mean, growth, spread):
-    lengths = Lengths(response_tokens=mean, growth=growth, spread=spread)
-    tokens = response_tokens(Rollouts(count), lengths)
-    assert tokens.likely.amount == pytest.approx(count * mean * (1 + growth) / 2, abs=1)
-    assert tokens.low <= tokens.likely <= tokens.high
-    back = rollouts_for(tokens.likely, lengths)
-    assert abs(back.likely.amount - count) <= 1
-    assert back.low.amount <= count + 1 <= back.high.amount + 2
-
-
-def test_flops_are_two_and_six_for_each_parameter_and_token():
-    model = Model(parameters=1000)
-    lengths = Lengths(prompt_tokens=10, response_tokens=30, spread=0)
-    alone = work(Rollouts(8), model=model, lengths=lengths, shared_prompt=False)
-    assert alone.generation.likely == Flops(8 * 2 * 1000 * 40)
-    assert alone.training.likely == Flops(8 * 6 * 1000 * 40)
-    assert alone.sharing_saved == Flops(0)
-    shared = work(Rollouts(8), model=model, lengths=lengths, rollouts_per_problem=4, extra_forwards=1)
-    assert shared.generation.likely == Flops(8 * 2 * 1000 * 30 + 2 * 2 * 1000 * 10)
-    assert shared.sharing_saved == Flops(6 * 2 * 1000 * 10)
-    assert shared.training.likely == Flops(8 * 8 * 1000 * 40)
-    assert shared.attention_share == 0
-    assert prompt_tokens(Rollouts(8), lengths) == PromptTokens(80)
-
-
-def test_the_attention_term_is_what_a_sum_over_positions_gives():
-    layers, width, prompt, length = 3, 16, 20, 50
-    model = Model(parameters=1, layers=layers, width=width)
-    bare = Model(parameters=1)
-    lengths = Lengths(prompt_tokens=prompt, response_tokens=length, spread=0)
-    ours = work(Rollouts(1), model=model, lengths=lengths).generation.likely.amount
-    ours -= work(Rollouts(1), model=bare, lengths=lengths).generation.likely.amount
-    # Scores and weighted values over the t positions before each token: 2 · 2 · t · width a layer.
-    exact = sum(4 * layers * width * t for t in range(1, prompt + length + 1))
-    assert ours == pytest.approx(exact, rel=0.02)
-
-
-def test_sampling_and_training_take_time_and_money():
-    lengths = Lengths(response_tokens=1000, spread=0)
-    flops = work(Rollouts(1000), model=SEVEN, lengths=lengths)
-    half = Utilisation(generation=(0.5, 0.5, 0.5), training=(0.5, 0.5, 0.5))
-    sampling, training = device_time(flops, device("h100"), utilisation=half)
-    assert sampling.likely.amount == pytest.approx(flops.generation.likely.amount / (989e12 / 2))
-    assert training.low == training.high
-    tokens = response_tokens(Rollouts(1000), lengths)
-    measured, _ = device_time(flops, device("h100"), tokens=tokens, tokens_per_second=5000)
-    assert measured.likely == DeviceSeconds(200)
-    assert price(measured, Money(3.6)).likely.amount == pytest.approx(0.2)
-    with pytest.raises(BudgetError, match="must be positive, and the tokens known"):
-        device_time(flops, device("h100"), tokens_per_second=5000)
-
-
-def test_memory_is_shared_by_devices_and_grows_with_the_pass():
-    model = Model(parameters=10**9, layers=10, width=100, vocabulary=1000)
-    lengths = Lengths(response_tokens=100, spread=0)
-    one = memory(model, lengths, world_size=1)
-    four = memory(model, lengths, world_size=4, micro_batch=8, colocated=False)
-    assert (one.state, one.engine) == (16 * 10**9, 2 * 10**9)
-    assert (four.state, four.engine) == (4 * 10**9, 0)
-    assert four.activations == 8 * one.activations == 8 * 100 * (2 * 10 * 100 + 4 * 1000)
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Model(parameters=0), "parameters is 0"),
-        (lambda: Model(parameters=1, layers=3), "both the layers and the width"),
-        (lambda: Lengths(response_tokens=0), "mean lengths are 0.0 and 0"),
-        (lambda: Lengths(response_tokens=1, growth=0), "the growth of responses is 0"),
-        (lambda: Lengths(response_tokens=1, spread=1), "the spread of lengths is 1"),
-        (lambda: Utilisation(training=(0.5, 0.4, 0.6)), "the utilisation in training is 0.5, 0.4, 0.6"),
-        (lambda: device("abacus"), "'abacus' is not a device known here; there are a100"),
-    ],
-)
-def test_assumptions_that_cannot_be_are_refused(make, said):
-    with pytest.raises(BudgetError, match=said):
-        make()
-
-
-COST = ["cost", "--rollouts", "1e6", "--response-tokens", "2000", "--model-parameters", "7e9", "--device", "h100"]
-
-
-def test_the_command_prints_figures_with_intervals_and_what_they_rest_on(tmp_path, capsys):
-    path = tmp_path / "cost.json"
-    assert main([*COST, "--price", "2.5", "--json", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "assumed: 2.50 USD a device-hour" in out
-    assert "which does not fit" in out
-    figures = json.loads(path.read_text())["figures"]
-    assert figures["response tokens"] == {"low": 1.5e9, "likely": 2e9, "high": 2.5e9}
-    assert figures["FLOPs of sampling"]["likely"] == 2 * 7e9 * 2e9
-    assert figures["FLOPs of training"]["likely"] == 6 * 7e9 * 2e9
-    assert figures["cost (USD)"]["likely"] == pytest.approx(2.5 * figures["device-hours"]["likely"])
-
-
-def test_more_that_is_known_narrows_the_estimate(capsys):
-    more = "--layers 32 --width 4096 --prompt-tokens 300 --rollouts-per-problem 16 --world-size 8 --spread 0"
-    sure = "--generation-utilisation 0.2 --training-utilisation 0.3,0.4,0.5 --tokens-per-second 4000 --extra-forwards 1"
-    assert main([*COST, *more.split(), *sure.split()]) == 0
-    out = capsys.readouterr().out
-    assert "attention is " in out
-    assert "sharing prompts saves 3.96e+18 FLOPs of prefill" in out
-    assert "hours on 8 devices" in out
-    assert "assumed: a device generates 4,000 response tokens in a second" in out
-    assert out.split("device-hours of sampling")[1].split()[:3] == ["139"] * 3
-
-
-def test_a_model_of_half_a_shape_is_one_line(capsys):
-    assert main([*COST, "--layers", "32"]) == 2
-    assert "needs both the layers and the width" in capsys.readouterr().err
-    assert set(DEVICES) >= {"a100", "h100"}

@@ -5,13 +5,22 @@
 MLflow only for an MLflow source or log.
 """
 
-from .accounts import Account, account
-from .allocation import Allocation, Scaling
-from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits
 from .errors import BudgetError, LedgerError
-from .history import History, Totals
-from .ledger import Ledger
-from .meter import Admission, Meter
+from .ledger import (
+    COHORTS,
+    TRAINING_COHORTS,
+    Account,
+    Admission,
+    Counts,
+    History,
+    Ledger,
+    Limits,
+    Meter,
+    Totals,
+    account,
+    counts_by_cohort,
+)
+from .planning.allocation import Allocation, Scaling
 
 __all__ = [
     "COHORTS",
@@ -29,4 +38,5 @@ __all__ = [
     "Scaling",
     "Totals",
     "account",
+    "counts_by_cohort",
 ]

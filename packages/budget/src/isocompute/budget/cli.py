@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
 
-from .commands import allocate, cost, plan, repair, show, translate, waste
-from .contract.errors import TableError, TrackingError
-from .errors import BudgetError
+from .commands import allocate, convert, cost, export, plan, read, repair, show, waste
+from .contract.errors import IsoComputeError
 from .wording import printable, reason
 
 if TYPE_CHECKING:
@@ -30,35 +29,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        0; 1 where a command was asked to judge and did not approve (``read --strict``); 2 after an error that was
-        told on stderr; 128 plus its number after a signal that ended the command.
+        0; 1 where a command was asked to judge and did not approve (``read --strict``); 2 after an error, which is
+        printed to stderr; 128 plus its number after a signal that ended the command.
     """
     arguments = _parser().parse_args(argv)
     try:
-        with _ended_by_signals():
+        with _signals_raise_exit():
             lines = [printable(line) for line in arguments.run(arguments)]
-    except (BudgetError, TableError, TrackingError) as error:
-        return _refuse(str(error))
+    except IsoComputeError as error:
+        return _report_error(str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     try:
-        print(_encodable("\n".join(lines), sys.stdout), flush=True)
+        print(_escape_unencodable("\n".join(lines), sys.stdout), flush=True)
     except OSError as error:
         # Keep the interpreter from complaining on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         # A reader that goes away (head, less) has seen enough.
-        return 0 if isinstance(error, BrokenPipeError) else _refuse(f"the output cannot be written ({reason(error)})")
+        return (
+            0
+            if isinstance(error, BrokenPipeError)
+            else _report_error(f"the output cannot be written ({reason(error)})")
+        )
     return int(getattr(arguments, "exit_status", 0))
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, as the commands do."""
+    """A parser that reports an error in one line, as the commands do."""
 
     def error(self, message: str) -> NoReturn:
-        raise SystemExit(_refuse(f"{message} (see {self.prog} --help)"))
+        raise SystemExit(_report_error(f"{message} (see {self.prog} --help)"))
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        super()._print_message(_encodable(message, file or sys.stderr), file)
+        super()._print_message(_escape_unencodable(message, file or sys.stderr), file)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, allocate, cost, translate, show, repair, waste):
+    for command in (plan, allocate, cost, convert, read, show, export, repair, waste):
         command.add(commands)
     return parser
 
@@ -81,31 +84,31 @@ def _version() -> str:
         return "of a source tree that is not installed"
 
 
-def _refuse(message: str) -> int:
-    print(_encodable(f"error: {printable(message)}", sys.stderr), file=sys.stderr)
+def _report_error(message: str) -> int:
+    print(_escape_unencodable(f"error: {printable(message)}", sys.stderr), file=sys.stderr)
     return 2
 
 
-def _encodable(text: str, stream: object) -> str:
-    """Text with what a stream cannot show (in a locale without Unicode) as escapes."""
+def _escape_unencodable(text: str, stream: object) -> str:
+    """Text in which characters that a stream cannot encode (in a locale without Unicode) are escaped."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _signals_raise_exit() -> Iterator[None]:
     """Let SIGTERM and SIGHUP unwind the stack, so that no unfinished file is left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(number: int, _: object) -> NoReturn:
+    def raise_exit(number: int, _: object) -> NoReturn:
         raise SystemExit(128 + number)
 
-    # A signal that is ignored (nohup) or handled by whoever called stays so.
+    # A signal that is ignored (nohup) or handled by the caller stays so.
     left = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in left:
-        signal.signal(number, end)
+        signal.signal(number, raise_exit)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What can go wrong with a budget, said in one sentence."""
+"""The errors of this package, each of one sentence."""
 
 from .contract.errors import IsoComputeError
 

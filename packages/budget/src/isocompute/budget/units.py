@@ -1,6 +1,6 @@
 """Amounts with a unit: rollouts, tokens, steps, device time, FLOPs, money. Only like adds to like.
 
-What turns one unit into another (``compute``, ``devices``) returns an ``Interval``, which says what it rests on.
+What turns one unit into another (``compute``, ``devices``) returns an ``Interval``, which lists its assumptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Quantity:
     """An amount of something; use one of the units below.
 
     Args:
-        amount: How much.
+        amount: The number.
 
     Raises:
         BudgetError: It is negative, not finite, or not whole where only whole ones exist.
@@ -43,33 +43,33 @@ class Quantity:
             object.__setattr__(self, "amount", int(value))
 
     def __add__(self, other: Self) -> Self:
-        return self._with(self.amount + self._like(other, "add", "to"))
+        return self._of_amount(self.amount + self._amount_of_same_unit(other, "add", "to"))
 
     def __sub__(self, other: Self) -> Self:
-        return self._with(self.amount - self._like(other, "subtract", "from"))
+        return self._of_amount(self.amount - self._amount_of_same_unit(other, "subtract", "from"))
 
     def __mul__(self, factor: float) -> Self:
         if isinstance(factor, Quantity):
-            raise UnitError(f"{other_unit(factor)} times {self.unit} has no unit here; multiply by a plain number")
-        return self._with(round(self.amount * factor) if self.countable else self.amount * factor)
+            raise UnitError(f"{unit_of(factor)} times {self.unit} has no unit here; multiply by a plain number")
+        return self._of_amount(round(self.amount * factor) if self.countable else self.amount * factor)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Self) -> float:
-        """How many times another amount of the same unit goes into this one."""
-        return self.amount / self._like(other, "divide", "into")
+        """The ratio of two amounts of one unit."""
+        return self.amount / self._amount_of_same_unit(other, "divide", "into")
 
     def __lt__(self, other: Self) -> bool:
-        return self.amount < self._like(other, "compare", "with")
+        return self.amount < self._amount_of_same_unit(other, "compare", "with")
 
     def __le__(self, other: Self) -> bool:
-        return self.amount <= self._like(other, "compare", "with")
+        return self.amount <= self._amount_of_same_unit(other, "compare", "with")
 
     def __gt__(self, other: Self) -> bool:
-        return self.amount > self._like(other, "compare", "with")
+        return self.amount > self._amount_of_same_unit(other, "compare", "with")
 
     def __ge__(self, other: Self) -> bool:
-        return self.amount >= self._like(other, "compare", "with")
+        return self.amount >= self._amount_of_same_unit(other, "compare", "with")
 
     def __bool__(self) -> bool:
         return bool(self.amount)
@@ -77,19 +77,19 @@ class Quantity:
     def __str__(self) -> str:
         return f"{self.amount:,} {self.unit}" if self.countable else f"{self.amount:,.4g} {self.unit}"
 
-    def _with(self, amount: float) -> Self:
+    def _of_amount(self, amount: float) -> Self:
         return type(self)(amount)
 
-    def _like(self, other: object, verb: str, preposition: str) -> float:
+    def _amount_of_same_unit(self, other: object, verb: str, preposition: str) -> float:
         if type(other) is not type(self):
             raise UnitError(
-                f"cannot {verb} {other_unit(other)} {preposition} {self.unit}; convert one of them first, "
+                f"cannot {verb} {unit_of(other)} {preposition} {self.unit}; convert one of them first, "
                 "which takes an assumption"
             )
         return other.amount
 
 
-def other_unit(value: object) -> str:
+def unit_of(value: object) -> str:
     """The unit of a value, for error messages."""
     return value.unit if isinstance(value, Quantity) else f"the plain value {value!r}"
 
@@ -153,8 +153,8 @@ class Money(Quantity):
     """An amount of money, in one currency.
 
     Args:
-        amount: How much.
-        currency: Of what.
+        amount: The number.
+        currency: Its currency, such as USD.
 
     Raises:
         UnitError: Another currency was added or compared.
@@ -167,16 +167,14 @@ class Money(Quantity):
     def __str__(self) -> str:
         return f"{self.amount:,.2f} {self.currency}"
 
-    def _with(self, amount: float) -> Self:
+    def _of_amount(self, amount: float) -> Self:
         return type(self)(amount, self.currency)
 
-    def _like(self, other: object, verb: str, preposition: str) -> float:
+    def _amount_of_same_unit(self, other: object, verb: str, preposition: str) -> float:
         if isinstance(other, Money) and other.currency != self.currency:
-            raise UnitError(
-                f"cannot {verb} {other.currency} {preposition} {self.currency}; there is no rate of exchange"
-            )
+            raise UnitError(f"cannot {verb} {other.currency} {preposition} {self.currency}; there is no exchange rate")
         # Not super(): a dataclass with slots is another class than the one that super() closed over.
-        return Quantity._like(self, other, verb, preposition)
+        return Quantity._amount_of_same_unit(self, other, verb, preposition)
 
 
 Q = TypeVar("Q", bound=Quantity)
@@ -188,10 +186,10 @@ class Interval(Generic[Q]):
     """An amount that is not known exactly.
 
     Attributes:
-        low: It is hardly less.
-        likely: The best guess.
-        high: It is hardly more.
-        assumptions: What the three rest on, a sentence each.
+        low: Lower end.
+        likely: Best estimate.
+        high: Upper end.
+        assumptions: What the three rest on, one sentence each.
 
     Raises:
         BudgetError: The three are not in order.
@@ -208,7 +206,7 @@ class Interval(Generic[Q]):
             raise BudgetError(f"an interval must be in order, not {self.low}, {self.likely}, {self.high}")
 
     def __add__(self, other: Interval[Q]) -> Interval[Q]:
-        """The sum, as wide as if both erred in the same direction."""
+        """The sum, as wide as if both were off in the same direction."""
         return Interval(
             low=self.low + other.low,
             likely=self.likely + other.likely,

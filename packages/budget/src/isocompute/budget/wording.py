@@ -1,15 +1,17 @@
-"""How values that a file or a person gave are put into a sentence: on one line, visibly, and not at length."""
+"""Values from files and users as part of a message: on one line, printable and short."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection
 
+from .contract.files import reason_of
+
 LONGEST = 120
 
 
 def printable(text: str) -> str:
-    r"""Text with everything that a terminal would act upon shown as an escape.
+    r"""Text in which everything that a terminal would act upon is escaped.
 
     Control characters, escape sequences, line breaks, characters that turn the direction of writing and bytes that
     were no text (lone surrogates) appear as ``\x1b``, ``\n`` and the like; what can be printed stays as it is.
@@ -19,8 +21,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def short(value: object) -> str:
-    """A value as it would be written, cut where it is long, nested or repeats itself."""
+def shorten(value: object) -> str:
+    """The repr of a value, cut where it is long, nested or recursive."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a whole number of {value.bit_length():,} bits"
     limits = reprlib.Repr()
@@ -28,13 +30,12 @@ def short(value: object) -> str:
     return limits.repr(value)
 
 
-def listed(names: Collection[str], most: int = 3) -> str:
-    """Names in their order, a few of them and how many more there are."""
-    told = ", ".join(sorted(names)[:most])
-    return told + (f" and {len(names) - most} more" if len(names) > most else "")
+def list_names(names: Collection[str], most: int = 3) -> str:
+    """The first few names in order, and how many more there are."""
+    first = ", ".join(sorted(names)[:most])
+    return first + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def reason(error: BaseException) -> str:
     """Why something failed, in one line that is never empty."""
-    told = getattr(error, "strerror", None) or str(error).strip()
-    return printable(told.splitlines()[0]) if told else type(error).__name__
+    return printable(reason_of(error))

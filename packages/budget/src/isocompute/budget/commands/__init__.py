@@ -1,1 +1,1 @@
-"""The commands of ``isocompute-budget``, one idea a module."""
+"""The commands of ``isocompute-budget``, one module each: ``add`` declares its arguments, ``run`` prints its lines."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from ..allocation import Allocation
 from ..errors import BudgetError
+from ..planning.allocation import Allocation
 from .text import number, whole
 
 

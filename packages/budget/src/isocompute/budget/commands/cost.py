@@ -7,13 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..compute import prompt_tokens, response_tokens, work
-from ..counts import whole as checked
-from ..devices import GIBIBYTE, device_time, memory, price
+from ..checks import whole as checked
 from ..errors import BudgetError
+from ..planning.compute import prompt_tokens
+from ..planning.costs import Estimate, Setting, estimate
+from ..planning.devices import price
 from ..units import Interval, Quantity, Rollouts, merged
 from . import models
-from .text import aligned, whole, write_json
+from .models import format_figure, memory_line
+from .text import aligned_table, whole, write_json
+
+Row = tuple[float, float, float]
+"""Low, likely and high."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,64 +32,37 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     cost.add_argument("--rollouts", type=whole, required=True, metavar="C", help="rollouts")
     cost.add_argument("--rollouts-per-problem", type=whole, default=1, metavar="n", help="responses sharing a prompt")
     cost.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices, for hours and memory")
-    cost.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts of one pass of a device")
+    cost.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
     models.add(cost, required=True)
     cost.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
-    cost.set_defaults(run=_run)
+    cost.set_defaults(run=run)
 
 
-def _run(arguments: argparse.Namespace) -> Iterable[str]:
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the estimate."""
     setting = models.setting(arguments)
     if setting is None:
-        raise BudgetError("the model, the response tokens and the device must be said")
+        raise BudgetError("the model, the response tokens and the device must be given")
     world = checked(arguments.world_size, "world_size", least=1)
     rollouts = Rollouts(arguments.rollouts)
-    tokens = response_tokens(rollouts, setting.lengths)
-    flops = work(
-        rollouts,
-        model=setting.model,
-        lengths=setting.lengths,
-        rollouts_per_problem=arguments.rollouts_per_problem,
-        shared_prompt=setting.shared_prompt,
-        extra_forwards=setting.extra_forwards,
-    )
-    sampling, training = device_time(
-        flops,
-        setting.device,
-        utilisation=setting.utilisation,
-        tokens=tokens,
-        tokens_per_second=setting.tokens_per_second,
-    )
-    time = sampling + training
-    money = price(time, setting.price) if setting.price is not None else None
-    rows: dict[str, tuple[float, float, float]] = {
-        "prompt tokens": (prompt_tokens(rollouts, setting.lengths).amount,) * 3,
-        "response tokens": _of(tokens),
-        "FLOPs of sampling": _of(flops.generation),
-        "FLOPs of training": _of(flops.training),
-        "device-hours of sampling": _of(sampling, 3600),
-        "device-hours of training": _of(training, 3600),
-        "device-hours": _of(time, 3600),
-        **({f"hours on {world} devices": _of(time, 3600 * world)} if world > 1 else {}),
-        **({f"cost ({money.likely.currency})": _of(money)} if money is not None else {}),
-    }
-    assumptions = merged(time.assumptions, money.assumptions if money is not None else ())
-    held = memory(
-        setting.model,
-        setting.lengths,
-        world_size=world,
-        micro_batch=checked(arguments.micro_batch, "micro_batch", least=1),
-    )
-    yield from aligned(
+    found = estimate(rollouts, setting, rollouts_per_problem=arguments.rollouts_per_problem)
+    money = None if setting.price is None else price(found.time, setting.price)
+    rows = _rows(rollouts, setting, found, world)
+    if money is not None:
+        rows[f"cost ({money.likely.currency})"] = _amounts(money)
+    assumptions = merged(found.time.assumptions, () if money is None else money.assumptions)
+    micro_batch = checked(arguments.micro_batch, "micro_batch", least=1)
+    held = setting.memory(world_size=world, micro_batch=micro_batch)
+    yield from aligned_table(
         [f"{arguments.rollouts:,} rollouts", "low", "likely", "high"],
-        [[name, *map(figure, row)] for name, row in rows.items()],
+        [[name, *map(format_figure, row)] for name, row in rows.items()],
     )
     yield ""
     if setting.model.layers is not None:
-        yield f"attention is {flops.attention_share:.1%} of the FLOPs"
-    if flops.sharing_saved:
-        yield f"sharing prompts saves {figure(flops.sharing_saved.amount)} FLOPs of prefill"
-    yield memory_line(held.total, held.activations, setting.device.memory, setting.device.name)
+        yield f"attention is {found.flops.attention_share:.1%} of the FLOPs"
+    if found.flops.sharing_saved:
+        yield f"sharing prompts saves {format_figure(found.flops.sharing_saved.amount)} FLOPs of prefill"
+    yield memory_line(held, setting.device)
     for sentence in assumptions:
         yield f"assumed: {sentence}"
     if arguments.json is not None:
@@ -93,24 +71,23 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         write_json({**document, "assumptions": list(assumptions)}, arguments.json)
 
 
-def memory_line(total: int, activations: int, there: int, name: str) -> str:
-    """What a device holds, and whether it does."""
-    left_out = "" if activations else ", without activations (say the layers and the width)"
-    verdict = "" if total <= there else ", which does not fit"
-    return (
-        f"memory: {total / GIBIBYTE:,.1f} of {there / GIBIBYTE:,.1f} GiB of {name}, for 16 bytes a parameter shared by "
-        f"the devices and an engine's weights{left_out}{verdict}"
-    )
+def _rows(rollouts: Rollouts, setting: Setting, found: Estimate, world: int) -> dict[str, Row]:
+    """The figures by their names."""
+    prompts = prompt_tokens(rollouts, setting.lengths).amount
+    return {
+        "prompt tokens": (prompts, prompts, prompts),
+        "response tokens": _amounts(found.tokens),
+        "FLOPs of sampling": _amounts(found.flops.generation),
+        "FLOPs of training": _amounts(found.flops.training),
+        "device-hours of sampling": _amounts(found.sampling, 3600),
+        "device-hours of training": _amounts(found.training, 3600),
+        "device-hours": _amounts(found.time, 3600),
+        **({f"hours on {world} devices": _amounts(found.time, 3600 * world)} if world > 1 else {}),
+    }
 
 
-def figure(value: float) -> str:
-    """A number as it is read best: whole, with two decimals, or as a power of ten."""
-    if value >= 1e12:
-        return f"{value:.3g}"
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
-
-
-def _of(interval: Interval[Any], unit: float = 1) -> tuple[float, float, float]:
+def _amounts(interval: Interval[Any], unit: float = 1) -> Row:
+    """An interval's numbers, in a multiple of its unit."""
     parts: tuple[Quantity, ...] = (interval.low, interval.likely, interval.high)
     low, likely, high = (part.amount / unit for part in parts)
     return low, likely, high

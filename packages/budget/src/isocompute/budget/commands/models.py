@@ -1,40 +1,15 @@
-"""The options that ``cost`` and ``plan`` share: the model, the lengths, the device."""
+"""The options and lines that ``cost`` and ``plan`` share: the model, the lengths, the device."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
-from ..compute import SPREAD, Lengths, Model
-from ..devices import DEVICES, Device, Utilisation, device
 from ..errors import BudgetError
+from ..planning.compute import SPREAD, Lengths, Model
+from ..planning.costs import Setting
+from ..planning.devices import DEVICES, GIBIBYTE, Device, Memory, Utilisation, device
 from ..units import Money
 from .text import number, parameters, whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What runs, on what.
-
-    Attributes:
-        model: The policy.
-        lengths: Mean lengths.
-        device: The device.
-        utilisation: Shares of its peak that are reached.
-        tokens_per_second: Measured speed of sampling, or None.
-        extra_forwards: Further forward passes of the trainer.
-        shared_prompt: Whether a group's prompt is prefilled once.
-        price: Price of a device-hour, or None.
-    """
-
-    model: Model
-    lengths: Lengths
-    device: Device
-    utilisation: Utilisation
-    tokens_per_second: float | None
-    extra_forwards: int
-    shared_prompt: bool
-    price: Money | None
 
 
 def add(command: argparse.ArgumentParser, *, required: bool) -> None:
@@ -43,7 +18,7 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
         "the model and the device" + ("" if required else ", to estimate time and memory")
     )
     group.add_argument(
-        "--model-parameters", type=parameters, required=required, metavar="N", help="those a token passes: 7B"
+        "--model-parameters", type=parameters, required=required, metavar="N", help="active parameters per token: 7B"
     )
     group.add_argument("--response-tokens", type=number, required=required, metavar="T", help="mean response at first")
     group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
@@ -55,7 +30,7 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
         "--spread", type=number, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
     )
     group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
-    group.add_argument("--width", type=whole, metavar="d", help="hidden size, likewise")
+    group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
     group.add_argument("--vocabulary", type=whole, metavar="V", help="for the memory of the logits")
     group.add_argument(
         "--generation-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while sampling"
@@ -65,7 +40,11 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
     )
     group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
     group.add_argument(
-        "--extra-forwards", type=whole, default=0, metavar="F", help="forward passes beside training's (reference, …)"
+        "--extra-forwards",
+        type=whole,
+        default=0,
+        metavar="F",
+        help="further forward passes of the trainer (reference, …)",
     )
     group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
     group.add_argument("--price", type=number, metavar="X", help="of a device-hour")
@@ -73,7 +52,7 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def setting(arguments: argparse.Namespace) -> Setting | None:
-    """What the options say, or None when they say nothing.
+    """The setting that the options describe, or None when none of them is given.
 
     Raises:
         BudgetError: Some of the options that go together are missing, or a value is not possible.
@@ -117,3 +96,20 @@ def _shares(text: str) -> tuple[float, float, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not one share of the peak or three (low,likely,high)")
     low, likely, high = parts * 3 if len(parts) == 1 else parts
     return low, likely, high
+
+
+def memory_line(held: Memory, on: Device) -> str:
+    """The memory that a device needs, and whether it has it."""
+    left_out = "" if held.activations else ", without activations (give the layers and the width)"
+    verdict = "" if held.total <= on.memory else ", which does not fit"
+    return (
+        f"memory: {held.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
+        f"parameter shared by the devices and an engine's weights{left_out}{verdict}"
+    )
+
+
+def format_figure(value: float) -> str:
+    """A number in readable form: whole, with two decimals, or in scientific notation."""
+    if value >= 1e12:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"

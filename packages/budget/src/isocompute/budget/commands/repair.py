@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..counts import Counts
 from ..errors import LedgerError
-from ..repair import Dropped, salvage
+from ..ledger.counts import Counts
+from ..ledger.repair import Dropped, salvage
+from ..ledger.writer import sync_folder
 from ..wording import reason
-from ..writer import sync_folder
 from .text import plural
 
 
@@ -26,12 +26,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "damaged one stays as it is.",
     )
     repair.add_argument("ledger", type=Path, metavar="LEDGER", help="the damaged ledger")
-    repair.add_argument("--output", type=Path, required=True, metavar="NEW", help="where to write; not there yet")
-    repair.add_argument("--run-id", metavar="RUN", help="the run, where no record that is whole says it")
-    repair.set_defaults(run=_repair)
+    repair.add_argument("--output", type=Path, required=True, metavar="NEW", help="the new file, which must not exist")
+    repair.add_argument("--run-id", metavar="RUN", help="the run, if no whole record names it")
+    repair.set_defaults(run=run)
 
 
-def _repair(arguments: argparse.Namespace) -> Iterable[str]:
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Save the whole records, and print what is not in the new ledger."""
     path, output = arguments.ledger, arguments.output
     saved = salvage(_read(path), str(path), run_id=arguments.run_id)
     _write(output, saved.content)
@@ -44,22 +45,22 @@ def _repair(arguments: argparse.Namespace) -> Iterable[str]:
         f"{totals.paid.rollouts:,}"
     )
     for part in saved.dropped:
-        yield _told(part)
+        yield _dropped_line(part)
     for first, last in saved.missing:
         yield f"not saved: record {first}" if first == last else f"not saved: records {first} to {last}"
     for note in saved.notes:
         yield f"note: {note}"
 
 
-def _told(part: Dropped) -> str:
+def _dropped_line(part: Dropped) -> str:
     record = "" if part.number is None else f" (record {part.number})"
-    charges = "; ".join(f"step {step}, {cohort}: {_counted(counts)}" for step, cohort, counts in part.charges)
+    charges = "; ".join(f"step {step}, {cohort}: {_counts_in_words(counts)}" for step, cohort, counts in part.charges)
     return f"dropped: bytes {part.begin} to {part.end}{record}: {part.reason}" + (
         f"; it seems to charge {charges}" if charges else ""
     )
 
 
-def _counted(counts: Counts) -> str:
+def _counts_in_words(counts: Counts) -> str:
     return (
         f"{counts.rollouts:,} rollouts, {counts.prompt_tokens:,} prompt tokens, "
         f"{counts.response_tokens:,} response tokens"
@@ -67,7 +68,7 @@ def _counted(counts: Counts) -> str:
 
 
 def _read(path: Path) -> bytes:
-    """A ledger that nobody writes to.
+    """Read a ledger that no process is writing to.
 
     Raises:
         LedgerError: It cannot be read, or a run is charging it.
@@ -77,7 +78,7 @@ def _read(path: Path) -> bytes:
             try:
                 fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise LedgerError(f"{path}: a run has this ledger open; end it first") from None
+                raise LedgerError(f"{path}: a run has this ledger open; stop it first") from None
             except OSError:
                 # A file system without locks has no writer either: it refuses to open a ledger there.
                 pass
@@ -87,10 +88,10 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file where there is none: whole, or not at all.
+    """Write a new file, whole or not at all.
 
     Raises:
-        LedgerError: It cannot be written, or there is one.
+        LedgerError: It cannot be written, or it exists already.
     """
     aside = ""
     try:
@@ -105,7 +106,7 @@ def _write(path: Path, content: bytes) -> None:
         path.hardlink_to(aside)
         sync_folder(path.parent)
     except FileExistsError:
-        raise LedgerError(f"{path}: is there already; a repaired ledger is written to a place of its own") from None
+        raise LedgerError(f"{path}: already exists; a repaired ledger is written to a new file") from None
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None
     finally:

@@ -1,4 +1,4 @@
-"""``show`` and ``export``: what ledgers hold."""
+"""``show``: what ledgers hold, summed up."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..accounts import GROUPS, Account, account
-from ..counts import COHORTS, TRAINING_COHORTS
-from ..history import COUNTED, History
-from ..meter import overshoot
-from .text import aligned, plural, replaced, write_json
+from ..ledger.accounts import GROUPS, Account, account
+from ..ledger.counts import COHORTS, TRAINING_COHORTS
+from ..ledger.history import History
+from ..ledger.limits import overshoot
+from ..ledger.tabulation import COUNTED
+from .text import SOURCES, aligned_table, plural, write_json
 
 if TYPE_CHECKING:
     import polars as pl
 
-SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
-
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the two commands."""
+    """Add the command."""
     show = commands.add_parser(
         "show",
         help="sum ledgers up: canonical + lost = paid",
@@ -32,24 +31,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
     show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")
     show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
-    show.set_defaults(run=_show)
-
-    export = commands.add_parser(
-        "export",
-        help="write the ledger table",
-        description="Write the canonical charges as the ledger table, and log it to MLflow on request.",
-    )
-    export.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
-    export.add_argument("--out", type=Path, required=True, metavar="FILE", help="a .parquet or .csv file")
-    export.add_argument(
-        "--log", metavar="EXPERIMENT", help="also log it to this MLflow experiment (at MLFLOW_TRACKING_URI)"
-    )
-    export.set_defaults(run=_export)
+    show.set_defaults(run=run)
 
 
-def _show(arguments: argparse.Namespace) -> Iterable[str]:
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the sums."""
     found = account(arguments.sources)
-    yield from _heading(found)
+    yield from _heading_lines(found)
     yield ""
     sums = found.by(arguments.by)
     rows = sums.rows()
@@ -63,7 +51,7 @@ def _show(arguments: argparse.Namespace) -> Iterable[str]:
     header = [arguments.by]
     for name in COUNTED:
         header += [name.replace("_", " "), "+ lost", "= paid"]
-    yield from aligned(header, [*rows, *totals])
+    yield from aligned_table(header, [*rows, *totals])
     if arguments.json is not None:
         write_json(
             _document(found, arguments.by, [dict(zip(sums.columns, row, strict=True)) for row in rows]), arguments.json
@@ -91,12 +79,12 @@ def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
     }
 
 
-def _heading(found: Account) -> Iterable[str]:
+def _heading_lines(found: Account) -> Iterable[str]:
     runs = found.ledger["run_id"].n_unique()
     if len(found.histories) == 1 and not found.tables:
         history = found.histories[0]
         yield f"run {history.run_id}, {plural(len(history.resumed_from), 'attempt')}"
-        yield from _budget(history)
+        yield from _budget_lines(history)
     else:
         attempts = sum(len(history.resumed_from) for history in found.histories)
         yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if found.histories else "")
@@ -111,7 +99,7 @@ def _heading(found: Account) -> Iterable[str]:
         yield f"{source}: an exported table, which does not hold lost work"
 
 
-def _budget(history: History) -> Iterable[str]:
+def _budget_lines(history: History) -> Iterable[str]:
     if history.limits is None:
         return
     used, spent, limits = history.totals().used, history.device_seconds, history.limits
@@ -124,39 +112,15 @@ def _budget(history: History) -> Iterable[str]:
             yield line + (f", {beyond:,} over" if beyond else "")
     if limits.device_seconds is not None:
         line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
-        yield line + _beyond(spent - limits.device_seconds, ",.0f")
+        yield line + _overshoot(spent - limits.device_seconds, ",.0f")
     if limits.money is not None:
         cost = limits.cost(spent)
         line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
-        yield line + _beyond(cost - limits.money, ",.2f")
+        yield line + _overshoot(cost - limits.money, ",.2f")
 
 
-def _beyond(over: float, form: str) -> str:
+def _overshoot(over: float, form: str) -> str:
     return f", {over:{form}} over" if over > 0 else ""
-
-
-def _export(arguments: argparse.Namespace) -> Iterable[str]:
-    from ..contract import tables, tracking
-
-    found = account(arguments.sources)
-    path: Path = arguments.out
-    with replaced(path) as temporary:
-        # The message would name the temporary file.
-        if path.suffix not in {".parquet", ".csv"}:
-            raise tables.TableError(f"{path}: a table is a .parquet or a .csv file")
-        tables.write(found.ledger, "ledger", temporary)
-    runs = found.ledger["run_id"].n_unique()
-    yield f"{path}: {plural(found.ledger.height, 'row')}, {plural(runs, 'run')}"
-    if arguments.log:
-        sums = found.by("run")
-        names = [name for name in sums.columns if name != "run_id"]
-        run_id = tracking.log_artifacts(
-            arguments.log,
-            {"ledger": path},
-            run_name="ledger",
-            metrics={name: float(sums[name].sum()) for name in names},
-        )
-        yield f"runs:/{run_id}/ledger"
 
 
 def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..counts import LARGEST
+from ..checks import LARGEST
+from ..contract.files import write_text
 from ..errors import BudgetError
-from ..wording import printable, reason, short
+from ..wording import printable, shorten
+
+SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
+"""The sources that ``account`` reads, for help texts."""
 
 SUFFIXES = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
@@ -39,11 +39,11 @@ def number(text: str) -> float:
     except ValueError:
         value = float("nan")
     if not isfinite(value):
-        raise argparse.ArgumentTypeError(f"{short(text)} is not a finite number")
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a finite number")
     return value
 
 
-def several(text: str) -> tuple[int, ...]:
+def whole_numbers(text: str) -> tuple[int, ...]:
     """Whole numbers with commas between them, such as 4,16,64."""
     return tuple(whole(part) for part in text.split(","))
 
@@ -54,15 +54,15 @@ def _whole(text: str, digits: str, scale: int) -> int:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_nan() and value > LARGEST // scale:
-        raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number of at most {LARGEST}")
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number of at most {LARGEST}")
     # Bounds come before arithmetic: 1e999999999 is a number that no memory holds, and 1e-999999999 becomes 0.
     possible = not value.is_nan() and value >= -LARGEST and (value == 0 or abs(value) >= Decimal("1e-20"))
     if not possible or value * scale != int(value * scale):
-        raise argparse.ArgumentTypeError(f"{short(text)} is not a whole number")
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number")
     return int(value * scale)
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
+def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
     """A table: the first column to the left, the others to the right, numbers with commas."""
     cells = [list(header)]
     cells += [[_cell(value) for value in row] for row in rows]
@@ -76,8 +76,8 @@ def _cell(value: object) -> str:
     return f"{value:,}" if number else printable(str(value))
 
 
-def labelled(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
-    """Lines of a label and what it stands for."""
+def labelled_lines(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
+    """Lines of a label and its value, in two columns."""
     rows = list(rows)
     width = max((len(label) for label, _ in rows), default=0)
     for label, value in rows:
@@ -95,31 +95,4 @@ def write_json(document: Any, path: Path) -> None:
     Raises:
         BudgetError: The file cannot be written.
     """
-    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    with replaced(path) as temporary, temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a path to write to, which takes the place of ``path`` when all went well and is gone otherwise.
-
-    Raises:
-        BudgetError: The file cannot be written.
-    """
-    folder = None
-    try:
-        if path.exists() and not path.is_file():
-            # Not a device either, which root would replace by a file.
-            raise BudgetError(f"{path}: cannot be written (it is a {'folder' if path.is_dir() else 'special file'})")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=".isocompute-"))
-        yield folder / path.name
-        (folder / path.name).replace(path)
-    except (OSError, UnicodeError) as error:
-        raise BudgetError(f"{path}: cannot be written ({reason(error)})") from None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+    write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)

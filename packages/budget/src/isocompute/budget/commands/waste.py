@@ -8,15 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..counts import TRAINING_COHORTS, Counts
-from .show import SOURCES
-from .text import aligned, labelled, number, whole, write_json
+from ..ledger.counts import TRAINING_COHORTS, Counts
+from .text import SOURCES, aligned_table, labelled_lines, number, whole, write_json
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..expectation import Expectation
-    from ..waste import Paid, Waste
+    from ..waste import Expectation, Paid, Waste
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,15 +36,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rates = command.add_mutually_exclusive_group()
     rates.add_argument("--pass-rates", metavar="TABLE", help="a pass_rates table of the same runs, for the expectation")
     rates.add_argument("--problems", metavar="TABLE", help="a problems table with pass_rate, for the expectation")
-    command.add_argument("--solved-at", type=number, default=1.0, metavar="R", help="least reward of a right response")
-    command.add_argument("--bins", type=whole, default=10, metavar="K", help="parts of training (default: %(default)s)")
+    command.add_argument(
+        "--solved-at", type=number, default=1.0, metavar="R", help="smallest reward of a correct response"
+    )
+    command.add_argument(
+        "--bins", type=whole, default=10, metavar="K", help="bins of update steps (default: %(default)s)"
+    )
     command.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
-    command.set_defaults(run=_run)
+    command.set_defaults(run=run)
 
 
-def _run(arguments: argparse.Namespace) -> Iterable[str]:
-    from .. import responses
-    from ..waste import summed
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print what was wasted."""
+    from ..waste import responses, summed
 
     found = summed(
         responses.read(arguments.rollouts),
@@ -55,10 +57,10 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
         solved_at=arguments.solved_at,
         bins=arguments.bins,
     )
-    yield from labelled(_lines(found))
+    yield from labelled_lines(_lines(found))
     yield ""
-    yield from aligned(
-        ["steps", "groups", "zero variance", "all right", "no gradient", "truncated", "failed"],
+    yield from aligned_table(
+        ["steps", "groups", "zero variance", "all correct", "no gradient", "truncated", "failed"],
         [
             [f"{first}-{last}", groups, *("-" if share is None else f"{share:.1%}" for share in shares)]
             for first, last, groups, *shares in found.by_step.iter_rows()
@@ -69,10 +71,10 @@ def _run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _paid(sources: Sequence[str]) -> Paid:
-    """What ledgers say of training."""
+    """The training charges of ledgers."""
     import polars as pl
 
-    from ..accounts import account
+    from ..ledger.accounts import account
     from ..waste import Paid
 
     found = account(sources)
@@ -112,7 +114,7 @@ def _rates(arguments: argparse.Namespace) -> pl.DataFrame | None:
     if not arguments.problems:
         return None
     problems = tables.read(arguments.problems, "problems")
-    # What selected the problems flatters them; responses that selected nothing do not.
+    # The pass rate that selected a problem is biased upwards; a fresh one is not.
     measured = [name for name in ("fresh_pass_rate", "pass_rate") if {name, f"{name}_samples"} <= set(problems.columns)]
     if not measured:
         raise tables.TableError(f"{arguments.problems}: the problems table has no pass_rate and pass_rate_samples")
@@ -123,18 +125,18 @@ def _rates(arguments: argparse.Namespace) -> pl.DataFrame | None:
 
 def _lines(found: Waste) -> Iterable[tuple[str, str]]:
     sampled, idle, tokens = found.sampled.rollouts, found.without_gradient, found.tokens_known
-    told = f", {found.generated.response_tokens:,} response tokens" if tokens or found.paid else ""
-    yield "generated for training", f"{found.generated.rollouts:,} rollouts{told}"
+    tokens_text = f", {found.generated.response_tokens:,} response tokens" if tokens or found.paid else ""
+    yield "generated for training", f"{found.generated.rollouts:,} rollouts{tokens_text}"
     if found.paid is not None:
         lost = found.paid.lost
         yield "of which lost in crashes", f"{lost.rollouts:,} rollouts, {lost.response_tokens:,} tokens"
     share = f"{found.zero_variance:.1%} of {found.groups:,} groups"
-    yield "without variance", f"{share}, {found.all_right:,} of them all right"
+    yield "without variance", f"{share}, {found.all_right:,} of them all correct"
     if found.expected is not None:
         yield "expected from pass rates", _expectation(found.expected, found.groups)
     idle_share = idle.response_tokens / max(1, found.sampled.response_tokens)
-    told = f", {idle.response_tokens:,} tokens ({idle_share:.1%})" if tokens else ""
-    yield "without gradient", f"{idle.rollouts:,} rollouts ({idle.rollouts / sampled:.1%}){told}"
+    tokens_text = f", {idle.response_tokens:,} tokens ({idle_share:.1%})" if tokens else ""
+    yield "without gradient", f"{idle.rollouts:,} rollouts ({idle.rollouts / sampled:.1%}){tokens_text}"
     for name, counted, of in (
         ("truncated", found.truncated, sampled),
         ("failed", found.failed, max(1, found.generated.rollouts)),
@@ -149,16 +151,16 @@ def _lines(found: Waste) -> Iterable[tuple[str, str]]:
 
 def _expectation(found: Expectation, groups: int) -> str:
     """The estimate with its standard error, and what it rests on."""
-    told = [f"{found.share:.1%} ± {found.standard_error:.1%}"]
+    parts = [f"{found.share:.1%} ± {found.standard_error:.1%}"]
     if found.estimator == "plug-in":
-        told.append("too high because some pass rates have fewer samples than n")
+        parts.append("too high because some pass rates have fewer samples than n")
     if found.groups < groups:
-        told.append(f"of the {found.groups:,} groups with a measured pass rate")
+        parts.append(f"of the {found.groups:,} groups with a measured pass rate")
     if not found.by_step:
-        told.append("measured once and taken for every step")
+        parts.append("measured once and used for every step")
     if not found.independent:
-        told.append("estimated from the same responses; measure others (--pass-rates) for a comparison")
-    return ", ".join(told)
+        parts.append("estimated from the same responses; measure others (--pass-rates) for a comparison")
+    return ", ".join(parts)
 
 
 def _document(found: Waste) -> dict[str, Any]:

@@ -7,9 +7,9 @@ where they contradict each other. The keys were read in each trainer's own sourc
 
 from .forms import load, nested, render
 from .framework import Framework
+from .reading import Reading
 from .registry import FRAMEWORKS, convert, framework, read
 from .run import Configuration, Parallelism, Run
-from .settings import Reading
 
 __all__ = [
     "FRAMEWORKS",

@@ -1,4 +1,4 @@
-"""Settings as people keep them: YAML, JSON, TOML, launch scripts and flags."""
+"""Settings in files and on command lines: YAML, JSON, TOML, launch scripts and flags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError
-from ..wording import reason, short
+from ..wording import reason, shorten
 from .framework import Style
 from .run import Configuration, Value
 
@@ -24,7 +24,7 @@ LONGEST_FILE = 2**24
 LONGEST_KEY = 1_000
 MOST_SETTINGS = 100_000
 DEEPEST = 100
-"""No trainer's settings are longer, more or deeper; aliases of YAML make a short file as large as one likes."""
+"""Limits on the size of settings, because YAML aliases let a short file expand without bound."""
 
 
 def load(source: Path) -> dict[str, Value]:
@@ -56,32 +56,32 @@ def load(source: Path) -> dict[str, Value]:
     if len(text) > LONGEST_FILE:
         raise BudgetError(f"{source}: is longer than {LONGEST_FILE:,} characters, so these are no settings")
     if suffix in SCRIPTS:
-        return _script(text, source)
+        return _parse_script(text, source)
     try:
         if suffix == ".json":
             document = json.loads(text)
         elif suffix == ".toml":
             document = tomllib.loads(text)
         else:
-            document = _yaml(text, source)
+            document = _parse_yaml(text, source)
     except RecursionError:
         raise BudgetError(f"{source}: is nested too deeply") from None
     except ValueError as error:
         if isinstance(error, BudgetError):
             raise
-        # Python's advice on numbers of thousands of digits is for programmers.
-        told = reason(error).partition("; use sys.")[0]
-        raise BudgetError(f"{source}: not {suffix.removeprefix('.')} ({told})") from None
+        # Python's advice on numbers of thousands of digits concerns programmers, not users.
+        cause = reason(error).partition("; use sys.")[0]
+        raise BudgetError(f"{source}: not {suffix.removeprefix('.')} ({cause})") from None
     if not isinstance(document, Mapping):
         raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
-    return _resolved(_flat(document, source))
+    return _resolve_references(_flatten(document, source))
 
 
 def flags(words: Iterable[str]) -> dict[str, Value]:
     """Read settings from flags.
 
     ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood;
-    dashes within a key are underscores, several numbers make a list, and other words are passed over.
+    dashes within a key are underscores, several numbers make a list, and other words are ignored.
     """
     found: dict[str, Value] = {}
     open_key: str | None = None
@@ -94,22 +94,22 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
             open_key = key
             found[key] = True
         elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
-            found[key] = _value(value)
+            found[key] = _parse_value(value)
             open_key = None
         elif open_key is not None and not word.startswith("--"):
-            open_key = open_key if _taken(found, open_key, _value(word)) else None
+            open_key = open_key if _append_word(found, open_key, _parse_value(word)) else None
     return found
 
 
 def render(configuration: Configuration, style: Style) -> list[str]:
-    """A trainer's settings as flags, one setting a line."""
+    """A trainer's settings as flags, one setting per line."""
     if style == "hydra":
-        return [f"{key}={_text(value)}" for key, value in configuration.settings.items()]
-    return [f"--{key} {_text(value)}" for key, value in configuration.settings.items()]
+        return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
+    return [f"--{key} {_format_value(value)}" for key, value in configuration.settings.items()]
 
 
 def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
-    """Dotted keys as the nested document that the trainers' own files are."""
+    """Dotted keys as a nested document, as in the trainers' own files."""
     document: dict[str, Any] = {}
     for key, value in settings.items():
         *parents, last = key.split(".")
@@ -120,7 +120,7 @@ def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
     return document
 
 
-def _script(text: str, source: Path) -> dict[str, Value]:
+def _parse_script(text: str, source: Path) -> dict[str, Value]:
     first = text.partition("\n")[0]
     if first.startswith("#!") and "python" in first:
         raise BudgetError(f"{source}: is a Python program; give the script that starts it or, after --, its flags")
@@ -131,7 +131,7 @@ def _script(text: str, source: Path) -> dict[str, Value]:
         raise BudgetError(f"{source}: not {kind} ({reason(error)})") from None
 
 
-def _yaml(text: str, source: Path) -> object:
+def _parse_yaml(text: str, source: Path) -> object:
     try:
         import yaml  # type: ignore[import-untyped, unused-ignore]
     except ImportError:
@@ -145,7 +145,7 @@ def _yaml(text: str, source: Path) -> object:
         raise BudgetError(f"{source}: not YAML ({reason(error)})") from None
 
 
-def _flat(document: Mapping[Any, Any], source: Path) -> dict[str, Value]:
+def _flatten(document: Mapping[Any, Any], source: Path) -> dict[str, Value]:
     """Dotted keys and values of a document that is neither too deep nor too large."""
     settings: dict[str, Value] = {}
     visited = 0
@@ -153,10 +153,10 @@ def _flat(document: Mapping[Any, Any], source: Path) -> dict[str, Value]:
     while left:
         prefix, depth, inner = left.pop()
         if depth > DEEPEST:
-            raise BudgetError(f"{source}: is nested more than {DEEPEST} deep, or holds itself")
+            raise BudgetError(f"{source}: is nested more than {DEEPEST} deep, or contains itself")
         deeper = []
         for key, value in inner.items():
-            name = prefix + (key if isinstance(key, str) else short(key))
+            name = prefix + (key if isinstance(key, str) else shorten(key))
             visited += 1
             if len(name) > LONGEST_KEY or visited > MOST_SETTINGS:
                 most = f"{LONGEST_KEY:,} characters in a key" if visited <= MOST_SETTINGS else f"{MOST_SETTINGS:,} keys"
@@ -169,8 +169,8 @@ def _flat(document: Mapping[Any, Any], source: Path) -> dict[str, Value]:
     return settings
 
 
-def _resolved(settings: dict[str, Value]) -> dict[str, Value]:
-    """Follow references to other keys; one that leads nowhere, or in a circle, stays as it is written."""
+def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:
+    """Follow references to other keys; one that leads nowhere, or in a circle, stays as written."""
     for key, value in settings.items():
         seen = {key}
         while isinstance(value, str) and (match := REFERENCE.match(value)):
@@ -183,8 +183,8 @@ def _resolved(settings: dict[str, Value]) -> dict[str, Value]:
     return settings
 
 
-def _taken(found: dict[str, Value], key: str, value: Value) -> bool:
-    """Put a further word to a flag, and return whether the next one may belong to it as well."""
+def _append_word(found: dict[str, Value], key: str, value: Value) -> bool:
+    """Append a further word to a flag, and return whether the next one may belong to it as well."""
     before = found[key]
     if before is True:
         found[key] = value
@@ -202,13 +202,13 @@ def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _value(text: str) -> Value:
+def _parse_value(text: str) -> Value:
     if text.startswith("[") and text.endswith("]"):
-        return [_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
-    return _scalar(text)
+        return [_parse_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+    return _parse_scalar(text)
 
 
-def _scalar(text: str) -> Value:
+def _parse_scalar(text: str) -> Value:
     low = text.lower()
     if low in {"true", "false"}:
         return low == "true"
@@ -222,7 +222,7 @@ def _scalar(text: str) -> Value:
     return text
 
 
-def _text(value: Value) -> str:
+def _format_value(value: Value) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return " ".join(_text(part) for part in value)
+        return " ".join(_format_value(part) for part in value)
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""A trainer: how it takes settings, how a run is written for it, and how its settings are read."""
+"""A trainer: the form of its flags, how a run is written for it, and how its settings are read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from .reading import Reading
 from .run import Configuration, Run
-from .settings import Reading, Settings
+from .settings import Settings
 
 Style = Literal["dashes", "hydra"]
 """How a trainer takes flags: ``--key value`` or ``key=value``."""
@@ -19,11 +20,11 @@ class Framework:
 
     Attributes:
         name: Name on the command line.
-        title: Its own spelling.
-        style: How it takes flags.
-        write: Settings for a run.
-        parse: What settings say.
-        parallelism: The ways in which it can spread one copy of the model: names of ``Parallelism``.
+        title: Name in its own spelling.
+        style: Form of its flags.
+        write: Returns the settings for a run.
+        parse: Interprets settings.
+        parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
     """
 
     name: str

@@ -1,21 +1,22 @@
-"""The trainers that are known, by name."""
+"""The supported trainers, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..counts import whole
+from ..checks import whole
 from ..errors import BudgetError
 from .framework import Framework
-from .nemo_rl import NEMO_RL
-from .open_instruct import OPEN_INSTRUCT
-from .openrlhf import OPENRLHF
-from .prime_rl import PRIME_RL
+from .reading import Reading
 from .run import Configuration, Run, Value
-from .settings import Reading, Settings
-from .skyrl import SKYRL
-from .trl import TRL
-from .verl import VERL
+from .settings import Settings
+from .trainers.nemo_rl import NEMO_RL
+from .trainers.open_instruct import OPEN_INSTRUCT
+from .trainers.openrlhf import OPENRLHF
+from .trainers.prime_rl import PRIME_RL
+from .trainers.skyrl import SKYRL
+from .trainers.trl import TRL
+from .trainers.verl import VERL
 
 FRAMEWORKS: Mapping[str, Framework] = {
     known.name: known for known in (TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, OPEN_INSTRUCT, NEMO_RL)
@@ -24,13 +25,13 @@ FRAMEWORKS: Mapping[str, Framework] = {
 
 
 def framework(name: str) -> Framework:
-    """The trainer of some name.
+    """The trainer called ``name``.
 
     Raises:
-        BudgetError: None has it.
+        BudgetError: There is no such trainer.
     """
     if name not in FRAMEWORKS:
-        raise BudgetError(f"{name!r} is not a trainer known here; there are {', '.join(FRAMEWORKS)}")
+        raise BudgetError(f"{name!r} is not a known trainer; the known ones are {', '.join(FRAMEWORKS)}")
     return FRAMEWORKS[name]
 
 
@@ -42,7 +43,7 @@ def convert(name: str, run: Run) -> Configuration:
         run: Allocation, devices, how the model is spread over them, and what else is known.
 
     Raises:
-        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would do.
+        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would work.
     """
     known = framework(name)
     lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
@@ -70,7 +71,7 @@ def read(
         where: The file, for error messages.
 
     Raises:
-        BudgetError: There is no such trainer, or a value is not the number that it must be.
+        BudgetError: There is no such trainer, or a value is not a number of the right kind.
     """
     if world_size is not None:
         whole(world_size, "world_size", least=1)

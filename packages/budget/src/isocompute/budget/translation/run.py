@@ -1,4 +1,4 @@
-"""What a trainer is to be told: an allocation, the devices, and how one copy of the model is spread over them."""
+"""A run to be configured: an allocation, the devices, and how one copy of the model is spread over them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import gcd
 
-from ..allocation import Allocation
-from ..counts import finite, whole
+from ..checks import finite, whole
 from ..errors import BudgetError
+from ..planning.allocation import Allocation
 
 Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
 """A setting's value, as YAML, JSON, TOML and flags can hold it."""
 
 MICRO_BATCH = 8
-"""Rollouts a rank holds at once, at most, unless it is said."""
+"""Largest micro-batch of a rank, in rollouts, unless one is given."""
 
 MOST_DEVICES = 2**20
-"""More devices than this are a slip."""
+"""More devices than this are refused as a mistake."""
 
 MOST_NAMED = 128
 """Largest micro-batch that a refusal proposes."""
@@ -61,7 +61,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a trainer is to be told.
+    """A run to be configured in a trainer's settings.
 
     With 16 devices, tensor parallelism of 4 and context parallelism of 2 there are 2 data-parallel ranks, and each
     trains on half of a batch.
@@ -72,12 +72,12 @@ class Run:
         parallelism: How one copy of the model is spread over them.
         micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
             divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
-        gpus_per_node: Devices of a machine, at most.
+        gpus_per_node: Most devices of a machine.
         problems: D, problems in the training set; None when it is not known.
         learning_rate: Learning rate to write, or None to leave the trainer's.
 
     Raises:
-        BudgetError: A number is not possible, or the devices or the batch do not divide.
+        BudgetError: A number is out of range, or the devices or the batch cannot be split evenly.
     """
 
     allocation: Allocation
@@ -109,13 +109,13 @@ class Run:
             )
 
     def _check_devices(self) -> None:
-        """Check that copies of the model fill the devices, and that the batch divides over the copies."""
+        """Check that copies of the model fill the devices, and that the batch can be split evenly over the copies."""
         a, copy = self.allocation, self.parallelism.devices
         if self.world_size % copy:
             below = self.world_size // copy * copy
             fits = " or ".join(f"{w:,}" for w in (below, below + copy) if w)
             raise BudgetError(
-                f"{self.world_size:,} devices do not divide into copies of the model on {copy:,} each "
+                f"{self.world_size:,} devices cannot be split into copies of the model on {copy:,} each "
                 f"({self.parallelism}); world_size {fits} would"
             )
         if a.batch_rollouts % self.data_parallel:
@@ -124,7 +124,7 @@ class Run:
             fits = " or ".join(f"{p:,}" for p in (below, below + step) if p)
             raise BudgetError(
                 f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
-                f"{a.rollouts_per_problem:,}) does not divide over {self.data_parallel} {self.ranks}; "
+                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {self.ranks}; "
                 f"problems_per_batch {fits} would"
             )
 
@@ -135,7 +135,7 @@ class Run:
 
     @property
     def ranks(self) -> str:
-        """What a batch is shared by, in words."""
+        """What shares a batch, in words: devices or data-parallel ranks."""
         return "devices" if self.parallelism.devices == 1 else "data-parallel ranks"
 
     @property
@@ -144,7 +144,7 @@ class Run:
         return self.allocation.batch_rollouts // self.data_parallel
 
     @property
-    def micro(self) -> int:
+    def pass_rollouts(self) -> int:
         """Rollouts of one pass of a data-parallel rank."""
         return self.micro_batch or largest_divisor(self.rank_rollouts, MICRO_BATCH)
 
@@ -156,12 +156,12 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """Passes over the problems that surely hold M batches: every pass holds one batch at least."""
+        """Passes over the problems that are sure to hold M batches: every pass holds at least one."""
         if self.problems is None:
             return self.allocation.update_steps
         return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
 
-    def rate(self, key: str) -> dict[str, Value]:
+    def learning_rate_setting(self, key: str) -> dict[str, Value]:
         """The learning rate under a trainer's key, or nothing."""
         return {} if self.learning_rate is None else {key: self.learning_rate}
 
@@ -173,7 +173,7 @@ class Configuration:
     Attributes:
         framework: Name of the trainer.
         settings: Dotted keys and their values.
-        notes: What the settings rest on, and what must be said elsewhere.
+        notes: What the settings rest on, and what must be set elsewhere.
     """
 
     framework: str

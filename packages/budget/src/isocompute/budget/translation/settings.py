@@ -1,4 +1,4 @@
-"""A trainer's settings while they are read, and what they turn out to say."""
+"""A trainer's settings while they are read."""
 
 from __future__ import annotations
 
@@ -6,57 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from ..allocation import Allocation
-from ..counts import LARGEST, finite
+from ..checks import LARGEST, finite
 from ..errors import BudgetError
-from ..wording import short
+from ..wording import shorten
+from .reading import Reading
 from .run import Value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What a trainer's settings say.
-
-    Attributes:
-        problems_per_batch: B_p, or None when it cannot be known.
-        rollouts_per_problem: n, or None.
-        update_steps: M, batches generated and trained on, or None.
-        optimizer_steps: Optimizer steps in all; more than M where a batch is split or used again.
-        world_size: Devices that train, or None.
-        data_parallel: Copies of the model that share a batch, or None.
-        baseline_rollouts: Responses generated for each problem on top of n and not trained on (veRL's remax: 1).
-        unknown: What the settings do not say, and how to say it.
-        inconsistent: What contradicts itself, or does not do what it seems to.
-        notes: Defaults that were taken, and what is generated on top.
-    """
-
-    problems_per_batch: int | None
-    rollouts_per_problem: int | None
-    update_steps: int | None
-    optimizer_steps: int | None
-    world_size: int | None
-    data_parallel: int | None = None
-    baseline_rollouts: int = 0
-    unknown: tuple[str, ...] = ()
-    inconsistent: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def allocation(self) -> Allocation | None:
-        """The allocation, when all three parts are known."""
-        if None in (self.problems_per_batch, self.rollouts_per_problem, self.update_steps):
-            return None
-        return Allocation(
-            problems_per_batch=self.problems_per_batch,  # type: ignore[arg-type]
-            rollouts_per_problem=self.rollouts_per_problem,  # type: ignore[arg-type]
-            update_steps=self.update_steps,  # type: ignore[arg-type]
-        )
-
-    @property
-    def generated(self) -> int | None:
-        """Rollouts that the run generates, B_p · (n + baseline) · M, or None when the allocation is not known."""
-        a = self.allocation
-        return None if a is None else a.rollouts + a.problems_per_batch * a.update_steps * self.baseline_rollouts
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,18 +36,18 @@ class Settings:
     notes: list[str] = field(default_factory=list)
 
     def find(self, *names: str) -> tuple[str, Value]:
-        """The first of several names of one setting that is there, and its value (None when none is)."""
+        """The first of several names of one setting that is set, and its value (None when none is)."""
         for name in names:
             if self.values.get(name) is not None:
                 return name, self.values[name]
         return names[0], None
 
     def whole(self, *names: str, default: int | None = None) -> int | None:
-        """A whole number of at least 1, under the first of its names that is there.
+        """A whole number of at least 1, under the first of its names that is set.
 
         Args:
-            names: Names of the setting, the present one first.
-            default: What the trainer takes when it is not set; taken, and noted.
+            names: Names of the setting, the current one first.
+            default: The trainer's default, assumed and noted when the setting is missing.
 
         Raises:
             BudgetError: The value is not a whole number of at least 1.
@@ -101,32 +55,34 @@ class Settings:
         name, value = self.find(*names)
         if value is None:
             if default is not None:
-                self.notes.append(f"{name} is not set; the default of {default:,} is taken")
+                self.notes.append(f"{name} is not set; the default of {default:,} is assumed")
             return default
         if isinstance(value, str) and "$" in value:
             self.unknown.append(f"{name} is {value:.120}, which is only known when the script runs")
             return None
-        return self.checked(value, name)
+        return self.check_whole(value, name)
 
-    def checked(self, value: Value, name: str) -> int:
+    def check_whole(self, value: Value, name: str) -> int:
         """A value as a whole number of at least 1.
 
         Raises:
-            BudgetError: It is none.
+            BudgetError: It is not such a number.
         """
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
             most = f" and at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
-            raise BudgetError(f"{self.where}: {name} is {short(value)}; it must be a whole number of at least 1{most}")
+            raise BudgetError(
+                f"{self.where}: {name} is {shorten(value)}; it must be a whole number of at least 1{most}"
+            )
         return value
 
-    def on(self, *names: str, default: bool = False) -> bool:
+    def is_on(self, *names: str, default: bool = False) -> bool:
         """Whether a switch is on."""
         value = self.find(*names)[1]
         return default if value is None else value is True
 
-    def missing(self, what: str, names: str) -> None:
+    def note_missing(self, what: str, names: str) -> None:
         """Note that the settings do not say something."""
         self.unknown.append(f"{what}: {names} is not set")
 
@@ -156,7 +112,7 @@ class Settings:
             context: Likewise of context, ring-attention or Ulysses sequence parallelism.
 
         Returns:
-            The ranks, or None when they cannot be known or the devices do not divide, which is noted.
+            The ranks, or None when they cannot be known or the devices cannot be split evenly, which is noted.
         """
         copy, said = 1, []
         for names in (tensor, pipeline, context):
@@ -171,15 +127,15 @@ class Settings:
         if world is None or world % copy == 0:
             return world and world // copy
         self.inconsistent.append(
-            f"{world} devices do not divide into copies of the model on {copy} each ({', '.join(said)})"
+            f"{world} devices cannot be split into copies of the model on {copy} each ({', '.join(said)})"
         )
         return None
 
-    def share(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
-        """Note a batch that does not divide over the data-parallel ranks, or devices where these are as many."""
+    def check_divides(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
+        """Note a batch that cannot be split evenly over the data-parallel ranks, or devices where these are as many."""
         if batch and ranks and batch % ranks:
             what = "devices" if ranks == world else "data-parallel ranks"
-            self.inconsistent.append(f"{key}: {batch:,} rollouts do not divide over {ranks} {what}")
+            self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
         """A number above 0, which need not be whole.
@@ -205,12 +161,12 @@ class Settings:
         if epochs is None or batches is None:
             if limit is None:
                 self.unknown.append(
-                    f"update steps: they follow from {key} and the number of problems; say --problems D"
+                    f"update steps: they follow from {key} and the number of problems; give --problems D"
                 )
             elif epochs is not None and epochs < limit:
                 self.notes.append(
                     f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "
-                    f"an epoch, because {key} is {epochs:,}; say --problems D to have it checked"
+                    f"an epoch, because {key} is {epochs:,}; give --problems D to have it checked"
                 )
             return limit
         by_epochs = ceil(epochs * batches)
@@ -232,7 +188,7 @@ class Settings:
         data_parallel: int | None,
         baseline_rollouts: int = 0,
     ) -> Reading:
-        """Put the parts and the remarks together.
+        """The result, with the remarks gathered so far.
 
         Args:
             problems_per_batch: B_p.
@@ -241,7 +197,7 @@ class Settings:
             per_batch: Optimizer steps on each batch that is generated.
             world_size: Devices that train.
             data_parallel: Copies of the model that share a batch.
-            baseline_rollouts: Responses for each problem on top of n.
+            baseline_rollouts: Responses for each problem in addition to n.
         """
         if per_batch is not None and per_batch > 1:
             self.notes.append(f"each batch gets {per_batch:,} optimizer steps, of which only the first is on-policy")
@@ -261,6 +217,6 @@ class Settings:
         )
 
 
-def split(batch: int | None, part: int | None) -> int | None:
-    """How often ``part`` goes into ``batch``, or None when it does not."""
+def exact_quotient(batch: int | None, part: int | None) -> int | None:
+    """``batch`` / ``part`` if it is a whole number and both are known, or None."""
     return batch // part if batch and part and batch % part == 0 else None

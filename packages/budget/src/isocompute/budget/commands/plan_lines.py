@@ -1,0 +1,162 @@
+"""A plan in lines of text, and as a document."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from ..planning.costs import estimate
+from ..planning.splits import Cell, Grid
+from ..planning.sweep import Sweep
+from ..units import Rollouts
+from . import models
+from .models import format_figure, memory_line
+from .text import aligned_table, plural
+
+LISTED = 4
+"""Up to this number, cells left out for one reason are listed one by one."""
+
+
+def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The columns of one split."""
+    a = cell.allocation
+    row: dict[str, Any] = {
+        "problems_per_batch": a.problems_per_batch,
+        "rollouts_per_problem": a.rollouts_per_problem,
+        "batch_rollouts": a.batch_rollouts,
+        "update_steps": a.update_steps,
+        "rollouts": a.rollouts,
+        "unused": cell.unused,
+    }
+    if cell.epochs is not None:
+        row["epochs"] = cell.epochs
+    if arguments.anchor is not None:
+        row["learning_rate"] = a.learning_rate(
+            anchor=arguments.anchor, anchor_batch=arguments.anchor_batch, scaling=arguments.scaling
+        )
+    setting = models.setting(arguments)
+    if setting is not None:
+        found = estimate(Rollouts(a.batch_rollouts), setting, rollouts_per_problem=a.rollouts_per_problem)
+        step = found.time
+        row["seconds_per_step"] = [part.amount / arguments.world_size for part in (step.low, step.likely, step.high)]
+        row["assumptions"] = step.assumptions
+        row["device_hours"] = [part.hours * a.update_steps for part in (step.low, step.likely, step.high)]
+    return row
+
+
+def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace, kept: str) -> Iterable[str]:
+    """The splits and what was left out; ``kept`` is the remark on what is kept for a sweep."""
+    limits = found.constraints
+    yield (
+        f"{limits.rollouts:,} rollouts{kept}, batches up to {limits.max_batch:,}: "
+        f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
+    )
+    yield ""
+    yield from _cell_lines(rows) if arguments.cells else _table_lines(found, rows)
+    setting = models.setting(arguments)
+    if found.limits or setting is not None:
+        yield ""
+    for limit, count in found.limits:
+        yield f"left out: {plural(count, 'split')} with {limit}"
+    if setting is not None:
+        held = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
+        yield memory_line(held, setting.device)
+        if arguments.cells:
+            for sentence in rows[0]["assumptions"]:
+                yield f"assumed: {sentence}"
+
+
+def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
+    """Every split on a line of its own."""
+    header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
+    header += [name for name in ("epochs", "learning_rate", "seconds_per_step", "device_hours") if name in rows[0]]
+    names = [name if name == "B_p" else name.replace("_", " ") for name in header]
+    return aligned_table(names, [_cells(row) for row in rows])
+
+
+def _table_lines(found: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
+    """The update steps of all splits as a table."""
+    limits = found.constraints
+    steps = {(row["problems_per_batch"], row["rollouts_per_problem"]): row["update_steps"] for row in rows}
+    across = [n for n in limits.rollouts_per_problem if any(n == key[1] for key in steps)]
+    down = [b for b in limits.problems_per_batch if any(b == key[0] for key in steps)]
+    yield "update steps of each split, problems per batch down and rollouts per problem across"
+    yield from aligned_table(
+        ["B_p \\ n", *map(str, across)],
+        [[f"{b:,}", *(f"{steps[b, n]:,}" if (b, n) in steps else "-" for n in across)] for b in down],
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [f"{row['problems_per_batch']:,}", f"{row['rollouts_per_problem']:,}", f"{row['batch_rollouts']:,}"]
+    cells += [f"{row[name]:,}" for name in ("update_steps", "rollouts", "unused")]
+    if "epochs" in row:
+        cells.append(f"{row['epochs']:,.2f}")
+    if "learning_rate" in row:
+        cells.append(f"{row['learning_rate']:.3g}")
+    for name in ("seconds_per_step", "device_hours"):
+        if name in row:
+            low, likely, high = row[name]
+            cells.append(f"{format_figure(likely)} ({format_figure(low)}-{format_figure(high)})")
+    return cells
+
+
+def sweep_lines(sweep: Sweep) -> Iterable[str]:
+    """The sweep, its cells, and what was left out of it."""
+    yield (
+        f"a sweep of {sweep.spent:,} of {sweep.total:,} rollouts: {sweep.training:,} for training and "
+        f"{sweep.evaluating:,} for evaluations"
+    )
+    yield "evaluated at " + ", ".join(f"{point:,}" for point in sweep.evaluations) + " rollouts"
+    if sweep.compared:
+        yield f"compared from {sweep.compared[0]:,} to {sweep.compared[-1]:,} rollouts, where at least two cells are"
+    else:
+        yield "no two cells reach the same evaluation, so nothing can be compared: fewer seeds or steps would help"
+    yield ""
+    yield from aligned_table(
+        ["B_p", "n", "batch", "steps", "rollouts", "runs", "evaluations"],
+        [
+            [
+                f"{cell.allocation.problems_per_batch:,}",
+                cell.allocation.rollouts_per_problem,
+                cell.allocation.batch_rollouts,
+                cell.allocation.update_steps,
+                cell.allocation.rollouts,
+                cell.seeds,
+                cell.points,
+            ]
+            for cell in sweep.cells
+        ],
+    )
+    for limit, outs in sweep.reasons:
+        if len(outs) > LISTED:
+            yield f"left out: {plural(len(outs), 'cell')} with {limit}"
+            continue
+        for out in outs:
+            yield f"left out: B_p {out.problems_per_batch:,}, n {out.rollouts_per_problem:,}: {limit}, {out.reason}"
+
+
+def document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> dict[str, Any]:
+    """The whole plan, to be written as JSON."""
+    plan: dict[str, Any] = {
+        "rollouts": found.constraints.rollouts,
+        "max_batch": found.constraints.max_batch,
+        "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
+        "assumptions": list(rows[0].get("assumptions", ())),
+        "left_out": [asdict(out) for out in found.left_out],
+    }
+    if sweep is not None:
+        plan["sweep"] = {
+            "total": sweep.total,
+            "training": sweep.training,
+            "evaluating": sweep.evaluating,
+            "evaluations": list(sweep.evaluations),
+            "cells": [
+                {**asdict(cell.allocation), "rollouts": cell.allocation.rollouts, "seeds": cell.seeds}
+                for cell in sweep.cells
+            ],
+            "left_out": [asdict(out) for out in sweep.left_out],
+        }
+    return plan

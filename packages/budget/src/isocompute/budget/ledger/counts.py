@@ -1,0 +1,163 @@
+"""Counts of what was generated, and the cohorts that they fall into."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..checks import whole
+from ..errors import BudgetError
+from ..wording import printable, shorten
+
+if TYPE_CHECKING:
+    import polars as pl
+
+TRAINING_COHORTS = ("trained", "filtered", "stale", "failed")
+"""What became of rollouts generated for training: a partition, whose sum the budget is charged with."""
+
+COHORTS = (*TRAINING_COHORTS, "eval", "pilot")
+"""All cohorts; evaluations and pilots are counted apart and never charged to the training budget."""
+
+TOKEN_COLUMNS = ("prompt_ids", "response_ids")
+"""Columns of a ``rollouts`` table that hold lists of token ids."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What was generated. Counts add up with each other and with nothing else.
+
+    A step of 8 problems with 4 rollouts each, prompts of 10 tokens and answers of 15::
+
+        Counts(rollouts=32, prompt_tokens=320, response_tokens=480)
+
+    Attributes:
+        rollouts: Responses generated.
+        prompt_tokens: Prompt tokens, counted once per response.
+        response_tokens: Response tokens generated.
+
+    Raises:
+        BudgetError: A count is negative or not a whole number.
+    """
+
+    rollouts: int = 0
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "prompt_tokens", "response_tokens"):
+            object.__setattr__(self, name, whole(getattr(self, name), name, least=0))
+
+    def __add__(self, other: object) -> Counts:
+        if not isinstance(other, Counts):
+            return NotImplemented
+        return unchecked_counts(
+            self.rollouts + other.rollouts,
+            self.prompt_tokens + other.prompt_tokens,
+            self.response_tokens + other.response_tokens,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.rollouts or self.prompt_tokens or self.response_tokens)
+
+
+def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
+    """Counts that are sums of counts: validated when those were made, and without an upper limit."""
+    total = object.__new__(Counts)
+    put = object.__setattr__
+    put(total, "rollouts", rollouts)
+    put(total, "prompt_tokens", prompt_tokens)
+    put(total, "response_tokens", response_tokens)
+    return total
+
+
+def check_cohorts(counts: Mapping[str, Counts]) -> None:
+    """Refuse counts under a name that is not a cohort's.
+
+    Raises:
+        BudgetError: There is no such cohort.
+    """
+    for cohort in counts:
+        if cohort not in COHORTS:
+            raise BudgetError(f"{cohort!r} is not a cohort; the cohorts are {', '.join(COHORTS)}")
+
+
+def charged_counts(charged: Mapping[str, Counts] | pl.DataFrame) -> Mapping[str, Counts]:
+    """What is charged, as counts by cohort.
+
+    Args:
+        charged: Counts by cohort, or a ``rollouts`` table as ``counts_by_cohort`` takes it.
+
+    Raises:
+        BudgetError: It is neither, there is no such cohort, or the table is not as ``counts_by_cohort`` wants it.
+    """
+    if isinstance(charged, Mapping):
+        check_cohorts(charged)
+        return charged
+    # A caller with a polars table has loaded polars; a run that charges plain counts never needs it.
+    polars = sys.modules.get("polars")
+    if polars is None or not isinstance(charged, polars.DataFrame):
+        raise BudgetError(
+            f"what is charged is {shorten(charged)}; it must be counts by cohort or a rollouts table, a polars "
+            "DataFrame"
+        )
+    return counts_by_cohort(charged)
+
+
+def counts_by_cohort(rollouts: pl.DataFrame) -> dict[str, Counts]:
+    """Count the rollouts and the tokens of each cohort.
+
+    Args:
+        rollouts: One row per response: ``cohort`` (one of ``COHORTS``), ``prompt_ids`` and ``response_ids`` (lists of
+            token ids). Other columns are ignored.
+
+    Returns:
+        Counts of the cohorts that occur, in the order of ``COHORTS``; none for a table without rows.
+
+    Raises:
+        BudgetError: A column is missing or of the wrong type, a cohort is null or unknown, or a list is null.
+    """
+    import polars as pl
+
+    if rollouts.is_empty():
+        return {}
+    _check_rollouts(rollouts)
+    # Lengths are unsigned 32-bit numbers, whose sum could overflow.
+    lengths = [pl.col(name).list.len().cast(pl.Int64).sum() for name in TOKEN_COLUMNS]
+    sums = rollouts.group_by(pl.col("cohort").cast(pl.String)).agg(pl.len(), *lengths)
+    found = {
+        cohort: Counts(rollouts=rows, prompt_tokens=prompt, response_tokens=response)
+        for cohort, rows, prompt, response in sums.iter_rows()
+    }
+    return {cohort: found[cohort] for cohort in COHORTS if cohort in found}
+
+
+def _check_rollouts(rollouts: pl.DataFrame) -> None:
+    """Check the columns that are counted.
+
+    Raises:
+        BudgetError: As in ``counts_by_cohort``.
+    """
+    import polars as pl
+
+    missing = [name for name in ("cohort", *TOKEN_COLUMNS) if name not in rollouts.columns]
+    if missing:
+        raise BudgetError(
+            f"the rollouts lack the column{'s' if len(missing) > 1 else ''} {', '.join(missing)} "
+            f"(they have {', '.join(map(printable, rollouts.columns))})"
+        )
+    for name in TOKEN_COLUMNS:
+        if not isinstance(rollouts[name].dtype, pl.List):
+            raise BudgetError(f"the column {name} of the rollouts is {rollouts[name].dtype}, not lists of token ids")
+    for name in ("cohort", *TOKEN_COLUMNS):
+        if rollouts[name].null_count():
+            row = rollouts[name].is_null().arg_true()[0]
+            raise BudgetError(f"row {row + 1} of the rollouts has no {name}")
+    cohorts = rollouts["cohort"].cast(pl.String)
+    unknown = (~cohorts.is_in(COHORTS)).arg_true()
+    if len(unknown):
+        row = unknown[0]
+        raise BudgetError(
+            f"row {row + 1} of the rollouts: {cohorts[row]!r} is not a cohort; the cohorts are {', '.join(COHORTS)}"
+        )

@@ -1,0 +1,186 @@
+r"""The bytes of a ledger: a head and framed records, in which a torn end is distinguished from damage.
+
+A file is::
+
+    head     isocompute ledger 2\n | synced u64 | synced inverted u64 | newline
+    record   length u16 | length inverted u16 | number u32 | payload | CRC-32 u32 | newline
+    record   ...
+
+all little-endian; a record's checksum covers everything before it in the record. ``synced`` is the watermark: the
+number of bytes of the file that are known to be on the disk. The writer updates it after each sync.
+
+Before the watermark, whatever is not a whole record is damage, since those bytes were acknowledged as safe, and so is
+a file that ends earlier. After the watermark it is a torn end of any length and content: a write that was cut short,
+or (after a power cut) blocks that never reached the disk. A whole record with a wrong number is damage everywhere,
+since no torn write produces one.
+
+A file of version 1 begins with the line ``isocompute ledger 1`` and has no watermark. There, the beginning of one
+record and zeros after it are a torn end, and anything else that does not fit is damage.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from zlib import crc32
+
+from ..errors import LedgerError
+
+VERSION = 2
+LINES = {1: b"isocompute ledger 1\n", VERSION: b"isocompute ledger 2\n"}
+"""The first line, by version of the format."""
+LINE_BYTES = 20
+
+WATERMARK = struct.Struct("<QQB")
+WATERMARK_AT = LINE_BYTES
+HEAD_BYTES = LINE_BYTES + WATERMARK.size
+
+RECORD_HEAD = struct.Struct("<HHI")  # 8 bytes
+RECORD_FOOT = struct.Struct("<IB")  # 5 bytes
+FRAME = RECORD_HEAD.size + RECORD_FOOT.size
+NEWLINE = 0x0A
+
+ADVICE = "save what is whole with 'isocompute-budget repair', or restore the file from a copy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What comes before the records.
+
+    Attributes:
+        version: Version of the format; 0 for an empty file.
+        size: Length of the head.
+        synced: The watermark; None in a file without one.
+    """
+
+    version: int
+    size: int
+    synced: int | None
+
+
+def head(synced: int = 0) -> bytes:
+    """The head of a file of which the first ``synced`` bytes are on the disk."""
+    return LINES[VERSION] + encode_watermark(synced)
+
+
+def encode_watermark(synced: int) -> bytes:
+    """The bytes at ``WATERMARK_AT`` when the first ``synced`` bytes of the file are on the disk."""
+    return WATERMARK.pack(synced, synced ^ 0xFFFFFFFFFFFFFFFF, NEWLINE)
+
+
+def frame(number: int, payload: bytes) -> bytes:
+    """One record, ready to be appended as record ``number`` (counted from 0)."""
+    body = RECORD_HEAD.pack(len(payload), len(payload) ^ 0xFFFF, number) + payload
+    return body + RECORD_FOOT.pack(crc32(body), NEWLINE)
+
+
+def is_ledger(data: bytes) -> bool:
+    """Whether a file that begins with these bytes is a ledger, of this version or an earlier one."""
+    return data.startswith(tuple(LINES.values()))
+
+
+def read_head(data: bytes, where: str) -> Head:
+    """Read the head of a ledger.
+
+    Args:
+        data: The file's content.
+        where: The file, for error messages.
+
+    Raises:
+        LedgerError: The bytes are not a ledger's, or the watermark is damaged or beyond the end.
+    """
+    if not data:
+        return Head(version=0, size=0, synced=0)
+    if data.startswith(LINES[1]):
+        return Head(version=1, size=LINE_BYTES, synced=None)
+    if not data.startswith(LINES[VERSION]):
+        line = LINES[VERSION].decode().strip()
+        raise LedgerError(f"{where}: not a ledger that this version reads (it does not begin with {line!r})")
+    synced = read_watermark(data)
+    if synced is None:
+        raise LedgerError(f"{where}: the watermark at byte {WATERMARK_AT} is damaged; {ADVICE}")
+    if len(data) < synced:
+        raise LedgerError(
+            f"{where}: ends at byte {len(data)}, but {synced} bytes of it were on the disk; the rest of it was "
+            f"acknowledged and is missing; {ADVICE}"
+        )
+    return Head(version=VERSION, size=HEAD_BYTES, synced=synced)
+
+
+def read_watermark(data: bytes) -> int | None:
+    """The watermark of a file of this version; None when it is damaged, or just being written."""
+    if len(data) < HEAD_BYTES:
+        return None
+    synced, inverted, newline = WATERMARK.unpack_from(data, WATERMARK_AT)
+    return synced if synced ^ inverted == 0xFFFFFFFFFFFFFFFF and newline == NEWLINE else None
+
+
+def record_at(data: bytes, position: int) -> tuple[int, int, bytes] | None:
+    """The record at a position: the offset after it, its number and payload; None when no whole record begins there."""
+    if position + FRAME > len(data):
+        return None
+    length, inverted, number = RECORD_HEAD.unpack_from(data, position)
+    checked = position + RECORD_HEAD.size + length
+    end = checked + RECORD_FOOT.size
+    if length ^ inverted != 0xFFFF or end > len(data):
+        return None
+    checksum, newline = RECORD_FOOT.unpack_from(data, checked)
+    if newline != NEWLINE or checksum != crc32(data[position:checked]):
+        return None
+    return end, number, data[position + RECORD_HEAD.size : checked]
+
+
+def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
+    """Take a ledger's bytes apart.
+
+    Args:
+        data: The file's content.
+        where: The file, for error messages.
+
+    Yields:
+        The offset after each whole record, and its payload; a torn end is left out.
+
+    Raises:
+        LedgerError: The bytes are not a ledger's, or a record is damaged, missing or repeated.
+    """
+    found = read_head(data, where)
+    yield from payloads_after(without_padding(data, found), where, found, position=found.size, number=0)
+
+
+def without_padding(data: bytes, found: Head) -> bytes:
+    """A file's content without what can only be bytes that were never written, where the version has such."""
+    # Every whole record ends in a newline, so trailing zeros can only be bytes that were never written.
+    return data.rstrip(b"\0") if found.version == 1 else data
+
+
+def payloads_after(data: bytes, where: str, found: Head, *, position: int, number: int) -> Iterator[tuple[int, bytes]]:
+    """As ``payloads``, from record ``number`` at ``position`` on."""
+    while position < len(data):
+        record = record_at(data, position)
+        if record is None:
+            if _is_torn(data, found, position):
+                return
+            raise LedgerError(
+                f"{where}: record {number} at byte {position} is damaged (its checksum does not match; the "
+                f"{number} records before it are whole); {ADVICE}"
+            )
+        end, numbered, payload = record
+        if numbered != number:
+            problem = "occurs twice" if numbered < number else "comes too early: records are missing before it"
+            raise LedgerError(
+                f"{where}: record {numbered} {problem} (at byte {position}, where record {number} belongs); {ADVICE}"
+            )
+        yield end, payload
+        position = end
+        number += 1
+
+
+def _is_torn(data: bytes, found: Head, position: int) -> bool:
+    """Whether the bytes at a position, which are not a whole record, are a torn end."""
+    if found.synced is not None:
+        return position >= found.synced
+    if position + RECORD_HEAD.size > len(data):
+        return True
+    length, inverted, _ = RECORD_HEAD.unpack_from(data, position)
+    return bool(length ^ inverted == 0xFFFF and position + length + FRAME > len(data))

@@ -1,0 +1,235 @@
+"""The ledger of one run: an append-only file with one writer, safe against crashes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ..checks import finite, whole
+from ..errors import LedgerError
+from ..wording import reason
+from . import frames, records
+from .counts import Counts, charged_counts
+from .fold import Fold, Totals
+from .history import History
+from .limits import Limits
+from .opening import Opened, begin_attempt
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+class Ledger:
+    """A record of everything that one run generated, charge by charge.
+
+    A charge is acknowledged (``charge`` returns) once the operating system holds it, so that it survives
+    the death of the process. The first charge of each step is synced to the disk, and with it everything
+    before; ``sync`` does so at any other moment, such as just before a checkpoint.
+
+    Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
+    raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
+    the sums are always those of the file.
+    """
+
+    def __init__(self, opened: Opened, run_id: str) -> None:
+        self._writer = opened.writer
+        self._run_id = run_id
+        self._attempt = len(opened.fold.resumed_from)
+        self._torn_bytes = opened.torn_bytes
+        self._fold = opened.fold
+        self._number = opened.number
+        # False while a record is written and counted: a later call that finds it false follows an interruption.
+        self._settled = True
+        self._synced_step: int | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | Path, *, run_id: str, resumed_from: int = 0) -> Ledger:
+        """Open a ledger for writing, and begin an attempt at its run.
+
+        A torn end is cut off and logged as a warning: it was never synced. What earlier attempts charged to steps
+        after ``resumed_from`` becomes lost work. What they charged up to it stays, unless this attempt evaluates (or
+        pilots) such a step again; then the repetition takes its place. ``Fold`` has the rules.
+
+        Args:
+            path: The file, created if it does not exist. A file of an earlier version is converted to this version.
+            run_id: The run; a file holds one.
+            resumed_from: Last update step that is not done again; 0 when the run starts from its beginning.
+
+        Raises:
+            LedgerError: The file is damaged, of another run, held by another writer or not writable, its file
+                system has no locks, or the ledger never reached the step resumed from.
+        """
+        return cls(begin_attempt(Path(path), run_id, resumed_from), run_id)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._writer.path
+
+    @property
+    def run_id(self) -> str:
+        """The run it belongs to."""
+        return self._run_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt at the run, from 1."""
+        return self._attempt
+
+    @property
+    def torn_bytes(self) -> int:
+        """Length of the torn end that was cut off when it was opened; 0 as a rule."""
+        return self._torn_bytes
+
+    @property
+    def used(self) -> Counts:
+        """C_used: the training cohorts of the canonical ledger, cumulative."""
+        return self._current_fold().used
+
+    @property
+    def totals(self) -> Totals:
+        """Sums by cohort so far, canonical and lost."""
+        self._current_fold()
+        with self._lock:
+            return self._fold.totals()
+
+    @property
+    def device_seconds(self) -> float:
+        """Device time charged so far, by all attempts: what was paid for, lost or not."""
+        return self._current_fold().device_seconds
+
+    def charge(self, step: int, charged: Mapping[str, Counts] | pl.DataFrame, *, device_seconds: float = 0.0) -> None:
+        """Record what was generated in a step; several charges to one step add up.
+
+        A step in which nothing was generated is recorded too, so that the run can resume after it.
+
+        Args:
+            step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
+            charged: Counts by cohort (``trained``, ``filtered``, ``stale``, ``failed``, ``eval``, ``pilot``), or a
+                ``rollouts`` table whose column ``cohort`` says what became of each response. A table without rows
+                charges nothing, as no counts do.
+            device_seconds: Seconds times devices held. Kept beside the counts, and never in the ``ledger`` table,
+                which is the same on every machine.
+
+        Raises:
+            BudgetError: There is no such cohort, the table lacks a column, or the step or the time is negative.
+                Nothing was charged.
+            LedgerError: The ledger is closed or used by another process, its file is gone, or the disk is full or
+                refuses to sync. Nothing was charged, unless the error says that it may be.
+        """
+        step = whole(step, "step", least=0)
+        counts = {cohort: c for cohort, c in charged_counts(charged).items() if c}
+        if device_seconds:
+            device_seconds = finite(device_seconds, "device_seconds", zero=True)
+        # Before the lock, which a fork may have inherited locked.
+        self._writer.check()
+        with self._lock:
+            self._settle()
+            if not counts and not device_seconds and step <= self._fold.last_step:
+                return
+            payload = records.encode_charge(step, counts, device_seconds)
+            self._append(payload, f"the charge for step {step}", sync=step != self._synced_step)
+            if device_seconds:
+                self._fold.take_time(step, device_seconds)
+            self._fold.charge(step, counts)
+            self._synced_step = step
+            self._settled = True
+
+    def note_limits(self, limits: Limits) -> None:
+        """Record the limits in force from here on, unless they are in force already; ``Meter`` does this."""
+        self._writer.check()
+        with self._lock:
+            self._settle()
+            if limits != self._fold.limits:
+                self._append(records.encode_limits(limits), "the limits", sync=False)
+                self._fold.limits = limits
+                self._settled = True
+
+    def sync(self) -> None:
+        """Return once every charge is on the disk, safe from a power cut.
+
+        Raises:
+            LedgerError: The ledger is closed, or the disk refuses.
+        """
+        self._writer.check()
+        with self._lock:
+            self._settle()
+            self._writer.sync()
+
+    def history(self) -> History:
+        """The whole ledger, read from its file."""
+        return History.read(self.path)
+
+    def table(self) -> pl.DataFrame:
+        """The ``ledger`` table: the canonical attempt of each step."""
+        return self.history().table()
+
+    def lost_work(self) -> pl.DataFrame:
+        """What was paid for and lost: the columns of the ``ledger`` table and ``attempt``."""
+        return self.history().lost_work()
+
+    def close(self) -> None:
+        """Sync, and let another writer in. Closing twice does nothing; in a fork, it only closes the handle.
+
+        Raises:
+            LedgerError: The disk refuses to sync, or the file is gone. It is closed all the same.
+        """
+        if self._writer.forked:
+            self._writer.close()
+            return
+        with self._lock:
+            if self._writer.closed:
+                return
+            try:
+                # A failed sync has raised already.
+                if not self._writer.unusable:
+                    self._settle()
+                    self._writer.sync()
+            finally:
+                self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, payload: bytes, what: str, *, sync: bool) -> None:
+        """Write a record, which the caller then counts."""
+        self._settled = False
+        try:
+            self._writer.append(frames.frame(self._number, payload), what, sync=sync)
+        except LedgerError:
+            self._settled = True
+            raise
+        self._number += 1
+
+    def _current_fold(self) -> Fold:
+        """The sums of the file, unless a charge is being made just now: then those before it."""
+        if not self._settled and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+        return self._fold
+
+    def _settle(self) -> None:
+        """After an interruption between writing and counting: count what the file holds."""
+        if self._settled:
+            return
+        try:
+            data = self._writer.read()
+            found = History.decode(data, str(self.path))
+            self._writer.resume(data, whole=found.whole_bytes, synced=found.head.synced or 0)
+        except OSError as error:
+            raise LedgerError(f"{self.path}: cannot be read again after an interruption ({reason(error)})") from None
+        self._fold = found.fold
+        self._number = found.records
+        self._synced_step = None
+        self._settled = True

@@ -1,0 +1,126 @@
+"""The limits on a run, and whether they admit its next step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checks import finite, whole
+from ..errors import BudgetError
+from .counts import Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a run may use; None is no limit, and several limits may hold at once.
+
+    Rollouts and tokens are held against what was generated for training in the canonical ledger. Device time and
+    money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
+
+    Attributes:
+        rollouts: A run stops before the step that would exceed it.
+        response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
+            before they are generated.
+        device_seconds: A run stops after the step that reaches it: seconds times devices held.
+        money: A run stops after the step that reaches it; needs the price.
+        price_per_device_hour: What an hour of a device costs, in the same currency.
+
+    Raises:
+        BudgetError: A limit is not above 0 or not whole where it must be, or money has no price.
+    """
+
+    rollouts: int | None = None
+    response_tokens: int | None = None
+    device_seconds: float | None = None
+    money: float | None = None
+    price_per_device_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "response_tokens"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, whole(value, f"the limit on {name}", least=1))
+        for name in ("device_seconds", "money", "price_per_device_hour"):
+            value = getattr(self, name)
+            if value is not None:
+                said = name if name == "price_per_device_hour" else f"the limit on {name}"
+                object.__setattr__(self, name, finite(value, said))
+        if self.money is not None and self.price_per_device_hour is None:
+            raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
+
+    def cost(self, device_seconds: float) -> float:
+        """What device time costs at the price; 0 without one."""
+        return device_seconds / 3600 * (self.price_per_device_hour or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """Whether a step may be taken; true when it may.
+
+    Attributes:
+        admitted: Whether it may be taken.
+        reason: Why not; empty when it may be taken.
+    """
+
+    admitted: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.admitted
+
+
+ADMITTED = Admission(admitted=True)
+
+
+def admission(
+    limits: Limits, step: int, rollouts: int, *, used: Counts, reserved: int, device_seconds: float
+) -> Admission:
+    """Whether a step may be taken.
+
+    Args:
+        limits: The limits.
+        step: The update step, for the reason.
+        rollouts: Rollouts that the step would generate for training.
+        used: C_used before the step.
+        reserved: Rollouts that ranks have reserved and not charged yet.
+        device_seconds: Device time paid for so far (GPU-seconds on GPUs).
+    """
+    reason = ""
+    taken = used.rollouts + reserved
+    if limits.rollouts is not None and taken + rollouts > limits.rollouts:
+        reason = (
+            f"step {step} would take the run from {taken:,} to "
+            f"{taken + rollouts:,} rollouts, and the budget is {limits.rollouts:,}"
+        )
+    elif limits.response_tokens is not None and used.response_tokens >= limits.response_tokens:
+        reason = (
+            f"the run has generated {used.response_tokens:,} response tokens before step {step}, "
+            f"and the budget is {limits.response_tokens:,}"
+        )
+    elif limits.device_seconds is not None and device_seconds >= limits.device_seconds:
+        reason = (
+            f"the run has taken {device_seconds:,.0f} device-seconds before step {step}, and the budget is "
+            f"{limits.device_seconds:,.0f}"
+        )
+    elif limits.money is not None and limits.cost(device_seconds) >= limits.money:
+        reason = (
+            f"the run has cost {limits.cost(device_seconds):,.2f} before step {step}, and the budget is "
+            f"{limits.money:,.2f}"
+        )
+    return Admission(admitted=False, reason=reason) if reason else ADMITTED
+
+
+def overshoot(used: Counts, limits: Limits) -> Counts:
+    """What was used beyond the limits; zero where there is none."""
+    return Counts(
+        rollouts=max(0, used.rollouts - (limits.rollouts or used.rollouts)),
+        response_tokens=max(0, used.response_tokens - (limits.response_tokens or used.response_tokens)),
+    )
+
+
+def time_overshoot(device_seconds: float, limits: Limits) -> float:
+    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none."""
+    most = limits.device_seconds
+    if limits.money is not None and limits.price_per_device_hour is not None:
+        bought = limits.money / limits.price_per_device_hour * 3600
+        most = bought if most is None else min(most, bought)
+    return 0.0 if most is None else max(0.0, device_seconds - most)

@@ -1,0 +1,225 @@
+"""From rollouts to tokens, and from tokens to FLOPs.
+
+The rules: 2·N FLOPs for each token prefilled or generated, and 6·N for each token trained on, where N is the number
+of parameters that a token passes through (of a mixture of experts, the active ones). The attention term, for L
+layers of width d, is added: a causal pass over positions a to b costs 2·L·d·(b² − a²), and three times that in
+training. Where the engine keeps the prompt of a group, n responses share one prefill; the trainer is not assumed to
+share anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checks import whole
+from ..errors import BudgetError
+from ..units import Flops, Interval, PromptTokens, ResponseTokens, Rollouts, merged
+
+SPREAD = 0.25
+"""Relative uncertainty of mean lengths that is assumed unless one is given."""
+
+LONGEST = 10**9
+"""The largest mean response accepted, in tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """The size of a policy.
+
+    Attributes:
+        parameters: N, parameters that a token passes through.
+        layers: L, for the attention term; None leaves the term out, which is listed as an assumption.
+        width: d, size of the hidden state, for the attention term.
+        vocabulary: Size of the vocabulary, for the memory of the logits.
+
+    Raises:
+        BudgetError: A size is not a whole number of at least 1, or only one of layers and width is given.
+    """
+
+    parameters: int
+    layers: int | None = None
+    width: int | None = None
+    vocabulary: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "layers", "width", "vocabulary"):
+            value = getattr(self, name)
+            if value is not None or name == "parameters":
+                whole(value, name, least=1)
+        if (self.layers is None) != (self.width is None):
+            raise BudgetError("the attention term needs both the layers and the width of the model, or neither")
+
+    def attention(self, begin: float, end: float) -> float:
+        """FLOPs of attention in a forward pass over positions ``begin`` to ``end``, 2·L·d·(end² − begin²)."""
+        if self.layers is None or self.width is None:
+            return 0.0
+        return 2.0 * self.layers * self.width * (end**2 - begin**2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Assumed lengths of prompts and responses.
+
+    Attributes:
+        prompt_tokens: Mean prompt.
+        response_tokens: Mean response when training begins.
+        growth: Mean response at the end over that at the beginning; linear in between.
+        spread: Relative uncertainty of the mean over the run.
+
+    Raises:
+        BudgetError: A length is negative or above 10^9, the growth not positive, or the spread not between 0 and 1.
+    """
+
+    prompt_tokens: float = 0.0
+    response_tokens: float
+    growth: float = 1.0
+    spread: float = SPREAD
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.prompt_tokens <= LONGEST or not 0 < self.response_tokens <= LONGEST:
+            raise BudgetError(
+                f"mean lengths are {self.prompt_tokens!r} and {self.response_tokens!r} tokens; the prompt must have "
+                f"at least 0 and the response more, and both at most {LONGEST:,}"
+            )
+        if not 0 < self.growth <= LONGEST:
+            raise BudgetError(
+                f"the growth of responses is {self.growth!r}; it must be a positive factor (1 for no growth)"
+            )
+        if not 0 <= self.spread < 1:
+            raise BudgetError(f"the spread of lengths is {self.spread!r}; it must lie between 0 and 1")
+
+    @property
+    def mean_response(self) -> float:
+        """Mean response over the run, tokens."""
+        return self.response_tokens * (1 + self.growth) / 2
+
+    @property
+    def assumption(self) -> str:
+        """The lengths as a sentence."""
+        change = f", growing to {self.growth:g} times that" if self.growth != 1 else ", without growth"
+        return (
+            f"responses of {self.response_tokens:,.0f} tokens on average{change}; the mean over the run "
+            f"({self.mean_response:,.0f}) may be off by {self.spread:.0%}"
+        )
+
+
+def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTokens]:
+    """Response tokens of a number of rollouts, as uncertain as their mean length."""
+    low, likely, high = (
+        ResponseTokens(round(rollouts.amount * lengths.mean_response * (1 + off)))
+        for off in (-lengths.spread, 0, lengths.spread)
+    )
+    return Interval(low=low, likely=likely, high=high, assumptions=(lengths.assumption,))
+
+
+def prompt_tokens(rollouts: Rollouts, lengths: Lengths) -> PromptTokens:
+    """Prompt tokens of a number of rollouts, counted once per response."""
+    return PromptTokens(round(rollouts.amount * lengths.prompt_tokens))
+
+
+def rollouts_for(tokens: ResponseTokens, lengths: Lengths) -> Interval[Rollouts]:
+    """Rollouts that a number of response tokens pays for."""
+    low, likely, high = (
+        Rollouts(int(tokens.amount / (lengths.mean_response * (1 + off))))
+        for off in (lengths.spread, 0, -lengths.spread)
+    )
+    return Interval(low=low, likely=likely, high=high, assumptions=(lengths.assumption,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """FLOPs of a run.
+
+    Attributes:
+        generation: Prefill and sampling.
+        training: Forward and backward passes of the trainer, and its other forward passes.
+        attention_share: Share of the attention term in the likely sum; 0 where it was left out.
+        sharing_saved: Prefill saved because a group shares its prompt.
+    """
+
+    generation: Interval[Flops]
+    training: Interval[Flops]
+    attention_share: float
+    sharing_saved: Flops
+
+    @property
+    def total(self) -> Interval[Flops]:
+        """Generation and training together."""
+        return self.generation + self.training
+
+
+def work(
+    rollouts: Rollouts,
+    *,
+    model: Model,
+    lengths: Lengths,
+    rollouts_per_problem: int = 1,
+    shared_prompt: bool = True,
+    extra_forwards: int = 0,
+) -> Work:
+    """FLOPs of generating rollouts and training on all of them.
+
+    Args:
+        rollouts: Number of rollouts.
+        model: The policy.
+        lengths: Mean lengths.
+        rollouts_per_problem: n, responses that share a prompt.
+        shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
+        extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for
+            log-probabilities computed again.
+
+    Returns:
+        FLOPs of generation and of training, with their assumptions.
+
+    Raises:
+        BudgetError: ``rollouts_per_problem`` is below 1, or ``extra_forwards`` below 0.
+    """
+    n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
+    forwards = whole(extra_forwards, "extra_forwards", least=0)
+    prompt, count = lengths.prompt_tokens, rollouts.amount
+    prefills = count / n if shared_prompt else float(count)
+
+    def prefill(times: float) -> float:
+        return times * (2.0 * model.parameters * prompt + model.attention(0, prompt))
+
+    def parts(length: float) -> tuple[float, float, float]:
+        end = prompt + length
+        once = 2.0 * model.parameters * end + model.attention(0, end)
+        generating = prefill(prefills) + count * (2.0 * model.parameters * length + model.attention(prompt, end))
+        attention = prefills * model.attention(0, prompt) + count * (
+            model.attention(prompt, end) + (3 + forwards) * model.attention(0, end)
+        )
+        return generating, count * (3 + forwards) * once, attention
+
+    low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
+    assumptions = _assumptions(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
+    total = likely[0] + likely[1]
+    return Work(
+        generation=Interval(low=Flops(low[0]), likely=Flops(likely[0]), high=Flops(high[0]), assumptions=assumptions),
+        training=Interval(low=Flops(low[1]), likely=Flops(likely[1]), high=Flops(high[1]), assumptions=assumptions),
+        attention_share=likely[2] / total if total else 0.0,
+        sharing_saved=Flops(prefill(count - prefills)),
+    )
+
+
+def _assumptions(model: Model, lengths: Lengths, *, shared_prompt: bool, forwards: int) -> tuple[str, ...]:
+    """The assumptions behind the FLOPs of a run, one sentence each."""
+    said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
+    if forwards:
+        said.append(
+            f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "
+            "2·N FLOPs per token each"
+        )
+    said.append(
+        "the attention term is left out (give the layers and the width)"
+        if model.layers is None
+        else "the attention term, 2·L·d·T² per sequence of T tokens forward and three times that in training, is "
+        "included"
+    )
+    if lengths.prompt_tokens:
+        said.append(
+            "the engine prefills a prompt once for all of its responses; the trainer shares nothing"
+            if shared_prompt
+            else "every response prefills its own prompt"
+        )
+    return merged(tuple(said))

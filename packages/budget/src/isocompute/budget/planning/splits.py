@@ -1,0 +1,176 @@
+"""The feasible splits of a budget: a grid over (B_p, n)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from ..checks import whole
+from ..errors import BudgetError
+from .allocation import Allocation
+
+LONGEST_AXIS = 200
+"""More values than this on one axis are refused as a mistake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """The limits that a split must respect.
+
+    Attributes:
+        rollouts: C, the budget.
+        max_batch: B_max, most rollouts in a batch.
+        rollouts_per_problem: Values of n to consider; empty takes the powers of two from 2.
+        problems_per_batch: Values of B_p to consider; empty takes the powers of two from 1.
+        min_steps: Fewest update steps that are worth a run.
+        problems: D, problems in the training set, or None.
+        max_epochs: Most visits to each problem, B_p·M / D; needs ``problems``.
+        world_size: Devices that train; a batch must be a multiple of their number.
+
+    Raises:
+        BudgetError: A number is not whole and positive, an axis holds a value twice or too many, or the epochs
+            are limited without ``problems``.
+    """
+
+    rollouts: int
+    max_batch: int
+    rollouts_per_problem: tuple[int, ...] = ()
+    problems_per_batch: tuple[int, ...] = ()
+    min_steps: int = 1
+    problems: int | None = None
+    max_epochs: float | None = None
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("rollouts", "max_batch", "min_steps", "world_size"):
+            object.__setattr__(self, name, whole(getattr(self, name), name, least=1))
+        if self.problems is not None:
+            whole(self.problems, "problems", least=1)
+        if self.max_epochs is not None and (self.problems is None or not 0 < self.max_epochs < inf):
+            raise BudgetError(
+                f"max_epochs is {self.max_epochs!r} and problems {self.problems!r}; a limit on epochs must be positive "
+                "and finite, and needs the number of problems"
+            )
+        for name, first in (("rollouts_per_problem", 2), ("problems_per_batch", 1)):
+            given = tuple(whole(value, name, least=1) for value in getattr(self, name))
+            values = tuple(sorted(set(given))) or _powers_of_two(first, self.max_batch)
+            if given and len(values) < len(given):
+                raise BudgetError(f"{name} holds a value twice: {', '.join(map(str, given))}")
+            if len(values) > LONGEST_AXIS:
+                raise BudgetError(f"{name} has {len(values)} values; at most {LONGEST_AXIS} are considered")
+            object.__setattr__(self, name, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One feasible split.
+
+    Attributes:
+        allocation: The split, with as many steps as the budget pays for.
+        unused: Rollouts of the budget that make no further step.
+        epochs: Visits to each problem, or None when their number is not known.
+    """
+
+    allocation: Allocation
+    unused: int
+    epochs: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """One split that is not feasible.
+
+    Attributes:
+        problems_per_batch: B_p.
+        rollouts_per_problem: n.
+        limit: The limit that it exceeds, in the same words for all splits that exceed it.
+        reason: Why, with the numbers.
+    """
+
+    problems_per_batch: int
+    rollouts_per_problem: int
+    limit: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All splits that were considered.
+
+    Attributes:
+        constraints: The limits.
+        cells: Splits within the limits, by B_p and n.
+        left_out: Splits outside the limits, by B_p and n.
+    """
+
+    constraints: Constraints
+    cells: tuple[Cell, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def limits(self) -> Sequence[tuple[str, int]]:
+        """How many splits each limit left out, most first."""
+        return Counter(out.limit for out in self.left_out).most_common()
+
+
+def grid(constraints: Constraints) -> Grid:
+    """Check every split: it is feasible, or there is a reason why it is not."""
+    cells: list[Cell] = []
+    left_out: list[LeftOut] = []
+    for problems_per_batch in constraints.problems_per_batch:
+        for rollouts_per_problem in constraints.rollouts_per_problem:
+            found = check_split(constraints, problems_per_batch, rollouts_per_problem)
+            if isinstance(found, Cell):
+                cells.append(found)
+            else:
+                left_out.append(found)
+    return Grid(constraints=constraints, cells=tuple(cells), left_out=tuple(left_out))
+
+
+def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Cell | LeftOut:
+    """One split, feasible or not."""
+    batch = problems_per_batch * rollouts_per_problem
+    steps = limits.rollouts // batch
+    epochs = problems_per_batch * steps / limits.problems if limits.problems else None
+
+    def exclude(limit: str, reason: str) -> LeftOut:
+        return LeftOut(
+            problems_per_batch=problems_per_batch,
+            rollouts_per_problem=rollouts_per_problem,
+            limit=limit,
+            reason=reason,
+        )
+
+    if batch > limits.max_batch:
+        return exclude(f"batches above {limits.max_batch:,} rollouts", f"a batch of {batch:,} rollouts")
+    if limits.problems is not None and problems_per_batch > limits.problems:
+        return exclude(
+            f"more problems in a batch than the {limits.problems:,} there are", f"{problems_per_batch:,} problems"
+        )
+    if batch % limits.world_size:
+        return exclude(
+            f"batches that cannot be split evenly over {limits.world_size} devices",
+            f"{batch:,} rollouts leave {batch % limits.world_size} over",
+        )
+    if steps < limits.min_steps:
+        return exclude(
+            f"fewer than {steps_in_words(limits.min_steps)}",
+            f"the budget pays for {steps_in_words(steps)} of {batch:,}",
+        )
+    if limits.max_epochs is not None and epochs is not None and epochs > limits.max_epochs:
+        return exclude(f"more than {limits.max_epochs:g} epochs", f"each problem would be visited {epochs:,.1f} times")
+    allocation = Allocation(
+        problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps
+    )
+    return Cell(allocation=allocation, unused=limits.rollouts - allocation.rollouts, epochs=epochs)
+
+
+def steps_in_words(steps: int) -> str:
+    """A number of steps in words."""
+    return f"{steps:,} step{'' if steps == 1 else 's'}"
+
+
+def _powers_of_two(first: int, most: int) -> tuple[int, ...]:
+    return tuple(2**k for k in range(first.bit_length() - 1, most.bit_length()))

@@ -1,0 +1,325 @@
+"""Every command used wrongly: one sentence that says what is wrong, status 2, and no file left behind."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from isocompute.budget import Counts, Ledger
+from isocompute.budget.cli import main
+
+SPLIT = "--rollouts-per-problem 4 --problems-per-batch 8 --update-steps 10"
+BATCH = "--problems-per-batch 8 --rollouts-per-problem 4"
+PLAN = "plan --rollouts 1e5 --max-batch 64"
+COST = "cost --rollouts 1e3 --response-tokens 100 --model-parameters 7B --device h100"
+LAUGHS = "a: &a {x: 1}\n" + "".join(
+    f"{b}: &{b} {{{', '.join(f'k{i}: *{a}' for i in range(9))}}}\n"
+    for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)
+)
+EMPTY_LAUGHS = LAUGHS.replace("{x: 1}", "{}")
+
+FILES = {
+    "circle.yaml": "a: &a {b: *a}",
+    "list.yaml": "max_steps: &a [*a, *a]",
+    "laughs.yaml": LAUGHS,
+    "nothing.yaml": EMPTY_LAUGHS,
+    "deep.yaml": "a: " + "{a: " * 5_000 + "1" + "}" * 5_000,
+    "below.yaml": "\n".join(f"{' ' * k}a:" for k in range(200)),
+    "tag.yaml": "a: !!python/object/apply:os.system [true]",
+    "date.yaml": "max_steps: 2026-13-45",
+    "day.yaml": "max_steps: 2026-01-01",
+    "two.yaml": "a: 1\n---\nb: 2",
+    "huge.yaml": "max_steps: 0x" + "f" * 5_000,
+    "key.yaml": "? 0x" + "f" * 5_000 + "\n: 1",
+    "list-key.yaml": "? [a]\n: 1",
+    "long.json": json.dumps({"k" * 2_000: 1}),
+    "control.yaml": "max_steps: \x1b",
+    "deep.json": "[" * 200_000,
+    "nested.json": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "digits.json": '{"max_steps": ' + "9" * 5_000 + "}",
+    "nan.json": '{"max_steps": NaN}',
+    "escape.json": '{"max_steps": "\\u001b[31mred"}',
+    "surrogate.json": '{"max_steps": "\\ud800"}',
+    "list.json": "[1]",
+    "empty.json": "",
+    "deep.toml": "a = " + "[" * 5_000 + "]" * 5_000,
+    "twice.toml": "a = 1\na = 2",
+    "train.py": "import trl  # --max_steps 5",
+    "note.md": "--max_steps 5",
+    "launch": "#!/usr/bin/env python3\nprint('--max_steps 5')",
+    "open.sh": "trl grpo --max_steps '5",
+    "brackets.sh": "--max_steps " + "[" * 5_000 + "]" * 5_000,
+    "script.sh": "echo nothing",
+    "a.csv": "run_id,step\na,1\n",
+    "words.csv": "run_id,step,problem_id,reward\na,one,p,1\n",
+    "empty.csv": "",
+    "plain.ledger": "not a ledger",
+}
+
+WRONG = [
+    # The command line itself.
+    ("", "arguments are required: COMMAND"),
+    ("bogus", "invalid choice: 'bogus'"),
+    ("--bogus", "required: COMMAND"),
+    ("show", "required: LEDGER"),
+    ("show x --bogus", "unrecognized arguments: --bogus"),
+    ("show x $'\\x1b[31m' --bogus $'\\x1b[31m'", "\\x1b[31m"),
+    # allocate
+    (f"allocate --budget nan {BATCH}", "'nan' is not a whole number"),
+    (f"allocate --budget inf {BATCH}", "'inf' is not a whole number of at most"),
+    (f"allocate --budget 1e400 {BATCH}", "is not a whole number of at most"),
+    (f"allocate --budget 1e999999999 {BATCH}", "is not a whole number of at most"),
+    (f"allocate --budget {'9' * 5_000} {BATCH}", "is not a whole number of at most"),
+    (f"allocate --budget 1e-999999999 {BATCH}", "'1e-999999999' is not a whole number"),
+    (f"allocate --budget -5 {BATCH}", "the budget is -5"),
+    (f"allocate --budget '' {BATCH}", "'' is not a whole number"),
+    (f"allocate --budget 16 {BATCH}", "does not pay for one step of 32"),
+    (f"allocate --budget 64 {BATCH} --problems 0", "problems is 0"),
+    (f"allocate --budget 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
+    (f"allocate --budget 64 {BATCH} --anchor inf --anchor-batch 8", "'inf' is not a finite number"),
+    (f"allocate --budget 64 {BATCH} --anchor 1e-3 --anchor-batch 0", "anchor_batch is 0"),
+    # plan
+    (f"{PLAN} --problems 100 --max-epochs inf", "'inf' is not a finite number"),
+    (f"{PLAN} --problems 100 --max-epochs nan", "'nan' is not a finite number"),
+    (f"{PLAN} --problems 100 --max-epochs 0", "must be positive and finite"),
+    (f"{PLAN} --max-epochs 2", "needs the number of problems"),
+    (f"{PLAN} --rollouts-per-problem 4,,8", "'' is not a whole number"),
+    (f"{PLAN} --rollouts-per-problem 4,4", "holds a value twice: 4, 4"),
+    (f"{PLAN} --rollouts-per-problem {','.join(map(str, range(1, 300)))}", "at most 200 are considered"),
+    ("plan --rollouts 1e5 --max-batch 1", "batches of at most 1"),
+    (f"{PLAN} --min-steps 1e9", "no split of 100,000 rollouts can be run"),
+    (f"{PLAN} --sweep-share 1", "must lie between 0 and 1"),
+    (f"{PLAN} --sweep-share 0.5 --sweep-rollouts 5", "give one"),
+    (f"{PLAN} --sweep-share 0.2 --points-per-octave 1000000000", "must be at most 64"),
+    (f"{PLAN} --sweep-share 0.00001", "at least 2 must be compared"),
+    (f"{PLAN} --model-parameters 7B", "needs --response-tokens and --device"),
+    (f"{PLAN} --json /dev/null", "/dev/null: cannot be written (it is a special file)"),
+    (f"{PLAN} --json .", "cannot be written (it is a folder)"),
+    (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
+    # cost
+    (f"{COST} --model-parameters 7X", "'7X' is not a whole number"),
+    (f"{COST} --model-parameters B", "'B' is not a whole number"),
+    (f"{COST} --model-parameters 1e999999999B", "is not a whole number of at most"),
+    (f"{COST} --model-parameters 0.3", "'0.3' is not a whole number"),
+    (f"{COST} --device abacus", "invalid choice: 'abacus'"),
+    (f"{COST} --response-tokens 1e308", "both at most 1,000,000,000"),
+    (f"{COST} --response-growth 1e308", "must be a positive factor"),
+    (f"{COST} --spread nan", "'nan' is not a finite number"),
+    (f"{COST} --layers 32", "needs both the layers and the width"),
+    (f"{COST} --training-utilisation 0.1,0.2", "is not one share of the peak or three"),
+    (f"{COST} --training-utilisation 0.3,x,0.5", "'x' is not a finite number"),
+    (f"{COST} --training-utilisation 2", "must be in ascending order between 0 and 1"),
+    (f"{COST} --tokens-per-second 0", "tokens_per_second is 0.0"),
+    (f"{COST} --price -1", "an amount of money is -1.0"),
+    (f"{COST} --world-size 0", "world_size is 0"),
+    # convert
+    (f"convert --to rl4lms {SPLIT}", "invalid choice: 'rl4lms'"),
+    (f"convert --to verl {SPLIT} --world-size 3", "over 3 devices; problems_per_batch 6 or 9 would"),
+    (f"convert --to verl {SPLIT} --world-size 1e15", "it must be at most 1,048,576"),
+    (f"convert --to verl {SPLIT} --gpus-per-node 1e15", "it must be at most 1,048,576"),
+    (f"convert --to trl {SPLIT} --world-size 2 --tensor-parallel 2", "TRL trains without tensor parallelism"),
+    (f"convert --to verl {SPLIT} --world-size 6 --tensor-parallel 4", "world_size 4 or 8 would"),
+    (f"convert --to verl {SPLIT} --micro-batch 3", "1, 2, 4, 8, 16, 32 would"),
+    ("convert --to verl --rollouts-per-problem 1e9 --problems-per-batch 1e9 --update-steps 1 --micro-batch 3", "would"),
+    (f"convert --to verl {SPLIT} --learning-rate 0", "learning_rate is 0.0"),
+    (f"convert --to verl {SPLIT} --learning-rate-anchor 64", "give --learning-rate as well"),
+    (f"convert --to verl {SPLIT} --problems 4", "cannot be drawn from 4"),
+    # read
+    ("read --from trl circle.yaml", "nested more than 100 deep, or contains itself"),
+    ("read --from trl list.yaml", "max_steps is [["),
+    ("read --from trl laughs.yaml", "holds more than 100,000 keys"),
+    ("read --from trl nothing.yaml", "holds more than 100,000 keys"),
+    ("read --from trl deep.yaml", "is nested too deeply"),
+    ("read --from trl below.yaml", "nested more than 100 deep"),
+    ("read --from trl tag.yaml", "not YAML ("),
+    ("read --from trl date.yaml", "not yaml (month must be in 1..12"),
+    ("read --from trl day.yaml", "max_steps is datetime.date(2026, 1, 1); it must be a whole number"),
+    ("read --from trl two.yaml", "not YAML (expected a single document"),
+    ("read --from trl huge.yaml", "max_steps is a whole number of 20,000 bits; it must be a whole number"),
+    ("read --from trl key.yaml --world-size 1 --json x.json", "no allocation to write"),
+    ("read --from trl list-key.yaml", "not YAML ("),
+    ("read --from trl long.json", "holds more than 1,000 characters in a key"),
+    ("read --from trl control.yaml", "not YAML ("),
+    ("read --from trl deep.json", "is nested too deeply"),
+    ("read --from trl nested.json", "is nested too deeply"),
+    ("read --from trl digits.json", "not json ("),
+    ("read --from trl nan.json", "max_steps is nan"),
+    ("read --from trl escape.json", "max_steps is '\\x1b[31mred'"),
+    ("read --from trl surrogate.json", "max_steps is '\\ud800'"),
+    ("read --from trl list.json", "its top level must be keys with values"),
+    ("read --from trl empty.json", "not json (Expecting value"),
+    ("read --from trl deep.toml", "is nested too deeply"),
+    ("read --from trl twice.toml", "not toml (Cannot overwrite a value"),
+    ("read --from trl train.py", "settings are not read from .py files; give YAML"),
+    ("read --from trl note.md", "settings are not read from .md files"),
+    ("read --from trl launch", "is a Python program"),
+    ("read --from trl open.sh", "not sh (No closing quotation)"),
+    ("read --from trl brackets.sh", "max_steps is ["),
+    ("read --from trl script.sh", "no settings were given"),
+    ("read --from trl none.yaml", "none.yaml: cannot be read (No such file or directory)"),
+    ("read --from trl .", ".: cannot be read (Is a directory)"),
+    ("read --from trl a.csv", "settings are not read from .csv files"),
+    ("read --from trl -- --max_steps", "max_steps is True"),
+    ("read --from trl -- --max_steps -5", "max_steps is -5"),
+    ("read --from trl -- --max_steps 1e400", "max_steps is inf"),
+    ("read --from trl -- words alone", "words: cannot be read"),
+    ("read --from prime-rl --json x.json -- --batch_size 8", "no allocation to write: update steps"),
+    ("read --from trl --world-size 0 -- --max_steps 5", "world_size is 0"),
+    # show and export
+    ("show none.ledger", "none.ledger: "),
+    ("show .", "plain.ledger: not a ledger"),
+    ("show plain.ledger", "not a ledger"),
+    ("show a.csv", "lacks the columns"),
+    ("show empty.csv", "the file is empty"),
+    ("show none.parquet", "no such file or folder"),
+    ("show a.ledger --by day", "invalid choice: 'day'"),
+    ("show a.ledger --json /dev/null", "it is a special file"),
+    ("export a.ledger --out ledger.txt", "ledger.txt: a table is a .parquet or a .csv file"),
+    ("export a.ledger --out /dev/null/x.parquet", "/dev/null/x.parquet: cannot be written ("),
+    ("export none.ledger --out x.parquet", "none.ledger: "),
+    # waste
+    ("waste none.parquet", "no such file or folder"),
+    ("waste script.sh", "a table is a .parquet or a .csv file"),
+    ("waste a.csv", "lacks the columns problem_id, reward"),
+    ("waste words.csv", "'one' is not i64"),
+    ("waste rollouts.parquet --solved-at 2", "solved_at is 2.0"),
+    ("waste rollouts.parquet --solved-at nan", "'nan' is not a finite number"),
+    ("waste rollouts.parquet --bins 0", "bins is 0"),
+    ("waste rollouts.parquet --ledger other.ledger --json x.json", "only in the ledgers"),
+    ("waste rollouts.parquet --pass-rates a.csv --problems a.csv", "not allowed with argument"),
+    ("waste rollouts.parquet --pass-rates rates.csv", "rates.csv: problem p has 5 successes of 4 samples"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder to work in, with files that are not what they should be."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    for run_id in ("a", "other"):
+        with Ledger.open(tmp_path / f"{run_id}.ledger", run_id=run_id) as ledger:
+            ledger.charge(1, {"trained": Counts(rollouts=4)})
+    rewards = pl.DataFrame({"run_id": "a", "step": 1, "problem_id": "p", "reward": [0.0, 1.0]})
+    rewards.write_parquet(tmp_path / "rollouts.parquet")
+    rates = pl.DataFrame({"run_id": "a", "step": 0, "problem_id": "p", "successes": 5, "samples": 4})
+    rates.write_csv(tmp_path / "rates.csv")
+    return tmp_path
+
+
+def run(line):
+    """The status of a command, however it is told."""
+    try:
+        return main(shlex.split(line.replace("$'\\x1b[31m'", "\x1b[31m")))
+    except SystemExit as error:
+        return error.code
+
+
+@pytest.mark.parametrize(("line", "told"), WRONG, ids=[line[:60] for line, _ in WRONG])
+def test_a_wrong_command_is_one_sentence_and_leaves_no_file(folder, capsys, line, told):
+    before = sorted(folder.rglob("*"))
+    assert run(line) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.endswith("\n")
+    assert err[:-1].isprintable()
+    assert len(err) < 1_000
+    assert "()" not in err
+    assert told in err
+    assert sorted(folder.rglob("*")) == before
+
+
+def child(code, *arguments):
+    """Run a program that calls ``main``; its status, and what it said."""
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+SIGNAL = """
+import os, signal, sys
+from isocompute.budget.cli import main
+# The file is written and not yet in its place.
+os.fsync = lambda handle: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("line", [f"{COST} --json made.json", "export a.ledger --out made.parquet"])
+def test_a_write_that_is_interrupted_leaves_nothing(folder, name, line):
+    before = sorted(folder.rglob("*"))
+    status, err = child(SIGNAL, name, *line.split())
+    assert (status, err) == (128 + getattr(signal, name), "")
+    assert sorted(folder.rglob("*")) == before
+
+
+FULL = """
+import resource, sys
+from isocompute.budget.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_write_that_fails_keeps_what_was_there(folder):
+    (folder / "made.json").write_text("before")
+    before = sorted(folder.rglob("*"))
+    for line in (
+        f"{COST} --json made.json",
+        f"convert --to trl {SPLIT} --json new.json",
+        "show a.ledger --json new.json",
+    ):
+        status, err = child(FULL, *line.split())
+        assert status == 2
+        assert err.endswith(".json: cannot be written (File too large)\n")
+    assert sorted(folder.rglob("*")) == before
+    assert (folder / "made.json").read_text() == "before"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+def test_output_that_cannot_be_written_is_told(folder):
+    with Path("/dev/full").open("w") as full:
+        code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *COST.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "error: the output cannot be written (No space left on device)\n")
+
+
+def test_a_locale_without_unicode_is_no_error(folder, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
+    for line in (f"convert --to trl {SPLIT}", "allocate --help", "read --from trl \u00fc.yaml"):
+        status, err = child(code, *line.split())
+        assert status == (2 if "read" in line else 0)
+        assert "Traceback" not in err
+
+
+ODD = ["", "..", "../../etc", "a/b", "two\nlines", "\x1b[2Jgone", "\u202etxt", "tab\there", "x" * 2_000]
+
+
+@pytest.mark.parametrize("run_id", ODD)
+def test_odd_run_ids_are_shown_as_they_are_and_do_nothing(folder, capsys, run_id):
+    before = sorted(folder.rglob("*"))
+    table = {"run_id": run_id, "step": 1, "rollouts": 4, "prompt_tokens": 0, "response_tokens": 0}
+    pl.DataFrame({**table, "cohort": "trained"}).write_parquet(folder / "odd.parquet")
+    rewards = pl.DataFrame({"run_id": run_id, "step": 1, "problem_id": "p", "reward": [0.0, 1.0]})
+    rewards.write_parquet(folder / "rewards.parquet")
+    assert main(["show", "odd.parquet", "--by", "run", "--json", "out.json"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert all(line.isprintable() for line in lines)
+    shown = run_id.encode("unicode_escape").decode() if not run_id.isprintable() else run_id
+    assert any(line.startswith(shown) and line.split()[-1:] == ["0"] for line in lines)
+    assert json.loads((folder / "out.json").read_text())["runs"] == [run_id]
+    assert main(["export", "odd.parquet", "--out", "again.csv"]) == 0
+    assert main(["waste", "rewards.parquet", "--ledger", "a.ledger"]) == 2
+    out, err = capsys.readouterr()
+    assert out.count("\n") == err.count("\n") == 1
+    assert err[:-1].isprintable()
+    made = {folder / name for name in ("odd.parquet", "rewards.parquet", "out.json", "again.csv")}
+    assert set(folder.rglob("*")) == {*before, *made}

@@ -1,0 +1,74 @@
+import shutil
+
+import polars as pl
+import pytest
+from isocompute.budget import BudgetError, Counts, Ledger, LedgerError, account, tables
+
+
+def run(path, run_id, steps, **options):
+    with Ledger.open(path, run_id=run_id, **options) as ledger:
+        for step in steps:
+            ledger.charge(step, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)})
+        ledger.charge(max(steps), {"eval": Counts(rollouts=100)})
+    return path
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """Two runs, one of which was killed after step 3 and resumed from step 1."""
+    run(tmp_path / "sweep" / "a.ledger", "a", [1, 2, 3])
+    run(tmp_path / "sweep" / "a.ledger", "a", [2, 3], resumed_from=1)
+    run(tmp_path / "sweep" / "b" / "b.ledger", "b", [1, 2])
+    return tmp_path / "sweep"
+
+
+def test_canonical_and_lost_make_paid_by_every_group(sweep):
+    found = account([sweep])
+    for group in ("cohort", "phase", "step", "run"):
+        sums = found.by(group)
+        assert (sums["rollouts"] + sums["lost_rollouts"] == sums["paid_rollouts"]).all()
+        assert sums["rollouts"].sum() == 5 * 32 + 200
+        assert sums["paid_rollouts"].sum() == 7 * 32 + 300
+        assert sums["paid_response_tokens"].sum() == 7 * 480
+    assert found.by("run")["run_id"].to_list() == ["a", "b"]
+    assert found.by("run")["lost_rollouts"].to_list() == [64 + 100, 0]
+
+
+def test_copies_and_exported_tables_of_the_same_runs_count_once(sweep, tmp_path):
+    once = account([sweep])
+    table = tables.write(once.ledger, "ledger", tmp_path / "ledger.parquet")
+    copy = shutil.copy(sweep / "a.ledger", tmp_path / "copy.ledger")
+    again = account([sweep, sweep / "a.ledger", copy, table])
+    assert again.ledger.equals(once.ledger)
+    assert again.lost_work.equals(once.lost_work)
+    assert again.tables == (str(table),)
+
+
+def test_a_step_that_lost_everything_is_shown(tmp_path):
+    path = run(tmp_path / "a.ledger", "a", [1, 2, 3])
+    run(path, "a", [2], resumed_from=1)
+    third = account([path]).by("step").row(by_predicate=pl.col("step") == 3, named=True)
+    assert (third["rollouts"], third["lost_rollouts"], third["paid_rollouts"]) == (0, 132, 132)
+
+
+def test_a_folder_with_a_damaged_ledger_is_not_summed_without_it(sweep):
+    (sweep / "b" / "b.ledger").write_bytes(b"xsocompute" + (sweep / "b" / "b.ledger").read_bytes()[10:])
+    with pytest.raises(LedgerError, match=r"b\.ledger: not a ledger"):
+        account([sweep])
+
+
+def test_a_folder_of_tables_is_read_as_tables_are(sweep, tmp_path):
+    once = account([sweep])
+    tables.write(once.ledger, "ledger", tmp_path / "out" / "ledger.parquet")
+    assert account([tmp_path / "out"]).ledger.equals(once.ledger)
+
+
+def test_nothing_charged_is_said(tmp_path):
+    Ledger.open(tmp_path / "a.ledger", run_id="a").close()
+    with pytest.raises(LedgerError, match="nothing was charged yet"):
+        account([tmp_path / "a.ledger"])
+
+
+def test_an_unknown_group_is_refused_with_the_known_ones(sweep):
+    with pytest.raises(BudgetError, match="'week'; choose one of cohort, phase, step, run"):
+        account([sweep]).by("week")

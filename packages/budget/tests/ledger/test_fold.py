@@ -1,0 +1,222 @@
+"""Ledgers against a model that is written another way: it keeps the events, and asks of each what came later."""
+
+import os
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, Ledger, LedgerError, Limits, Meter
+from isocompute.budget.ledger.fold import CODES, Fold
+
+HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "3000"))
+
+
+@dataclass
+class Model:
+    """What happened, in order; every answer looks at all of it."""
+
+    events: list = field(default_factory=list)
+    begins: list = field(default_factory=list)
+
+    def begin(self, resumed_from):
+        self.begins.append((len(self.events), resumed_from))
+
+    def charge(self, step, counts, seconds=0.0):
+        self.events.append((step, None, None, seconds))
+        self.events += [(step, cohort, c, 0.0) for cohort, c in counts.items()]
+
+    def later_begins(self, place):
+        return [begin for begin in self.begins if begin[0] > place]
+
+    def last_step(self):
+        reached = [min([e[0], *(r for _, r in self.later_begins(at))]) for at, e in enumerate(self.events)]
+        return max(reached, default=0)
+
+    def is_lost(self, place):
+        step, cohort, *_ = self.events[place]
+        begins = self.later_begins(place)
+        if any(resumed_from < step for _, resumed_from in begins):
+            return True
+        if cohort in TRAINING_COHORTS or not begins:
+            return False
+        return any(e[:2] == (step, cohort) for e in self.events[begins[0][0] :])
+
+    def charges(self):
+        """Every charge as step, cohort and counts: those that survived, and those that were lost."""
+        found = ([], [])
+        for at, (step, cohort, c, _) in enumerate(self.events):
+            if cohort is not None:
+                found[self.is_lost(at)].append((step, cohort, c))
+        return found
+
+    def seconds(self):
+        # One after the other, as a ledger does: later Pythons add floats up more exactly.
+        total = 0.0
+        for *_, seconds in self.events:
+            total += seconds
+        return total
+
+
+def total(charges, cohorts):
+    return sum((c for _, cohort, c in charges if cohort in cohorts), Counts())
+
+
+def check(history, model):
+    """The sums of a history are the model's."""
+    totals = history.totals()
+    survived, lost = model.charges()
+    assert totals.canonical == {cohort: total(survived, [cohort]) for cohort in COHORTS}
+    assert totals.lost == {cohort: total(lost, [cohort]) for cohort in COHORTS}
+    assert totals.used == total(survived, TRAINING_COHORTS)
+    assert totals.paid == total(survived + lost, COHORTS)
+    assert history.device_seconds == model.seconds()
+
+
+def check_tables(history, model):
+    for frame, charges in zip((history.table(), history.lost_work()), model.charges(), strict=True):
+        expected = {}
+        for step, cohort, c in charges:
+            expected[step, cohort] = expected.get((step, cohort), Counts()) + c
+        found = {}
+        for step, cohort, *numbers in frame.select(
+            "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"
+        ).iter_rows():
+            c = Counts(**dict(zip(("rollouts", "prompt_tokens", "response_tokens"), numbers, strict=True)))
+            found[step, cohort] = found.get((step, cohort), Counts()) + c
+        assert found == expected
+
+
+def some(source, most):
+    return Counts(
+        rollouts=source.randint(1, most), prompt_tokens=source.randint(0, 90), response_tokens=source.randint(0, 90)
+    )
+
+
+def act(source, step, resumed_from):
+    """One thing that a driver does: where it is then, the step that it charges, and what."""
+    kind = source.choices(("step", "empty", "evaluate", "repeat", "late", "time"), (6, 1, 2, 2, 2, 1))[0]
+    apart = source.choice(("eval", "pilot"))
+    taken_over = source.randint(0, resumed_from)
+    if kind == "step":
+        counts = {"trained": some(source, 9)} | ({"filtered": some(source, 5)} if source.random() < 0.3 else {})
+        return step + 1, step + 1, counts
+    return {
+        "empty": (step + 1, step + 1, {}),
+        "evaluate": (step, step, {apart: some(source, 50)}),
+        "repeat": (step, taken_over, {apart: some(source, 50)}),
+        "late": (step, taken_over, {"failed": some(source, 5)}),
+        "time": (step, source.randint(0, step), {}),
+    }[kind]
+
+
+def live(path, source, model, limits):
+    """One attempt at a run, from a step that is not beyond the model's last."""
+    last = model.last_step()
+    resumed_from = source.choice((0, last, source.randint(0, last), source.randint(max(0, last - 2), last)))
+    model.begin(resumed_from)
+    # Whatever a sequential reading of the events accepts, opening must accept.
+    with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
+        meter = Meter(ledger, limits)
+        step = resumed_from
+        for _ in range(source.randint(0, 8)):
+            moved, at, counts = act(source, step, resumed_from)
+            rollouts = sum(counts[cohort].rollouts for cohort in ("trained", "filtered") if cohort in counts)
+            if rollouts and not meter.admit(at, rollouts):
+                break
+            before, seconds = ledger.used.rollouts, source.choice((0.0, 0.0, 0.1, 7.3))
+            meter.charge(at, counts, device_seconds=seconds)
+            model.charge(at, counts, seconds)
+            step = moved
+            assert ledger.used.rollouts >= before
+    history = History.read(path)
+    assert history.totals() == ledger.totals
+    assert (history.device_seconds, history.last_step) == (ledger.device_seconds, model.last_step())
+    check(history, model)
+    return history
+
+
+def test_random_histories_have_the_same_sums_live_reopened_and_in_the_model(tmp_path, monkeypatch):
+    # What reaches the disk is asked elsewhere; 30,000 syncs would only take time.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    source = random.Random(9)
+    lost = late = 0
+    for number in range(HISTORIES):
+        path, model = tmp_path / f"{number}.ledger", Model()
+        limits = Limits(rollouts=source.randint(10, 80))
+        for _ in range(source.randint(2, 5)):
+            history = live(path, source, model, limits)
+            failed = history.totals().canonical["failed"].rollouts
+            assert history.totals().used.rollouts - failed <= limits.rollouts
+        if number % 20 == 0:
+            check_tables(history, model)
+        lost += history.totals().lost_training.rollouts > 0
+        late += failed > 0
+    assert min(lost, late) > HISTORIES / 4
+    print(f"\n{HISTORIES:,} histories: no difference, none refused; {lost:,} lost work, {late:,} have late charges")
+
+
+small = st.integers(0, 9)
+charges = st.lists(
+    st.tuples(st.integers(0, 4), st.sampled_from(COHORTS), st.builds(Counts, rollouts=small, prompt_tokens=small)),
+    max_size=12,
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), charges), min_size=1, max_size=4))
+def test_many_charges_at_once_are_folded_as_one_by_one(attempts):
+    one_by_one, together = Fold(), Fold()
+    for resumed_from, charged in attempts:
+        one_by_one.begin(resumed_from)
+        together.begin(resumed_from)
+        for step, cohort, c in charged:
+            one_by_one.charge(step, {cohort: c})
+        rows = [(s, CODES[k], c.rollouts, c.prompt_tokens, c.response_tokens) for s, k, c in charged]
+        together.charge_all(*(zip(*rows, strict=True) if rows else [[]] * 5))
+        assert together.totals() == one_by_one.totals()
+        assert together.used == one_by_one.used
+        assert together.last_step == one_by_one.last_step
+        assert set(together.canonical()) == set(one_by_one.canonical())
+        assert set(together.lost()) == set(one_by_one.lost())
+
+
+def test_a_late_charge_to_a_step_taken_over_adds(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=32)})
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        ledger.charge(1, {"failed": Counts(rollouts=2)})
+        ledger.charge(1, {"trained": Counts(rollouts=3)})
+        assert ledger.used.rollouts == 37
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        assert ledger.used.rollouts == 37
+    with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
+        assert (ledger.used.rollouts, ledger.totals.lost_training.rollouts) == (0, 37)
+
+
+def test_a_repetition_that_was_rolled_back_replaces_nothing_any_more(tmp_path):
+    path = tmp_path / "a.ledger"
+    evaluation = {"eval": Counts(rollouts=100)}
+    for resumed_from, steps in ((0, (1, 2, 3)), (3, (3,)), (2, (3,))):
+        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
+            for step in steps:
+                ledger.charge(step, evaluation)
+            assert ledger.totals == History.read(path).totals()
+    # Steps 1 and 2 of the first attempt and step 3 of the last.
+    assert ledger.totals.canonical["eval"].rollouts == 300
+    assert ledger.totals.lost["eval"].rollouts == 200
+
+
+def test_a_step_that_generated_nothing_can_be_resumed_past(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=32)})
+        ledger.charge(2, {})
+        ledger.charge(3, {"failed": Counts()}, device_seconds=2.5)
+    for resumed_from in (3, 3, 2, 2):
+        with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
+            assert ledger.used.rollouts == 32
+            assert ledger.device_seconds == 2.5
+    with pytest.raises(LedgerError, match="cannot resume from step 3, because the ledger ends at step 2"):
+        Ledger.open(path, run_id="run", resumed_from=3)

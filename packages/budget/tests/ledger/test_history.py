@@ -1,0 +1,156 @@
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError, tables
+from isocompute.budget.ledger import frames, records
+from isocompute.budget.ledger.accounts import drop_copies
+
+counts = st.builds(
+    Counts,
+    rollouts=st.integers(1, 64),
+    prompt_tokens=st.integers(0, 640),
+    response_tokens=st.integers(0, 960),
+)
+charges = st.lists(
+    st.tuples(st.integers(0, 6), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1)), max_size=8
+)
+attempts = st.lists(st.tuples(st.integers(0, 6), charges), min_size=1, max_size=4)
+
+
+def history(attempts, *, run_id="run", where="x"):
+    contents = []
+    for resumed_from, charged in attempts:
+        contents.append(records.encode_attempt(run_id, resumed_from))
+        contents += [records.encode_charge(step, by_cohort) for step, by_cohort in charged]
+    data = frames.head() + b"".join(frames.frame(n, payload) for n, payload in enumerate(contents))
+    return History.decode(data, where)
+
+
+def one(step, rollouts, cohort="trained"):
+    return (step, {cohort: Counts(rollouts=rollouts)})
+
+
+def rows(frame):
+    return [tuple(row) for row in frame.select("step", "cohort", "rollouts").rows()]
+
+
+@given(attempts)
+def test_canonical_and_lost_add_up_to_what_was_paid(attempts):
+    h = history(attempts)
+    generated = [c for _, charged in attempts for _, by_cohort in charged for c in by_cohort.values()]
+    assert h.totals().paid == sum(generated, Counts())
+    both = pl.concat([h.table(), h.lost_work().drop("attempt")])
+    for name in ("rollouts", "prompt_tokens", "response_tokens"):
+        assert both[name].sum() == getattr(h.totals().paid, name)
+
+
+@given(attempts)
+def test_totals_are_the_sums_of_the_tables(attempts):
+    h = history(attempts)
+    totals = h.totals()
+    for frame, by_cohort in ((h.table(), totals.canonical), (h.lost_work(), totals.lost)):
+        for cohort in COHORTS:
+            assert frame.filter(cohort=cohort)["rollouts"].sum() == by_cohort[cohort].rollouts
+    assert totals.used == sum((totals.canonical[c] for c in TRAINING_COHORTS), Counts())
+
+
+@given(attempts)
+def test_evaluations_and_pilots_of_a_step_have_one_canonical_attempt(attempts):
+    seen = {}
+    for step, code, attempt, *_ in history(attempts).fold.canonical():
+        if COHORTS[code] not in TRAINING_COHORTS:
+            assert seen.setdefault((step, code), attempt) == attempt
+
+
+@given(attempts)
+def test_the_tables_fit_their_schema(attempts):
+    h = history(attempts)
+    for frame in (h.table(), h.lost_work().drop("attempt")):
+        assert dict(frame.schema) == {c.name: c.dtype() for c in tables.schema("ledger").columns}
+    if not h.table().is_empty():
+        assert tables.check(h.table(), "ledger", where="x").equals(h.table())
+
+
+def test_steps_after_the_one_resumed_from_are_lost():
+    h = history([(0, [one(1, 8), one(2, 9), one(3, 10)]), (1, [one(2, 11)])])
+    assert rows(h.table()) == [(1, "trained", 8), (2, "trained", 11)]
+    assert rows(h.lost_work()) == [(2, "trained", 9), (3, "trained", 10)]
+    assert h.lost_work()["attempt"].to_list() == [1, 1]
+    assert h.last_step == 2
+
+
+def test_work_lost_once_does_not_come_back():
+    h = history([(0, [one(1, 8), one(2, 9)]), (0, []), (0, [one(1, 10)])])
+    assert rows(h.table()) == [(1, "trained", 10)]
+    assert rows(h.lost_work()) == [(1, "trained", 8), (2, "trained", 9)]
+
+
+def test_an_evaluation_repeated_at_a_step_taken_over_counts_once():
+    start = [one(0, 1200, "eval"), one(1, 32)]
+    h = history([(0, start), (0, [one(0, 1200, "eval")])])
+    assert rows(h.table()) == [(0, "eval", 1200)]
+    assert rows(h.lost_work()) == [(0, "eval", 1200), (1, "trained", 32)]
+
+
+def test_a_repeated_evaluation_leaves_the_training_of_its_step():
+    h = history([(0, [one(1, 32), one(1, 1200, "eval")]), (1, [one(1, 1200, "eval")])])
+    assert rows(h.table()) == [(1, "eval", 1200), (1, "trained", 32)]
+    assert rows(h.lost_work()) == [(1, "eval", 1200)]
+
+
+def test_several_charges_to_a_step_add_up():
+    h = history([(0, [one(1, 16), one(1, 16), one(1, 2, "failed")])])
+    assert rows(h.table()) == [(1, "failed", 2), (1, "trained", 32)]
+
+
+def test_a_copy_of_a_ledger_is_not_counted_again():
+    early = history([(0, [one(1, 8)])], where="copy")
+    late = history([(0, [one(1, 8), one(2, 9)]), (1, [one(2, 9)])], where="own")
+    other = history([(0, [one(1, 8)])], run_id="other")
+    assert drop_copies([early, late, other, late]) == [late, other]
+
+
+def test_two_ledgers_of_a_run_that_differ_are_refused_by_name():
+    ours = history([(0, [one(1, 8), one(2, 9)])], where="a.ledger")
+    theirs = history([(0, [one(1, 8), one(2, 10), one(3, 1)])], where="b.ledger")
+    with pytest.raises(LedgerError, match=r"a\.ledger and b\.ledger are both ledgers of run run and differ"):
+        drop_copies([ours, theirs])
+
+
+def test_a_ledger_of_two_runs_is_refused():
+    data = (
+        frames.head()
+        + frames.frame(0, records.encode_attempt("a", 0))
+        + frames.frame(1, records.encode_attempt("b", 0))
+    )
+    with pytest.raises(LedgerError, match="holds charges of the runs a and b"):
+        History.decode(data, "x")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(LedgerError, match=r"none\.ledger: cannot be read \(No such file"):
+        History.read(tmp_path / "none.ledger")
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (b"X", "record 1 is not one that this version knows"),
+        (b"", "record 1 is not one that this version knows"),
+        (b"E", "record 1 is not one that this version knows"),
+        (records.TIMED.pack(records.TIMED_CHARGE, 1, 2.0) + b"12345", "record 1 is not one that this version knows"),
+        (b"C" + records.ENTRY.pack(1, 17, 1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+        (b"C" + records.ENTRY.pack(1, 0, -1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+    ],
+)
+def test_a_whole_record_that_makes_no_sense_is_named(payload, problem):
+    data = frames.head() + frames.frame(0, records.encode_attempt("a", 0)) + frames.frame(1, payload)
+    with pytest.raises(LedgerError, match=f"x: {problem}"):
+        History.decode(data, "x")
+
+
+def test_a_charge_before_any_attempt_is_named():
+    data = frames.head() + frames.frame(0, records.encode_charge(1, {"trained": Counts(rollouts=1)}))
+    with pytest.raises(LedgerError, match="an attempt must begin before anything is charged"):
+        History.decode(data, "x")

@@ -1,0 +1,290 @@
+import resource
+import subprocess
+import sys
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, tables
+from isocompute.budget.ledger import frames
+
+STEP = {
+    "trained": Counts(rollouts=28, response_tokens=420),
+    "filtered": Counts(rollouts=4, response_tokens=60),
+}
+EVALUATION = {"eval": Counts(rollouts=100, response_tokens=900)}
+
+
+def write(path, steps, **options):
+    with Ledger.open(path, run_id="run", **options) as ledger:
+        for step in steps:
+            ledger.charge(step, STEP)
+
+
+def test_a_charge_is_in_the_file_when_it_returns(tmp_path):
+    ledger = Ledger.open(tmp_path / "a.ledger", run_id="run")
+    for step in (1, 2, 3):
+        ledger.charge(step, STEP)
+        assert History.read(ledger.path).totals().used.rollouts == ledger.used.rollouts == 32 * step
+    ledger.close()
+
+
+def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged_and_the_run_goes_on(tmp_path):
+    path = tmp_path / "a.ledger"
+    write(path, [1, 2])
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        ledger.charge(2, STEP)
+        acknowledged = [(path.stat().st_size, ledger.totals.paid)]
+        for _ in range(2):
+            # Only the first charge of a step is synced.
+            ledger.charge(2, STEP)
+            acknowledged.append((path.stat().st_size, ledger.totals.paid))
+        data = path.read_bytes()
+    synced = acknowledged[0][0]
+    for cut in range(synced, len(data) + 1):
+        path.write_bytes(data[:cut])
+        size, paid = next((size, counts) for size, counts in reversed(acknowledged) if size <= cut)
+        assert History.read(path).totals().paid == paid
+        with Ledger.open(path, run_id="run") as ledger:
+            assert ledger.torn_bytes == cut - size
+            assert ledger.totals.paid == paid
+            assert ledger.used == Counts()
+            ledger.charge(1, STEP)
+        after = History.read(path)
+        assert after.torn_bytes == 0
+        assert after.totals().used == Counts(rollouts=32, response_tokens=480)
+        assert after.totals().paid == paid + Counts(rollouts=32, response_tokens=480)
+    for cut in range(1, synced):
+        path.write_bytes(data[:cut])
+        with pytest.raises(LedgerError, match=r"not a ledger|the watermark|were on the disk"):
+            Ledger.open(path, run_id="run")
+        assert path.read_bytes() == data[:cut]
+
+
+@given(
+    steps=st.integers(1, 12),
+    evaluate_every=st.integers(1, 5),
+    save_every=st.integers(1, 5),
+    evaluate_first=st.booleans(),
+    deaths=st.lists(st.tuples(st.integers(0, 12), st.binary(max_size=7)), max_size=6),
+)
+def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
+    tmp_path_factory, steps, evaluate_every, save_every, evaluate_first, deaths
+):
+    folder = tmp_path_factory.mktemp("run")
+
+    def go(path, saved, charges_left):
+        """Run from a checkpoint (step, evaluated) until the end or death; return the last checkpoint."""
+        done, evaluated = saved
+        ledger = Ledger.open(path, run_id="run", resumed_from=done)
+        paid = Counts()
+
+        def charge(step, counts):
+            nonlocal charges_left, paid
+            if charges_left == 0:
+                raise InterruptedError
+            charges_left -= 1
+            ledger.charge(step, counts)
+            paid += sum(counts.values(), Counts())
+
+        def evaluate(step):
+            nonlocal evaluated
+            if step % evaluate_every == 0 and evaluated < step:
+                charge(step, {"eval": Counts(rollouts=100 + step)})
+                evaluated = step
+
+        try:
+            evaluate(done)
+            for step in range(done + 1, steps + 1):
+                charge(step, {"trained": Counts(rollouts=30 + step), "stale": Counts(rollouts=2)})
+                if evaluate_first:
+                    evaluate(step)
+                if step % save_every == 0:
+                    saved = (step, evaluated)
+                evaluate(step)
+            return saved, paid, True
+        except InterruptedError:
+            return saved, paid, False
+        finally:
+            ledger.close()
+
+    go(folder / "undisturbed", (0, -1), -1)
+    saved, paid, finished = (0, -1), Counts(), False
+    for charges_left, torn in [*deaths, (-1, b"")]:
+        if not finished:
+            saved, more, finished = go(folder / "disturbed", saved, charges_left)
+            paid += more
+            with (folder / "disturbed").open("ab") as stream:
+                stream.write(frames.frame(10**6, b"C")[: len(torn)])
+    assert finished
+    undisturbed, disturbed = History.read(folder / "undisturbed"), History.read(folder / "disturbed")
+    assert disturbed.totals().canonical == undisturbed.totals().canonical
+    assert disturbed.totals().paid == paid
+    assert disturbed.table().equals(undisturbed.table())
+    files = [tables.write(h.table(), "ledger", folder / f"{i}.parquet") for i, h in enumerate((undisturbed, disturbed))]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_second_attempt_keeps_its_own_count_of_what_survives(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(0, EVALUATION)
+        for step in (1, 2, 3):
+            ledger.charge(step, STEP)
+    with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
+        assert ledger.attempt == 2
+        assert ledger.used.rollouts == 64
+        ledger.charge(2, EVALUATION)
+        ledger.charge(3, STEP)
+        # Training of a step taken over is late, not repeated: it adds.
+        ledger.charge(2, {"failed": Counts(rollouts=5)})
+        assert ledger.used.rollouts == 96 + 5
+        assert ledger.totals == ledger.history().totals()
+        assert ledger.totals.lost_training.rollouts == 32
+        assert ledger.totals.canonical["eval"].rollouts == 200
+
+
+def test_threads_may_charge_at_once(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        threads = [Thread(target=lambda: [ledger.charge(1, STEP) for _ in range(100)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ledger.used.rollouts == 400 * 32
+        assert ledger.history().totals() == ledger.totals
+
+
+def test_a_second_writer_is_refused(tmp_path):
+    path = tmp_path / "a.ledger"
+    first = Ledger.open(path, run_id="run")
+    History.read(path)
+    with pytest.raises(LedgerError, match=r"a\.ledger: another writer has this ledger open"):
+        Ledger.open(path, run_id="run")
+    code = f"from isocompute.budget import Ledger; Ledger.open({str(path)!r}, run_id='run')"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another writer has this ledger open" in other.stderr
+    first.charge(1, STEP)
+    first.close()
+    assert History.read(path).resumed_from == (0,)
+    with Ledger.open(path, run_id="run", resumed_from=1) as second:
+        assert second.used.rollouts == 32
+
+
+def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
+    path = tmp_path / "a.ledger"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, STEP)
+        before = path.read_bytes()
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+            with pytest.raises(LedgerError, match=r"the charge for step 2 could not be written \(File too large\)"):
+                ledger.charge(2, STEP)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert path.read_bytes() == before
+        assert ledger.used.rollouts == 32
+        ledger.charge(2, STEP)
+    assert History.read(path).totals().used.rollouts == 64
+
+
+def test_a_damaged_ledger_is_not_opened_and_not_touched(tmp_path):
+    path = tmp_path / "a.ledger"
+    write(path, [1, 2])
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(LedgerError, match=r"record 2 at byte \d+ is damaged"):
+        Ledger.open(path, run_id="run")
+    assert path.read_bytes() == bytes(data)
+
+
+def test_another_runs_ledger_is_refused(tmp_path):
+    write(tmp_path / "a.ledger", [1])
+    with pytest.raises(LedgerError, match="is the ledger of run run, not of other"):
+        Ledger.open(tmp_path / "a.ledger", run_id="other")
+
+
+def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
+    write(tmp_path / "a.ledger", [1, 2])
+    with pytest.raises(LedgerError, match="cannot resume from step 3, because the ledger ends at step 2"):
+        Ledger.open(tmp_path / "a.ledger", run_id="run", resumed_from=3)
+    write(tmp_path / "a.ledger", [2], resumed_from=1)
+    with pytest.raises(LedgerError, match="cannot resume from step 10"):
+        Ledger.open(tmp_path / "new.ledger", run_id="run", resumed_from=10)
+    assert not (tmp_path / "new.ledger").exists()
+    (tmp_path / "empty.ledger").touch()
+    with pytest.raises(LedgerError, match="cannot resume from step 10"):
+        Ledger.open(tmp_path / "empty.ledger", run_id="run", resumed_from=10)
+    assert (tmp_path / "empty.ledger").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "charge", "problem"),
+    [
+        (
+            1,
+            {"generated": Counts(rollouts=1)},
+            "'generated' is not a cohort; the cohorts are trained, filtered",
+        ),
+        (-1, STEP, "step is -1"),
+        (1.5, STEP, "step is 1.5"),
+    ],
+)
+def test_a_charge_that_makes_no_sense_is_refused_and_not_recorded(tmp_path, step, charge, problem):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        size = ledger.path.stat().st_size
+        with pytest.raises(BudgetError, match=problem):
+            ledger.charge(step, charge)
+        assert ledger.path.stat().st_size == size
+
+
+def test_a_step_without_charges_is_recorded_once_and_is_in_no_table(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        ledger.charge(1, {})
+        size = ledger.path.stat().st_size
+        ledger.charge(1, {"failed": Counts()})
+        assert ledger.path.stat().st_size == size
+        assert ledger.table().is_empty()
+        assert ledger.lost_work().is_empty()
+        assert ledger.history().last_step == 1
+
+
+def test_a_closed_ledger_refuses_charges(tmp_path):
+    ledger = Ledger.open(tmp_path / "a.ledger", run_id="run")
+    ledger.close()
+    ledger.close()
+    with pytest.raises(LedgerError, match="the ledger is closed"):
+        ledger.charge(1, STEP)
+    with pytest.raises(LedgerError, match="the ledger is closed"):
+        ledger.sync()
+
+
+def test_limits_are_noted_once(tmp_path):
+    path = tmp_path / "a.ledger"
+    for limits in (Limits(rollouts=96), Limits(rollouts=96), Limits(response_tokens=10)):
+        with Ledger.open(path, run_id="run") as ledger:
+            ledger.note_limits(limits)
+            assert History.read(path).limits == limits
+    assert History.read(path).records == 5
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match=r"cannot be opened for writing \(Not a directory|File exists\)"):
+        Ledger.open(tmp_path / "file" / "a.ledger", run_id="run")
+    with pytest.raises(LedgerError, match=r"cannot be opened for writing \(Is a directory\)"):
+        Ledger.open(tmp_path, run_id="run")
+
+
+@pytest.mark.parametrize("run_id", ["", "x" * 1001])
+def test_a_run_id_has_a_sensible_length(tmp_path, run_id):
+    with pytest.raises(LedgerError, match="run_id must have 1 to 1000 bytes"):
+        Ledger.open(tmp_path / "a.ledger", run_id=run_id)
+
+
+def test_a_run_id_that_is_no_text_is_refused(tmp_path):
+    with pytest.raises(LedgerError, match=r"the run_id '\\udc80' is not text that UTF-8 can hold"):
+        Ledger.open(tmp_path / "a.ledger", run_id="\udc80")

@@ -1,0 +1,325 @@
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.managers import BaseManager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import (
+    BudgetError,
+    Counts,
+    History,
+    Ledger,
+    LedgerError,
+    Limits,
+    Meter,
+)
+from isocompute.budget.ledger import frames
+
+parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))
+
+
+def step_of(batch, filtered, stale, failed, tokens):
+    """A step of ``batch`` rollouts, some filtered or stale, and ``failed`` ones that were generated again."""
+    filtered = min(filtered, batch)
+    stale = min(stale, batch - filtered)
+    return {
+        "trained": Counts(rollouts=batch - filtered - stale, response_tokens=tokens),
+        "filtered": Counts(rollouts=filtered),
+        "stale": Counts(rollouts=stale),
+        "failed": Counts(rollouts=failed),
+    }
+
+
+@given(st.integers(1, 300), st.integers(1, 40), st.lists(parts, min_size=1, max_size=10))
+def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factory, budget, batch, steps):
+    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=budget))
+        failed_so_far = 0
+        for step, (filtered, stale, failed) in enumerate(steps, start=1):
+            fits = step * batch + failed_so_far <= budget
+            assert bool(meter.admit(step, batch)) == fits
+            if not fits:
+                break
+            meter.charge(step, step_of(batch, filtered, stale, failed, tokens=1))
+            meter.charge(step, {"eval": Counts(rollouts=1000), "pilot": Counts(rollouts=1000)})
+            failed_so_far += failed
+            assert meter.used.rollouts == step * batch + failed_so_far
+            assert meter.used.rollouts - failed <= budget
+            assert meter.overshoot.rollouts == max(0, meter.used.rollouts - budget)
+        assert ledger.history().totals().used == meter.used
+
+
+@given(st.integers(1, 500), st.integers(1, 200), st.lists(st.integers(1, 60), min_size=1, max_size=20))
+def test_with_several_limits_the_run_stops_at_the_first(tmp_path_factory, tokens, rollouts, lengths):
+    with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=rollouts, response_tokens=tokens))
+        last = 0
+        for step, length in enumerate(lengths, start=1):
+            admission = meter.admit(step, 8)
+            assert bool(admission) == (8 * step <= rollouts and meter.used.response_tokens < tokens)
+            assert bool(admission.reason) != bool(admission)
+            if not admission:
+                break
+            meter.charge(step, step_of(8, 0, 0, 0, tokens=length))
+            last = length
+        assert meter.used.rollouts <= rollouts
+        assert meter.overshoot.response_tokens == max(0, meter.used.response_tokens - tokens) < max(1, last)
+
+
+def test_a_refusal_says_how_much_there_is_and_how_much_was_asked(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=48))
+        assert meter.admit(1, 32).reason == ""
+        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        assert meter.admit(2, 32).reason == ("step 2 would take the run from 32 to 64 rollouts, and the budget is 48")
+        assert meter.admit(2, 16)
+        tokens = Meter(ledger, Limits(response_tokens=400))
+        assert tokens.admit(2, 32).reason == (
+            "the run has generated 480 response tokens before step 2, and the budget is 400"
+        )
+        assert tokens.overshoot == Counts(response_tokens=80)
+
+
+def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
+    path = tmp_path / "a.ledger"
+    synced = []
+
+    def spy(handle, sync=os.fsync):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            synced.append(path.read_bytes())
+        sync(handle)
+
+    def content(data):
+        # All but the watermark, which is written after the sync.
+        return data[frames.HEAD_BYTES :]
+
+    with Ledger.open(path, run_id="run") as ledger:
+        monkeypatch.setattr(os, "fsync", spy)
+        meter = Meter(ledger, Limits(rollouts=96))
+        meter.charge(1, step_of(32, 0, 0, 0, tokens=480))
+        # A second charge to a step, such as the evaluation after it, waits for the next sync.
+        meter.charge(1, {"eval": Counts(rollouts=8)})
+        assert content(synced[-1]) != content(path.read_bytes())
+        meter.sync()
+        assert content(synced[-1]) == content(path.read_bytes())
+        assert frames.read_watermark(path.read_bytes()) == len(synced[-1])
+    with pytest.raises(LedgerError, match="the ledger is closed"):
+        meter.sync()
+
+
+def test_a_budget_below_one_step_admits_nothing(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        assert "from 0 to 32 rollouts" in Meter(ledger, Limits(rollouts=16)).admit(1, 32).reason
+
+
+def test_without_limits_everything_is_admitted_and_still_counted(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits())
+        for step in range(1, 5):
+            assert meter.admit(step, 10**9)
+            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
+        assert meter.used == Counts(rollouts=128, response_tokens=1920)
+        assert meter.overshoot == Counts()
+
+
+def test_evaluations_and_pilots_are_not_charged_to_the_budget(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=32, response_tokens=10))
+        meter.charge(0, {"eval": Counts(rollouts=1200, response_tokens=18_000), "pilot": Counts(rollouts=64)})
+        assert meter.used == Counts()
+        assert meter.admit(1, 32)
+        assert ledger.totals.paid.rollouts == 1264
+
+
+def test_lost_work_is_paid_but_not_held_against_the_budget(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        for step in (1, 2):
+            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
+        assert not meter.admit(3, 32)
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.admit(2, 32)
+        meter.charge(2, step_of(32, 0, 0, 0, tokens=480))
+        assert not meter.admit(3, 32)
+        assert (meter.used.rollouts, meter.lost.rollouts) == (64, 32)
+        assert ledger.totals.paid.rollouts == 96
+
+
+def test_the_limits_in_force_are_in_the_file(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert History.read(ledger.path).limits == meter.limits == Limits(rollouts=64)
+
+
+@pytest.mark.parametrize(("step", "rollouts"), [(-1, 32), (1, 0), (1, 2.5), ("1", 32)])
+def test_asking_for_what_cannot_be_is_refused(tmp_path, step, rollouts):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger, pytest.raises(BudgetError):
+        Meter(ledger, Limits(rollouts=64)).admit(step, rollouts)
+
+
+def taken(rollouts, tokens=0):
+    return {"trained": Counts(rollouts=rollouts, response_tokens=tokens)}
+
+
+def test_device_time_and_money_stop_after_the_step_that_reaches_them(tmp_path):
+    path = tmp_path / "a.ledger"
+    limits = Limits(device_seconds=250, money=3.0, price_per_device_hour=36.0)
+    with Ledger.open(path, run_id="run") as ledger:
+        meter = Meter(ledger, limits)
+        for step in (1, 2, 3):
+            assert meter.admit(step, 8)
+            meter.charge(step, taken(8), device_seconds=100.0)
+        assert meter.admit(4, 8).reason == ("the run has taken 300 device-seconds before step 4, and the budget is 250")
+        assert meter.time_overshoot == 50.0
+        dear = Meter(ledger, Limits(money=2.5, price_per_device_hour=36.0))
+        assert dear.admit(4, 8).reason == "the run has cost 3.00 before step 4, and the budget is 2.50"
+        assert dear.time_overshoot == 50.0
+        assert Meter(ledger, Limits(device_seconds=301)).admit(4, 8)
+        ledger.note_limits(limits)
+    history = History.read(path)
+    assert history.limits == limits
+    assert history.device_seconds == 300.0
+    assert "device" not in " ".join(history.table().columns)
+    # Unlike rollouts, time that was lost in a crash was paid for, and is held against the limit.
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        meter = Meter(ledger, limits)
+        assert meter.used.rollouts == 8
+        assert meter.device_seconds == 300.0
+        assert not meter.admit(2, 8)
+        ledger.charge(2, {}, device_seconds=1.5)
+        assert ledger.device_seconds == 301.5
+    assert History.read(path).device_seconds == 301.5
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"device_seconds": 0}, "the limit on device_seconds is 0; it must be a finite number above 0"),
+        ({"money": float("nan"), "price_per_device_hour": 1.0}, "the limit on money is nan"),
+        ({"money": 5.0}, "needs price_per_device_hour"),
+        ({"price_per_device_hour": -1.0}, "price_per_device_hour is -1.0"),
+    ],
+)
+def test_limits_on_time_and_money_that_cannot_be_are_refused(limits, said):
+    with pytest.raises(BudgetError, match=said):
+        Limits(**limits)
+
+
+def test_negative_device_time_is_refused_and_nothing_charged(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        with pytest.raises(BudgetError, match="device_seconds is -1"):
+            ledger.charge(1, taken(8), device_seconds=-1)
+        assert ledger.used == Counts()
+
+
+acts = st.lists(
+    st.tuples(st.integers(0, 3), st.sampled_from(["reserve", "charge", "release"]), st.integers(1, 40)), max_size=60
+)
+
+
+@given(
+    st.integers(1, 400),
+    st.none() | st.integers(1, 4000),
+    st.none() | st.integers(1, 400),
+    st.none() | st.integers(1, 40),
+    acts,
+)
+def test_what_several_ranks_are_admitted_never_exceeds_any_limit(tmp_path_factory, most, tokens, seconds, money, acts):
+    path = tmp_path_factory.mktemp("run") / "a.ledger"
+    limits = Limits(
+        rollouts=most, response_tokens=tokens, device_seconds=seconds, money=money, price_per_device_hour=360.0
+    )
+    with Ledger.open(path, run_id="run") as ledger:
+        meter = Meter(ledger, limits)
+        held: dict[int, tuple[int, int]] = {}
+        for step, (rank, act, size) in enumerate(acts, start=1):
+            if act == "reserve" and rank not in held:
+                used, spent = meter.used, meter.device_seconds
+                admission = meter.reserve(step, size, rank=rank)
+                fits = (
+                    used.rollouts + sum(n for _, n in held.values()) + size <= most
+                    and (tokens is None or used.response_tokens < tokens)
+                    and (seconds is None or spent < seconds)
+                    and (money is None or spent / 10 < money)
+                )
+                assert bool(admission) == fits
+                if admission:
+                    held[rank] = (step, size)
+            elif act == "charge" and rank in held:
+                began, reserved = held.pop(rank)
+                meter.charge(began, taken(reserved, tokens=size), device_seconds=size, rank=rank)
+            elif act == "release" and rank in held:
+                meter.release(held.pop(rank)[0], rank=rank)
+            assert meter.reserved == sum(n for _, n in held.values())
+            assert meter.used.rollouts + meter.reserved <= most
+        assert ledger.history().totals().used == meter.used
+
+
+def test_a_partial_charge_leaves_the_rest_of_a_reservation(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.reserve(1, 32, rank=0)
+        assert meter.reserve(1, 32, rank=1)
+        meter.charge(1, taken(8), rank=0)
+        assert meter.reserved == 24 + 32
+        assert not meter.admit(1, 1)
+        # Failed rollouts are generated again, and an evaluation was never reserved.
+        meter.charge(1, {"failed": Counts(rollouts=5), "eval": Counts(rollouts=100)}, rank=0)
+        assert meter.reserved == 24 + 32
+        meter.charge(1, {"filtered": Counts(rollouts=4), "stale": Counts(rollouts=20)}, rank=0)
+        assert meter.reserved == 32
+        meter.charge(1, taken(40), rank=1)
+        assert meter.reserved == 0
+
+
+def test_what_a_rank_does_not_charge_it_may_release(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=64))
+        assert meter.reserve(1, 32, rank=0)
+        meter.charge(1, taken(8), rank=0)
+        meter.release(1, rank=0)
+        assert meter.admit(1, 56)
+        assert not meter.admit(1, 57)
+
+
+RANK = """
+import sys
+from multiprocessing.managers import BaseManager
+from isocompute.budget import Counts
+port, rank = map(int, sys.argv[1:])
+BaseManager.register("meter")
+manager = BaseManager(("127.0.0.1", port), authkey=b"ranks")
+manager.connect()
+meter = manager.meter()
+step = taken = 0
+while meter.reserve(step := step + 1, 7, rank=rank).admitted:
+    meter.charge(step, {"trained": Counts(rollouts=7)}, rank=rank)
+    taken += 7
+print(taken)
+"""
+
+
+def test_ranks_in_processes_of_their_own_charge_through_the_one_writer(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        meter = Meter(ledger, Limits(rollouts=1000))
+        BaseManager.register("meter", callable=lambda: meter)
+        server = BaseManager(("127.0.0.1", 0), authkey=b"ranks").get_server()
+
+        def serve():
+            with suppress(SystemExit):
+                server.serve_forever()
+
+        threading.Thread(target=serve, daemon=True).start()
+        ranks = [
+            subprocess.Popen([sys.executable, "-c", RANK, str(server.address[1]), str(rank)], stdout=subprocess.PIPE)
+            for rank in range(3)
+        ]
+        total = sum(int(process.communicate(timeout=120)[0]) for process in ranks)
+        server.stop_event.set()
+        assert total == meter.used.rollouts == ledger.history().totals().used.rollouts == 994

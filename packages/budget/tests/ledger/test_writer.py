@@ -1,0 +1,257 @@
+"""The file of a ledger when the disk, the file system or a person gets in its way."""
+
+import errno
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+from isocompute.budget import Counts, History, Ledger, LedgerError, Limits
+from isocompute.budget.ledger import frames, records
+
+STEP = {"trained": Counts(rollouts=32, response_tokens=480)}
+
+
+def refuse(monkeypatch, number, *, what="fsync"):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, what, fail)
+
+
+def test_after_a_failed_sync_nothing_is_charged_and_a_new_writer_counts_the_retry_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, STEP)
+        before = path.read_bytes()
+        with monkeypatch.context() as disk:
+            refuse(disk, errno.EIO)
+            with pytest.raises(LedgerError, match=r"the charge for step 2 could not be synced .* and is not counted"):
+                ledger.charge(2, STEP)
+        assert path.read_bytes() == before
+        assert ledger.used.rollouts == 32
+        # The disk works again, but it is not known which earlier charges it lost.
+        for again in (lambda: ledger.charge(2, STEP), ledger.sync, lambda: ledger.note_limits(Limits(rollouts=9))):
+            with pytest.raises(LedgerError, match="takes no more charges, because it could not be synced to the disk"):
+                again()
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        ledger.charge(2, STEP)
+        assert ledger.used.rollouts == ledger.totals.paid.rollouts == 64
+
+
+def test_a_sync_that_fails_before_a_checkpoint_is_not_forgiven(tmp_path, monkeypatch):
+    ledger = Ledger.open(tmp_path / "a.ledger", run_id="run")
+    ledger.charge(1, STEP)
+    ledger.charge(1, {"eval": Counts(rollouts=8)})
+    with monkeypatch.context() as disk:
+        refuse(disk, errno.EIO)
+        with pytest.raises(LedgerError, match=r"cannot be synced to the disk \(Input/output error\)"):
+            ledger.sync()
+    with pytest.raises(LedgerError, match="takes no more charges"):
+        ledger.charge(1, STEP)
+    ledger.close()
+    assert History.read(ledger.path).totals() == ledger.totals
+
+
+def test_what_lies_past_the_watermark_is_written_again_when_the_file_is_opened(tmp_path, monkeypatch):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger.open(path, run_id="run")
+    ledger.charge(1, STEP)
+    synced = path.stat().st_size
+    ledger.charge(1, STEP)
+    end = path.stat().st_size
+    with monkeypatch.context() as disk:
+        refuse(disk, errno.EIO)
+        with pytest.raises(LedgerError):
+            ledger.sync()
+    ledger.close()
+    written = []
+
+    def spy(handle, data, position, write=os.pwrite):
+        written.append((position, position + len(data)))
+        return write(handle, data, position)
+
+    monkeypatch.setattr(os, "pwrite", spy)
+    with Ledger.open(path, run_id="run", resumed_from=1) as again:
+        assert written[0] == (synced, end)
+        assert again.used.rollouts == 64
+
+
+def test_a_record_that_cannot_be_taken_back_is_said_to_be_uncertain(tmp_path, monkeypatch):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        ledger.charge(1, STEP)
+        with monkeypatch.context() as disk:
+            refuse(disk, errno.EIO)
+            refuse(disk, errno.EIO, what="ftruncate")
+            with pytest.raises(LedgerError, match="may be counted or not, because it could not be taken back"):
+                ledger.charge(2, STEP)
+        with pytest.raises(LedgerError, match="takes no more charges"):
+            ledger.charge(2, STEP)
+
+
+def test_a_fork_may_not_charge_and_does_not_keep_the_ledger_locked(tmp_path):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger.open(path, run_id="run")
+    ledger.charge(1, STEP)
+    told, tell = os.pipe()
+    wait, release = os.pipe()
+    child = os.fork()
+    if not child:
+        said = "nothing"
+        try:
+            ledger.charge(1, STEP)
+        except LedgerError as error:
+            said = str(error)
+        os.write(tell, said.encode())
+        os.close(release)
+        os.read(wait, 1)
+        os._exit(0)
+    os.close(wait)
+    said = os.read(told, 1000).decode()
+    assert f"was opened by process {os.getpid()} and is used by its fork {child}" in said
+    ledger.charge(1, STEP)
+    assert ledger.used.rollouts == 64
+    ledger.close()
+    # The fork still has the file open.
+    with Ledger.open(path, run_id="run", resumed_from=1) as again:
+        assert again.used.rollouts == 64
+    os.close(release)
+    os.waitpid(child, 0)
+
+
+def test_a_fork_that_closes_the_ledger_leaves_it_to_its_owner(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        child = os.fork()
+        if not child:
+            ledger.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(LedgerError, match="another writer has this ledger open"):
+            Ledger.open(path, run_id="run")
+        ledger.charge(1, STEP)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_was_removed_or_replaced_is_noticed_at_the_next_sync(tmp_path, replaced):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger.open(path, run_id="run")
+    ledger.charge(1, STEP)
+    path.unlink()
+    if replaced:
+        Ledger.open(path, run_id="run").close()
+    with pytest.raises(LedgerError, match=r"a\.ledger: was removed or replaced while it was open"):
+        ledger.charge(2, STEP)
+    assert ledger.used.rollouts == 32
+    with pytest.raises(LedgerError, match="takes no more charges, because its file was removed or replaced"):
+        ledger.charge(1, STEP)
+    ledger.close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(LedgerError, match=r"a\.ledger: its file system has no locks .* put the ledger on one that has"):
+        Ledger.open(tmp_path / "a.ledger", run_id="run")
+
+
+def test_a_torn_end_is_told_when_the_ledger_is_opened(tmp_path, caplog):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, STEP)
+        assert ledger.torn_bytes == 0
+    assert not caplog.records
+    with path.open("ab") as stream:
+        stream.write(bytes(70) + b"more than one record of anything" * 9)
+    torn = 70 + 32 * 9
+    assert History.read(path).torn_bytes == torn
+    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
+        assert ledger.torn_bytes == torn
+    assert f"a.ledger: {torn} bytes at its end were torn and are dropped" in caplog.text
+    assert History.read(path).torn_bytes == 0
+
+
+def old_ledger(path, steps=3):
+    """A ledger as version 1 of the format has it, with a torn record at its end."""
+    contents = [records.encode_attempt("run", 0), *(records.encode_charge(step, STEP) for step in range(1, steps + 1))]
+    data = frames.LINES[1] + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents))
+    path.write_bytes(data + frames.frame(len(contents), contents[-1])[:-3])
+    return data
+
+
+def test_a_ledger_of_version_1_becomes_one_of_version_2_when_it_is_opened(tmp_path):
+    path = tmp_path / "a.ledger"
+    data = old_ledger(path)
+    path.chmod(0o640)
+    assert History.read(path).totals().used.rollouts == 96
+    with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
+        assert (ledger.attempt, ledger.used.rollouts, ledger.totals.paid.rollouts) == (2, 64, 96)
+        ledger.charge(3, STEP)
+    after = path.read_bytes()
+    assert after.startswith(frames.head(len(after)) + data[frames.LINE_BYTES :])
+    assert History.read(path).totals() == ledger.totals
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_ledger_of_version_1_stays_as_it_was_when_it_cannot_be_renewed(tmp_path, monkeypatch):
+    path = tmp_path / "a.ledger"
+    old_ledger(path)
+    before = path.read_bytes()
+    refuse(monkeypatch, errno.EIO)
+    with pytest.raises(LedgerError, match=r"a\.ledger: cannot be written \(Input/output error\)"):
+        Ledger.open(path, run_id="run")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+STORM = """
+import os, signal, sys
+from isocompute.budget import Counts, History, Ledger
+armed = False
+def interrupt(*_):
+    if armed:
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
+ledger = Ledger.open(sys.argv[1], run_id="run")
+made = interrupted = 0
+os.write(1, b".")
+while interrupted < 300:
+    try:
+        armed = True
+        ledger.charge(1 + made // 50, {"trained": Counts(rollouts=1), "failed": Counts(rollouts=1)})
+        armed = False
+        made += 1
+    except KeyboardInterrupt:
+        armed = False
+        interrupted += 1
+        assert ledger.used == History.read(sys.argv[1]).totals().used
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+ledger.close()
+print(made, interrupted, ledger.used.rollouts)
+"""
+
+
+def test_a_storm_of_interrupts_leaves_the_file_readable_and_the_counts_those_of_the_file(tmp_path):
+    path = tmp_path / "a.ledger"
+    process = subprocess.Popen([sys.executable, "-c", STORM, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    os.read(process.stdout.fileno(), 1)
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.0005)
+    out, error = process.communicate()
+    assert process.returncode == 0, error.decode()
+    made, interrupted, used = map(int, out.split())
+    # A charge that was interrupted may have been made; one that returned was.
+    assert 2 * made <= used <= 2 * (made + interrupted)
+    assert History.read(path).totals().used.rollouts == used
+    assert History.read(path).torn_bytes == 0
+    with Ledger.open(path, run_id="run", resumed_from=1) as again:
+        assert again.totals.paid.rollouts == used
