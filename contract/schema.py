@@ -67,6 +67,11 @@ class Schema:
         return int(self.version.partition(".")[0])
 
 
+def has_schema(name: str) -> bool:
+    """Whether there is a table called ``name``."""
+    return (files(__package__) / "schemas" / f"{name}.json").is_file()
+
+
 @cache
 def schema(name: str) -> Schema:
     """Return the schema of the table called ``name``.
@@ -74,10 +79,9 @@ def schema(name: str) -> Schema:
     Raises:
         TableError: No table has that name.
     """
-    resource = files(__package__) / "schemas" / f"{name}.json"
-    if not resource.is_file():
+    if not has_schema(name):
         raise TableError(f"there is no table called {name!r}")
-    raw = json.loads(resource.read_text("utf-8"))
+    raw = json.loads((files(__package__) / "schemas" / f"{name}.json").read_text("utf-8"))
     columns = tuple(Column(**{**c, "values": tuple(c.get("values", ()))}) for c in raw["columns"])
     return Schema(
         name=raw["name"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .errors import TableError
 from .files import atomic_write
-from .schema import Column, Schema, schema
+from .schema import Column, Schema, has_schema, schema
 
 if TYPE_CHECKING:
     import polars as pl
@@ -137,20 +137,20 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
         from . import tracking
 
         paths = tracking.fetch(text, name)
-        return concat([_load(p, name, f"{text} ({p.parent.name})") for p in paths], name, where=text)
+        return concat([_load(p, f"{text} ({p.parent.name})") for p in paths], name, where=text)
     path = Path(source)
     if path.is_dir():
         paths = sorted(path.rglob(f"{name}.parquet")) or sorted(path.rglob(f"{name}.csv"))
         if not paths:
             raise TableError(f"{path}: the folder holds no {name}.parquet or {name}.csv")
-        return concat([_load(p, name, str(p)) for p in paths], name, where=text)
+        return concat([_load(p, str(p)) for p in paths], name, where=text)
     if not path.exists():
         raise TableError(f"{path}: no such file or folder")
-    return check(_load(path, name, text), name, where=text)
+    return check(_load(path, text), name, where=text)
 
 
-def _load(path: Path, name: str, where: str) -> pl.DataFrame:
-    """Read one file, which holds a table of some name and of no newer version."""
+def _load(path: Path, where: str) -> pl.DataFrame:
+    """Read one file, whatever its table, unless its schema is newer than ours."""
     import polars as pl
 
     if path.suffix not in {".parquet", ".csv"}:
@@ -158,7 +158,7 @@ def _load(path: Path, name: str, where: str) -> pl.DataFrame:
     try:
         if path.suffix == ".csv":
             return pl.read_csv(path)
-        check_version(path, name, where=where)
+        check_version(path, where=where)
         return pl.read_parquet(path)
     except pl.exceptions.NoDataError:
         raise TableError(f"{where}: the file is empty") from None
@@ -167,20 +167,25 @@ def _load(path: Path, name: str, where: str) -> pl.DataFrame:
         raise TableError(f"{where}: not readable as {path.suffix[1:]} ({reason})") from None
 
 
-def check_version(path: Path, name: str, *, where: str) -> None:
-    """Refuse a Parquet file whose schema has a newer major version; one that states none is accepted.
+def check_version(path: Path, *, where: str) -> None:
+    """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted.
 
     Raises:
         TableError: The file was written by a newer release than this one.
     """
     import polars as pl
 
-    stated = pl.read_parquet_metadata(path).get(VERSION_KEY, "")
-    major = stated.partition(".")[0]
-    if major.isdigit() and int(major) > schema(name).major:
-        package = "isocompute-" + (__package__ or "").split(".")[1]
+    stated = pl.read_parquet_metadata(path)
+    name, version = stated.get(TABLE_KEY, ""), stated.get(VERSION_KEY, "")
+    major = version.partition(".")[0]
+    package = "isocompute-" + (__package__ or "").split(".")[1]
+    if not name or not major.isdigit():
+        return
+    if not has_schema(name):
+        raise TableError(f"{where}: {package} knows no table {name}: pip install --upgrade {package}")
+    if int(major) > schema(name).major:
         raise TableError(
-            f"{where}: the {name} table has schema version {stated}, and this {package} reads "
+            f"{where}: the {name} table has schema version {version}, and this {package} reads "
             f"{schema(name).major}.x: pip install --upgrade {package}"
         )
 

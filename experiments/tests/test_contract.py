@@ -49,6 +49,13 @@ def test_a_newer_major_version_is_refused_in_one_sentence(tmp_path: Path, source
     )
 
 
+def test_a_table_of_a_name_that_only_newer_releases_know_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.parquet"
+    TIMINGS.write_parquet(path, metadata={"isocompute.table": "episodes", "isocompute.schema_version": "1.0"})
+    with pytest.raises(TableError, match="isocompute-budget knows no table episodes: pip install --upgrade"):
+        tables.read(path, "timings")
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_the_errors_of_a_package_have_one_base(package: str) -> None:
     contract = import_module(f"isocompute.{package}.contract.errors")

@@ -1,12 +1,12 @@
-"""How often nominal 95 % intervals hold the truth, for what users run: simulated sweeps of known truth, counted.
+"""How often nominal 95 % intervals cover the truth: counted over simulated sweeps such as users run.
 
     python packages/frontier/benchmarks/coverage.py [--sweeps 60] [--bootstrap 200] [--form auto]
 
-One row a setting: length of the runs in multiples of the compute of half the gain, n compared, seeds, evaluations,
+One row per setting: length of the runs in multiples of the compute of half the gain, n compared, seeds, evaluations,
 noise within a run in binomial standard errors and its autocorrelation, and the share of the seeds' effects that all n
 have in common; then the share of curves flagged, of all and of those fitted with their true form (``right``); and how
-often the interval of the asymptote A held it, of the curves without a flag and of all, its profile-likelihood interval,
-the interval of the reward at the end of the run, and that of the difference there to the n before.
+often the interval of the asymptote A covered it, of the curves without a flag and of all, its profile-likelihood
+interval, the interval of the reward at the end of the run, and that of the difference there to the n before.
 Truths have different gains and timing at each n.
 """
 
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from isocompute.frontier import FitConfig, Flag, fit
-from isocompute.frontier.forms import FORMS, Parameters
+from isocompute.frontier.fitting.forms import FORMS, Parameters
 from isocompute.frontier.simulation import Simulation
 
 HALF = 8_000.0
-"""Compute of half the gain of the n that takes longest."""
+"""Compute of half the gain of the slowest n."""
 DOUBTFUL = {Flag.WITHIN_RUN_ONLY}
 """Flags that say nothing against the value."""
 
@@ -97,11 +97,11 @@ def outcomes(setting: Setting, *, sweeps: int, bootstrap: int, form: str, seed: 
                 flagged=bool(set(c.flags) - DOUBTFUL), right_form=c.parameters.form == p.form,
                 asymptote=c.asymptote_interval[0] <= p.asymptote <= c.asymptote_interval[1],
                 profile=c.profile.interval[0] <= p.asymptote <= c.profile.interval[1],
-                end=_holds(drawn[i], ends[i]), difference=_holds(drawn[i] - drawn[i - 1], ends[i] - ends[i - 1]),
+                end=_covers(drawn[i], ends[i]), difference=_covers(drawn[i] - drawn[i - 1], ends[i] - ends[i - 1]),
             )  # fmt: skip
 
 
-def _holds(draws: np.ndarray, truth: float) -> bool:
+def _covers(draws: np.ndarray, truth: float) -> bool:
     low, high = np.quantile(draws, [0.025, 0.975])
     return bool(low <= truth <= high)
 

@@ -2,7 +2,7 @@
 
     python packages/frontier/benchmarks/no_effect.py [--sweeps 200] [--bootstrap 200]
 
-One row a setting: n compared, seeds, and the share of sweeps in which ``fit`` states a crossover with a closed
+One row per setting: n compared, seeds, and the share of sweeps in which ``fit`` states a crossover with a closed
 interval, in which it says that any two n can be told apart, in which one n is best in 95 % or more of the refits at the
 largest compute, and in which the prescribed n, trained again with other seeds, is said to have won against any other.
 """
@@ -14,7 +14,7 @@ from math import comb
 
 import numpy as np
 from isocompute.frontier import FitConfig, compare, fit
-from isocompute.frontier.forms import Parameters
+from isocompute.frontier.fitting.forms import Parameters
 from isocompute.frontier.simulation import Simulation
 
 TRUTH = Parameters(form="exp", start=0.33, gain=0.45, scale=8_000.0, shape=1.0)
@@ -34,14 +34,14 @@ def claims(setting: Simulation, number: int, bootstrap: int) -> list[bool]:
     again = setting.evals(rng, first_seed=setting.seeds)
     others = [n for n in setting.truths if n != chosen]
     return [
-        any(closed(x.interval) for x in fits.crossovers if x.kind == "crossing" and getattr(x, "stated", True)),
+        any(closed(x.interval) for x in fits.crossovers if x.kind == "crossing" and x.stated),
         len(fits.alike) < comb(len(fits.fitted), 2),
         bool(last.max() >= 0.95),
         any(c.verdict == "won" for c in compare(again, prescribed=chosen, baselines=others)),
     ]
 
 
-def closed(interval: tuple[float, float] | None) -> bool:
+def closed(interval: tuple[float | None, float | None] | None) -> bool:
     """Whether both ends of an interval are known."""
     return interval is not None and None not in interval
 

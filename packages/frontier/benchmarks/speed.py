@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 from isocompute.frontier import FitConfig, fit, read_evals
-from isocompute.frontier.curves import Curve
-from isocompute.frontier.forms import Parameters
-from isocompute.frontier.noise import Noise, scatter
-from isocompute.frontier.uncertainty import Resampling, refit
+from isocompute.frontier.data.curves import Curve
+from isocompute.frontier.fitting.forms import Parameters
+from isocompute.frontier.fitting.noise import Noise, scatter
+from isocompute.frontier.fitting.uncertainty import Resampling, refit
 from scipy.optimize import curve_fit
 
 POINTS, CURVES, REFITS, LOOPED = 300, 6, 1000, 5

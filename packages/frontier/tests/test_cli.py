@@ -37,3 +37,14 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert error.startswith("error: ")
     assert message in error
     assert not (tmp_path / "out").exists()
+
+
+def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = table.filter((pl.col("rollouts_per_problem") == 4) & (pl.col("seed") == 0))
+    own.write_csv(tmp_path / "curve.csv")
+    (tmp_path / "file").touch()
+    arguments = ["--x", "rollouts", "--y", "avg_at_4", "--bootstrap", "20", "--figure", str(tmp_path / "file" / "f")]
+    assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")

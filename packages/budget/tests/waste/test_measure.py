@@ -210,3 +210,11 @@ def test_a_folder_of_overlapping_files_counts_a_response_once(tmp_path):
     tables.write(changed, "rollouts", tmp_path / "b" / "rollouts.parquet")
     with pytest.raises(tables.TableError, match="two files differ in run_id=run, step=2"):
         responses.read(tmp_path)
+
+
+def test_rollouts_of_a_newer_release_are_refused(tmp_path, capsys):
+    path = tmp_path / "rollouts.parquet"
+    stated = {"isocompute.table": "rollouts", "isocompute.schema_version": "2.0"}
+    rollouts_of(SMALL).write_parquet(path, metadata=stated)
+    assert main(["waste", str(path)]) == 2
+    assert "has schema version 2.0, and this isocompute-budget reads 1.x" in capsys.readouterr().err

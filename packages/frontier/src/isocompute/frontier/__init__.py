@@ -1,18 +1,18 @@
 """What does a budget buy, and how should it be split? Compute-optimal frontiers of LLM reinforcement learning."""
 
-from .comparison import Comparison, compare
-from .efficiency import efficiency, leave_one_out
+from .answers.comparison import Comparison, compare
+from .answers.efficiency import efficiency, leave_one_out
+from .answers.fits import FitConfig, fit
+from .answers.forecast import Forecast, ForecastConfig, forecast
+from .answers.interference import interference, train_validation_gap
+from .answers.prescription import Prescription, prescribe
+from .answers.results import Fits
+from .answers.sensitivity import sensitivity, smallest_stable
+from .data.reading import read_evals
+from .data.records import isotonic, records
+from .data.units import convert, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
-from .fits import FitConfig, fit
-from .forecast import Forecast, ForecastConfig, forecast
-from .interference import interference, train_validation_gap
-from .nstar import fit_points
-from .prescription import Prescription, prescribe
-from .reading import read_evals
-from .records import isotonic, records
-from .results import Fits
-from .sensitivity import sensitivity, smallest_stable
-from .units import convert, with_gpu_hours
+from .fitting.nstar import fit_points
 
 __all__ = [
     "MEANING",

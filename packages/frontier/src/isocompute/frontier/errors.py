@@ -8,11 +8,11 @@ from .contract.errors import IsoComputeError
 
 
 class FrontierError(IsoComputeError):
-    """Something asked of the package cannot be done; the message says what and what would be right."""
+    """Something asked of the package cannot be done; the message says what is wrong and what would be right."""
 
 
 class InputWarning(UserWarning):
-    """Something about the input that is worth knowing and does not stop a fit."""
+    """A warning about the input that does not stop a fit."""
 
 
 class Flag(StrEnum):
@@ -49,7 +49,7 @@ MEANING = {
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",
     Flag.BEYOND_SUPPORT: "the budget lies beyond the compute that was measured",
     Flag.RIVALS_UNMEASURED: "another curve is extrapolated to this budget, or refused because its data end too early",
-    Flag.EXTENSION_FAILED: "what came later left the forecast",
+    Flag.EXTENSION_FAILED: "later points contradict the forecast",
     Flag.AT_LARGEST_N: "n* is the largest n measured, so a larger n may be better still",
     Flag.STILL_GROWING: "n* still grew within the last doubling of compute, so where it stops is not known",
     Flag.NOT_DISTINGUISHABLE: "another n is best in more than a fifth of the refits",

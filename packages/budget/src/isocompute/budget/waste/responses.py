@@ -128,6 +128,8 @@ def _load(path: Path) -> pl.DataFrame:
     if path.suffix not in {".parquet", ".csv"}:
         raise tables.TableError(f"{path}: a table is a .parquet or a .csv file")
     try:
+        if path.suffix == ".parquet":
+            tables.check_version(path, where=str(path))
         scanned = pl.scan_parquet(path) if path.suffix == ".parquet" else pl.scan_csv(path)
         names = scanned.collect_schema().names()
         wanted = [name for name in (*NEEDED, *USED) if name in names]

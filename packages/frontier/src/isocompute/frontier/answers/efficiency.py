@@ -1,0 +1,166 @@
+"""ScaleRL's leave-one-out view: recipes compared by the compute that each needs for one reward (section 4 there).
+
+With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A
+steeper line is not always the more efficient one: it may lie farther to the right. What is compared is therefore the
+compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+from scipy.optimize import least_squares, minimize_scalar
+
+from ..data.curves import Array
+from ..errors import FrontierError
+from ..fitting.forms import SHAPES, Parameters
+from ..fitting.noise import autocorrelation_of, effective_points
+
+FREE = 2
+"""Parameters searched for, C_mid and B: A and R0 are held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """One recipe with the shared asymptote.
+
+    Attributes:
+        name: The recipe.
+        parameters: Its curve, A and R0 held.
+        intervals: 95 % intervals of ``B`` and ``C_mid``, within the run.
+        compute: Compute of the points fitted.
+        reward: Their reward.
+        target: The reward at which recipes are compared.
+        needed: Compute that this one needs for it.
+        needed_interval: 95 % interval of that, within the run.
+        reached: Whether its data reach that compute; else it is extrapolated.
+    """
+
+    name: str
+    parameters: Parameters
+    intervals: dict[str, tuple[float, float]]
+    compute: Array
+    reward: Array
+    target: float
+    needed: float
+    needed_interval: tuple[float, float]
+    reached: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``predict --json`` writes it."""
+        return {
+            "series": self.name, "params": self.parameters.named(),
+            "intervals": {k: list(v) for k, v in self.intervals.items()},
+            "target": self.target, "needed": self.needed, "needed_interval": list(self.needed_interval),
+            "reached": self.reached,
+        }  # fmt: skip
+
+
+def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
+    """F(R) = (R − R0)/(A − R) against C, a line of slope B in logarithms.
+
+    Points outside (R0, A), where F has no logarithm, are left out.
+
+    Args:
+        parameters: A fitted ``hill``.
+        compute: Compute of each point, shape ``(points,)``.
+        reward: Its reward.
+
+    Returns:
+        Compute and F of the points kept.
+    """
+    inside = (reward > parameters.start) & (reward < parameters.asymptote) & (compute > 0)
+    kept = reward[inside]
+    return compute[inside], (kept - parameters.start) / (parameters.asymptote - kept)
+
+
+def leave_one_out(
+    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None,
+    target: float | None = None,
+) -> list[Efficiency]:  # fmt: skip
+    """Compare recipes at one asymptote, the one that needs least compute for the target first.
+
+    Args:
+        series: Recipe to its compute and reward.
+        r0: Reward before training, the same for all.
+        asymptote: A held for all; by default the one that fits all recipes together best.
+        target: Reward that they are compared at; by default the highest that the fits of at least half of the recipes
+            reach at their last compute.
+
+    Raises:
+        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start, or the
+            target does not lie between R0 and A.
+    """
+    clean = {}
+    for name, (compute, reward) in series.items():
+        kept = compute > 0
+        if len(np.unique(compute[kept])) < 5:
+            raise FrontierError(f"{name} has {int(kept.sum())} points after the start; a fit needs 5 or more")
+        clean[name] = (compute[kept], reward[kept])
+    if asymptote is None:
+        # The one that fits all together best: a mean would let one recipe that fails decide for the others.
+        best = minimize_scalar(
+            lambda a: sum(_fitted(c, r, r0, float(a)).cost for c, r in clean.values()),
+            bounds=(max(r0, max(float(np.median(r)) for _, r in clean.values())) + 1e-3, 1.0), method="bounded",
+            options={"xatol": 1e-4},
+        )  # fmt: skip
+        asymptote = float(best.x)
+    if not r0 < asymptote <= 1:
+        raise FrontierError(f"the asymptote is {asymptote:g}; it must lie above r0 = {r0:g} and not above 1")
+    fits = {name: _fitted(c, r, r0, asymptote) for name, (c, r) in clean.items()}
+    if target is None:
+        ends = sorted(
+            float(_curve(fit.x, r0, asymptote)(clean[name][0].max())) for name, fit in fits.items()
+        )  # fmt: skip
+        target = ends[(len(ends) - 1) // 2]
+    if not r0 < target < asymptote:
+        raise FrontierError(f"the reward compared at is {target:g}; it must lie between r0 = {r0:g} and {asymptote:g}")
+    found = [_recipe(name, *clean[name], fit, r0, asymptote, target) for name, fit in fits.items()]
+    return sorted(found, key=lambda e: e.needed)
+
+
+def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
+    return Parameters(form="hill", start=r0, gain=asymptote - r0, scale=float(np.exp(x[0])), shape=float(np.exp(x[1])))
+
+
+def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
+    """Least squares of log C_mid and log B alone."""
+    low, high = SHAPES["hill"]
+    begin = np.array([np.log(np.median(compute)), 0.3])
+    bounds = (np.log([compute.min() / 100, low]), np.log([compute.max() * 100, high]))
+    return least_squares(lambda x: _curve(x, r0, asymptote)(compute) - reward, begin, bounds=bounds)
+
+
+def _recipe(
+    name: str, compute: Array, reward: Array, best: Any, r0: float, asymptote: float, target: float
+) -> Efficiency:
+    """One recipe, with t intervals that count autocorrelated points for what they are worth."""
+    residual = best.fun
+    squares = float((residual**2).sum())
+    lagged = float((residual[1:] * residual[:-1]).sum())
+    phi = autocorrelation_of(lagged, squares, points=len(reward), parameters=FREE)
+    freedom = max(effective_points(len(reward), 1, phi) - FREE, 1.0)
+    # Squares of as many independent points as these are worth.
+    covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
+    quantile = float(stats.t.ppf(0.975, freedom))
+    half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
+    # An interval ends where the search does.
+    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}
+    spans = {
+        key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
+        for i, (key, (low, high)) in enumerate(ends.items())
+    }
+    # ln C(R) = ln C_mid + ln F / B, and its error by the delta method.
+    way = float(np.log((target - r0) / (asymptote - target)) / np.exp(best.x[1]))
+    gradient = np.array([1.0, -way])
+    error = min(quantile * float(np.sqrt(gradient @ covariance @ gradient)), 20.0)
+    needed = float(np.exp(best.x[0] + way))
+    return Efficiency(
+        name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
+        target=target, needed=needed, needed_interval=(needed * float(np.exp(-error)), needed * float(np.exp(error))),
+        reached=bool(needed <= compute.max() * (1 + 1e-9)),
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""How unevenly training helps problems: measures over per-problem pass rates (Playbook, Figures 11 and 27)."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ..data.curves import Array
+from ..data.precision import sampling_variance
+from ..errors import FrontierError
+
+
+def interference(pass_rates: pl.DataFrame, *, bins: int = 10) -> pl.DataFrame:
+    """Measures of each evaluation of each run.
+
+    Args:
+        pass_rates: A ``pass_rates`` table.
+        bins: Bins of the histograms compared.
+
+    Returns:
+        One row per evaluation: ``run_id``, ``step``, ``problems``, ``mean``, ``zero_fraction`` (problems never
+        solved), ``one_fraction`` (always solved), ``dispersion`` (variance over that of a coin of the same mean,
+        0 when all problems are alike and 1 when each is always or never solved; what sampling alone adds is
+        taken off), ``distance_to_start`` (Wasserstein, between this histogram and the run's first).
+
+    Raises:
+        FrontierError: The table is empty.
+    """
+    if pass_rates.is_empty():
+        raise FrontierError("there are no pass rates")
+    rows = []
+    for (run_id,), run in pass_rates.group_by("run_id", maintain_order=True):
+        first: Array | None = None
+        for (step,), part in run.sort("step", "problem_id").group_by("step", maintain_order=True):
+            samples = part["samples"].to_numpy().astype(np.float64)
+            rate = part["successes"].to_numpy() / samples
+            share = histogram(rate, bins)
+            first = share if first is None else first
+            rows.append(
+                {
+                    "run_id": run_id, "step": step, "problems": len(part), "mean": float(rate.mean()),
+                    "zero_fraction": float((rate == 0).mean()), "one_fraction": float((rate == 1).mean()),
+                    "dispersion": dispersion(rate, samples), "distance_to_start": wasserstein(share, first),
+                }
+            )  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def dispersion(rate: Array, samples: Array) -> float:
+    """Variance of true pass rates over p(1−p); the binomial variance of measuring them is taken off.
+
+    Args:
+        rate: Pass rates measured, shape ``(problems,)``.
+        samples: Samples of each problem, shape ``(problems,)``.
+
+    Returns:
+        The dispersion, within 0 to 1.
+    """
+    mean = float(rate.mean())
+    largest = mean * (1 - mean)
+    if largest <= 0 or len(rate) < 2:
+        return 0.0
+    # Unbiased for p(1-p)/k of each problem; one sample a problem says nothing of it.
+    several = samples > 1
+    noise = np.where(several, sampling_variance(rate * (1 - rate), samples), largest)
+    return float(np.clip((rate.var(ddof=1) - noise.mean()) / largest, 0.0, 1.0))
+
+
+def histogram(rate: Array, bins: int) -> Array:
+    """Share of problems by pass rate, in equal bins over [0, 1].
+
+    Args:
+        rate: Pass rates, shape ``(problems,)``.
+        bins: How many bins.
+
+    Returns:
+        Shares that sum to 1, shape ``(bins,)``.
+    """
+    counts, _ = np.histogram(rate, bins=bins, range=(0.0, 1.0))
+    return np.asarray(counts / max(len(rate), 1))
+
+
+def wasserstein(a: Array, b: Array) -> float:
+    """Earth mover's distance of two histograms over [0, 1].
+
+    Args:
+        a: Shares of one histogram, shape ``(bins,)``.
+        b: Shares of the other.
+    """
+    return float(np.abs(np.cumsum(a - b)).sum() / len(a))
+
+
+def train_validation_gap(evals: pl.DataFrame, metric: str = "avg_at_4") -> pl.DataFrame:
+    """Train minus validation reward wherever a run was evaluated on both: what was memorised.
+
+    Args:
+        evals: An ``evals`` table of both splits.
+        metric: Metric column compared.
+
+    Returns:
+        One row per evaluation of both: its keys, ``train``, ``validation`` and ``gap``.
+
+    Raises:
+        FrontierError: No run was evaluated on both splits at one step.
+    """
+    keys = ["run_id", "problem_set", "step", "rollouts", "rollouts_per_problem", "problems_per_batch", "seed"]
+    sides = {
+        s: evals.filter(pl.col("split") == s).select(*keys, pl.col(metric).alias(s)) for s in ("train", "validation")
+    }
+    both = sides["train"].join(sides["validation"], on=keys)
+    if both.is_empty():
+        raise FrontierError("no run was evaluated on both train and validation at one step")
+    return both.with_columns(gap=pl.col("train") - pl.col("validation")).sort(keys)

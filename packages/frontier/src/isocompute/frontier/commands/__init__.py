@@ -1,0 +1,1 @@
+"""The commands of ``isocompute-frontier``, one per module."""

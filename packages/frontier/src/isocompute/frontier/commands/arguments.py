@@ -1,0 +1,55 @@
+"""What the commands share: types of arguments, and the document behind ``--json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..contract.files import write_text
+from ..errors import FrontierError
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """An argument such as ``NAME=VALUE``.
+
+    Raises:
+        argparse.ArgumentTypeError: It does not look like that.
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} must look like NAME=VALUE")
+    return name, value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0.
+
+    Raises:
+        argparse.ArgumentTypeError: It is not such a number.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not (np.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+    return value
+
+
+def write_json(document: Mapping[str, Any], path: Path | None) -> None:
+    """Write a document where a path is given.
+
+    Args:
+        document: Plain values.
+        path: The file, or None to write nothing.
+
+    Raises:
+        FrontierError: The file cannot be written.
+    """
+    if path is not None:
+        write_text(path, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)

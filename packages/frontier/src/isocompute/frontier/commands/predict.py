@@ -1,0 +1,102 @@
+"""``predict``: fit a curve up to a cut, extend it, and compare; or compare the recipes of one file."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts
+from ..data.files import read_columns
+from ..data.one_run import one_run
+from ..errors import FrontierError
+from ..fitting.forms import FORMS
+from ..show.drawing import save
+from ..show.panels import forecast_panel
+from .arguments import assignment, write_json
+from .recipes import compare_recipes
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("predict", help="fit a curve up to a cut, extend it, and compare")
+    parser.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
+    parser.add_argument("--x", required=True, metavar="COLUMN", help="compute")
+    parser.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
+    parser.add_argument("--where", action="append", default=[], type=assignment, metavar="COLUMN=VALUE",
+                        help="only these rows, where the file holds several curves")  # fmt: skip
+    parser.add_argument("--form", default="hill", choices=FORMS)
+    parser.add_argument("--r0", type=float, help="reward before training, held fixed")
+    parser.add_argument("--fit-min", type=float, default=0.0, metavar="X", help="least compute fitted")
+    parser.add_argument("--fit-max", type=float, default=math.inf, metavar="X", help="most; beyond is the extension")
+    parser.add_argument("--method", default="projection", choices=METHODS)
+    parser.add_argument("--cuts", type=float, nargs="+", metavar="X", help="also a table of the fits up to these cuts")
+    parser.add_argument("--bootstrap", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
+    parser.add_argument("--series", metavar="COLUMN",
+                        help="compare the recipes that this column names, at one asymptote")  # fmt: skip
+    parser.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
+    parser.add_argument(
+        "--reward",
+        type=float,
+        help="with --series: compare the compute for this reward; by default one that half of the recipes reach",
+    )
+    parser.add_argument(
+        "--efficiency",
+        type=Path,
+        metavar="FILE",
+        help="with --series: draw F(R) against compute here (ScaleRL's leave-one-out plot)",
+    )
+    parser.add_argument("--json", type=Path)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the fit and its extension, or the recipes by the compute that they need.
+
+    Raises:
+        FrontierError: An option needs another one, or the curve cannot be read, fitted or drawn.
+    """
+    if arguments.series:
+        yield from compare_recipes(arguments)
+        return
+    if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
+        raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
+    config = ForecastConfig(
+        form=arguments.form, r0=arguments.r0, fit_min=arguments.fit_min, fit_max=arguments.fit_max,
+        method=arguments.method, bootstrap=arguments.bootstrap, seed=arguments.seed,
+    )  # fmt: skip
+    where = dict(arguments.where)
+    x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=where)
+    one_run(arguments.curve, arguments.x, arguments.y, where)
+    if ((y < 0) | (y > 1)).any():
+        raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
+    found = forecast(x, y, config)
+    yield found.summary()
+    if arguments.figure:
+        save(forecast_panel(found, x, y, arguments.x, arguments.y), arguments.figure)
+    document = found.as_dict()
+    if arguments.cuts:
+        results = forecasts_over_cuts(x, y, config, arguments.cuts)
+        yield "\n         cut  points  parameters"
+        yield from (_line(cut, result) for cut, result in results)
+        document["cuts"] = [_entry(cut, result) for cut, result in results]
+    write_json(document, arguments.json)
+
+
+def _line(cut: float, result: Forecast | FrontierError) -> str:
+    """One cut for people."""
+    if isinstance(result, FrontierError):
+        return f"{cut:12,.6g}          {result}"
+    named = "  ".join(f"{k} {v:.5g}" for k, v in result.parameters.named().items())
+    return f"{cut:12,.6g}  {result.fitted:6d}  {named}"
+
+
+def _entry(cut: float, result: Forecast | FrontierError) -> dict[str, Any]:
+    """One cut in the document."""
+    if isinstance(result, FrontierError):
+        return {"cut": cut, "reason": str(result)}
+    return {"cut": cut, **result.as_dict()}

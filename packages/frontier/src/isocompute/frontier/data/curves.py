@@ -1,0 +1,67 @@
+"""A curve: the evaluations of one (n, B_p), over seeds, in one unit of compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+UNITS = {"rollouts": "rollouts", "tokens": "tokens", "update_steps": "step", "gpu_hours": "gpu_hours"}
+"""Units of compute, and the column that holds each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """The evaluations of all runs of one setting, sorted by seed and compute.
+
+    Attributes:
+        rollouts_per_problem: n.
+        problems_per_batch: B_p.
+        compute: Compute of each evaluation, in the unit of the fit.
+        reward: Its metric.
+        standard_error: Its standard error within the run.
+        seed: Which run it belongs to, as 0, 1, …
+        seed_names: The seeds as the table names them, in that order; 0, 1, … when left out.
+        group: Value of the grouping column, or empty without one.
+        error_is_known: Whether the standard error is that of sampling responses, below which no noise can be; else
+            only the ratio of one point's to another's means something.
+        answers: Each question's contribution to each point, shape ``(points, questions)``; None without pass rates.
+    """
+
+    rollouts_per_problem: int
+    problems_per_batch: int
+    compute: Array
+    reward: Array
+    standard_error: Array
+    seed: NDArray[np.int64]
+    seed_names: tuple[int, ...] = ()
+    group: str = ""
+    error_is_known: bool = True
+    answers: Array | None = None
+
+    @property
+    def names(self) -> tuple[int, ...]:
+        """The names of the seeds: the same name on two curves is the same seed."""
+        return self.seed_names or tuple(range(self.seeds))
+
+    @property
+    def label(self) -> str:
+        """Its name for people: n, and the group where there is one."""
+        return f"n = {self.rollouts_per_problem}" + (f", {self.group}" if self.group else "")
+
+    @property
+    def seeds(self) -> int:
+        """How many runs the curve has."""
+        return int(self.seed.max()) + 1
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Compute of the first evaluation after the start, and of the last that every seed reached."""
+        positive = self.compute[self.compute > 0]
+        if not len(positive):
+            return (0.0, 0.0)
+        last = min(float(self.compute[self.seed == s].max()) for s in range(self.seeds))
+        return float(positive.min()), last

@@ -1,0 +1,190 @@
+"""The log2-sigmoid of n*(C): log2 n = L / (1 + exp(−k (log10 C − x0))) + b (IsoCompute Playbook, Figure 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from ..data.curves import Array, Mask
+from ..errors import MEANING, Flag, FrontierError
+from .envelope import winners
+from .intervals import interval
+
+BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sigmoid:
+    """A fitted log2-sigmoid.
+
+    Attributes:
+        params: L, k, x0, b; None when there is nothing to fit (n* never changes, or too few points).
+        intervals: 95 % interval of each, from the refits.
+        flags: Why to read it with care.
+        constant: n* when one n is best at every supported compute, else None.
+        draws: Parameters of the refits, each of shape ``(refits,)``; empty without any.
+    """
+
+    params: dict[str, float] | None
+    intervals: dict[str, tuple[float, float]]
+    flags: tuple[Flag, ...]
+    constant: int | None = None
+    draws: Mapping[str, Array] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in ``fits.json``."""
+        return {
+            "params": self.params,
+            "intervals": {k: list(v) for k, v in self.intervals.items()},
+            "flags": [str(f) for f in self.flags],
+            "constant": self.constant,
+        }
+
+    def summary(self) -> str:
+        """For people."""
+        if self.params is None:
+            return f"n* is {self.constant} everywhere: there is no transition" if self.constant else "no fit"
+        lines = ["log2 n* = L / (1 + exp(-k (log10 C - x0))) + b"]
+        for name, value in self.params.items():
+            span = self.intervals.get(name)
+            lines.append(f"  {name:2} {value:8.3f}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else ""))
+        return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
+
+
+def sigmoid(log10_compute: Array, params: Mapping[str, float | Array]) -> Array:
+    """log2 n* at some log10 compute.
+
+    Args:
+        log10_compute: log10 C, of any shape.
+        params: L, k, x0 and b.
+    """
+    z = np.clip(-params["k"] * (log10_compute - params["x0"]), -500, 500)
+    return np.asarray(params["L"] / (1.0 + np.exp(z)) + params["b"])
+
+
+def fit_sigmoid(
+    log10_compute: Array, log2_n: Array, begin_at: dict[str, float] | None = None
+) -> dict[str, float] | None:
+    """Least-squares fit, or None for fewer than four points or a constant n*.
+
+    It starts from several places, or in a refit from the point fit alone.
+
+    Args:
+        log10_compute: Shape ``(points,)``.
+        log2_n: log2 n* there, shape ``(points,)``.
+        begin_at: Parameters to start from; by default several.
+    """
+    if len(log2_n) < 4 or np.ptp(log2_n) == 0:
+        return None
+    low = np.array([BOUNDS[k][0] for k in ("L", "k", "x0", "b")])
+    high = np.array([BOUNDS[k][1] for k in ("L", "k", "x0", "b")])
+
+    def residuals(x: Array) -> Array:
+        return sigmoid(log10_compute, dict(zip(("L", "k", "x0", "b"), x, strict=True))) - log2_n
+
+    starts = [
+        (float(np.ptp(log2_n)), steepness, float(np.quantile(log10_compute, quantile)), float(log2_n.min()))
+        for steepness in (2.0, 5.0, 15.0)
+        for quantile in (0.25, 0.5, 0.75)
+    ]
+    if begin_at is not None:
+        starts = [(begin_at["L"], begin_at["k"], begin_at["x0"], begin_at["b"])]
+    ends = [
+        least_squares(residuals, np.clip(start, low + 1e-9, high - 1e-9), bounds=(low, high), max_nfev=100)
+        for start in starts
+    ]
+    best = min(ends, key=lambda end: float(end.cost))
+    return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}
+
+
+def fit_sigmoids(log10_compute: Array, log2_n: Array, near: dict[str, float]) -> dict[str, Array]:
+    """Fit many sigmoids on one grid of compute at once: L and b in closed form over a grid of k and x0.
+
+    Args:
+        log10_compute: Shape ``(points,)``.
+        log2_n: Shape ``(sets, points)``.
+        near: A fit, around which the grid is fine.
+
+    Returns:
+        Parameters of every set, each of shape ``(sets,)``.
+    """
+    x, y = log10_compute, log2_n - log2_n.mean(axis=1, keepdims=True)
+    steep = np.clip(np.concatenate([np.geomspace(0.3, 50, 24), near["k"] * np.geomspace(0.5, 2, 21)]), *BOUNDS["k"])
+    places = np.concatenate([np.linspace(x[0] - 1, x[-1] + 1, 60), near["x0"] + np.linspace(-0.3, 0.3, 41)])
+    k, x0 = (a.ravel() for a in np.meshgrid(np.unique(steep), np.unique(places), indexing="ij"))
+    share = sigmoid(x[None, :], {"L": 1.0, "k": k[:, None], "x0": x0[:, None], "b": 0.0})
+    centred = share - share.mean(axis=1, keepdims=True)
+    square = np.maximum((centred**2).sum(axis=1), 1e-12)
+    height = np.clip((y @ centred.T) / square, 0.0, BOUNDS["L"][1])
+    squares = -2 * height * (y @ centred.T) + height**2 * square
+    best, rows = squares.argmin(axis=1), np.arange(len(y))
+    tall = height[rows, best]
+    return {"L": tall, "k": k[best], "x0": x0[best], "b": log2_n.mean(axis=1) - tall * share.mean(axis=1)[best]}
+
+
+def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:
+    """Fit the sigmoid to points (C, n*), as read from a figure or found elsewhere.
+
+    Args:
+        compute: Compute of each point, above 0.
+        n: Rollouts per problem that were best there.
+        refits: Resamples of the points behind the intervals.
+        seed: Fixes them.
+
+    Raises:
+        FrontierError: Fewer than four points, or a value that is not positive.
+    """
+    if len(n) < 4:
+        raise FrontierError(f"there are {len(n)} points; a sigmoid of four parameters needs 4 or more")
+    if (compute <= 0).any() or (n <= 0).any():
+        raise FrontierError("compute and n must be above 0: the sigmoid is in their logarithms")
+    x, y = np.log10(compute), np.log2(n)
+    distinct = np.unique(n)
+    flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
+    params = fit_sigmoid(x, y)
+    if params is None:
+        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(distinct[0]))
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(refits):
+        rows = rng.integers(0, len(x), len(x))
+        again = fit_sigmoid(x[rows], y[rows], begin_at=params)
+        if again:
+            draws.append(again)
+    intervals = {}
+    if len(draws) >= 20:
+        spans = {k: np.quantile([d[k] for d in draws], [0.025, 0.975]) for k in params}
+        intervals = {k: (float(low), float(high)) for k, (low, high) in spans.items()}
+    if BOUNDS["k"][1] - params["k"] < 1e-3:
+        flags = (*flags, Flag.AT_BOUND)
+    return Sigmoid(params=params, intervals=intervals, flags=flags)
+
+
+def fit_n_star(compute: Array, best: np.ndarray, refits: Array, within: Mask, n: Array) -> Sigmoid:
+    """Fit the sigmoid to the n*(C) of a sweep, with intervals from the refits.
+
+    Args:
+        compute: Grid, shape ``(points,)``.
+        best: Index of the curve that is best at each point, −1 where none has data, shape ``(points,)``.
+        refits: Refitted rewards, shape ``(refits, curves, points)``.
+        within: From ``supported``, shape ``(curves, points)``.
+        n: Rollouts per problem of each curve.
+    """
+    known = best >= 0
+    x = np.log10(compute[known])
+    values = np.log2(n[best[known]])
+    distinct = np.unique(values)
+    flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
+    if len(distinct) == 1:
+        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
+    params = fit_sigmoid(x, values)
+    intervals, draws = {}, {}
+    # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
+    if params and len(distinct) > 2:
+        draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
+        intervals = {k: interval(v) for k, v in draws.items()}
+    return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)

@@ -1,0 +1,63 @@
+"""What the figures share: one style per n, legible in greyscale, and files that are the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..contract.files import atomic_write
+from ..errors import FrontierError
+
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)))
+ACCENT = "#c05621"
+
+
+def pyplot() -> Any:
+    """Matplotlib without a display, with fixed ids in its SVG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams.update({"svg.hashsalt": "isocompute", "font.size": 9, "axes.spines.top": False,
+                         "axes.spines.right": False})  # fmt: skip
+    from matplotlib import pyplot as plt
+
+    return plt
+
+
+def looks(values: Sequence[object]) -> dict[object, dict[str, Any]]:
+    """Colour, marker and line of each value in order: light to dark, so that they differ in greyscale too."""
+    import matplotlib as mpl
+
+    shades = mpl.colormaps["viridis_r"](np.linspace(0.15, 0.95, len(values)))
+    return {
+        value: {"color": shades[i], "marker": MARKERS[i % len(MARKERS)], "linestyle": LINES[i % len(LINES)]}
+        for i, value in enumerate(values)
+    }
+
+
+def save(figure: Any, path: Path) -> list[Path]:
+    """Write SVG and PNG without dates or program versions; returns both paths.
+
+    Args:
+        figure: The figure; it is closed.
+        path: Where it goes; the suffix is replaced.
+
+    Raises:
+        FrontierError: They cannot be written.
+    """
+    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+    with atomic_write(svg, error=FrontierError) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with atomic_write(png, error=FrontierError) as stream:
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
+    pyplot().close(figure)
+    return [svg, png]
+
+
+def log_edges(values: np.ndarray) -> np.ndarray:
+    """Edges of cells around points of a logarithmic grid."""
+    return np.concatenate([values[:1], np.sqrt(values[1:] * values[:-1]), values[-1:]])

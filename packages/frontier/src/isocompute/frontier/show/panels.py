@@ -1,0 +1,156 @@
+"""Figures beyond a fit: interference (Playbook, Figures 11 and 27), train and validation, ScaleRL's forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ..answers.efficiency import Efficiency, efficiency
+from ..answers.forecast import Forecast
+from ..answers.interference import histogram, interference
+from ..data.curves import Array
+from ..errors import FrontierError
+from ..fitting.intervals import band
+from .drawing import ACCENT, looks, pyplot
+
+BINS = 10
+
+
+def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | None = None) -> Any:
+    """How unevenly training helps problems, by setting: the measures against steps, and histograms first and last.
+
+    Args:
+        pass_rates: A ``pass_rates`` table.
+        settings: Run to what it is called, such as ``n = 4``; runs of one name are averaged, with their range.
+
+    Raises:
+        FrontierError: The table is empty.
+    """
+    # More bins than there are pass rates would leave some empty by arithmetic alone.
+    bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
+    measures = interference(pass_rates, bins=bins)
+    names = {run: (settings or {}).get(run, run) for run in measures["run_id"].unique().to_list()}
+    measures = measures.with_columns(setting=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
+    styles = looks(_ordered(set(names.values())))
+    figure, axes = pyplot().subplots(2, 2, figsize=(8, 5.6), layout="constrained")
+    shown = {"zero_fraction": "never solved", "dispersion": "dispersion", "distance_to_start": "distance to start"}
+    for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
+        for name, look in styles.items():
+            own = measures.filter(pl.col("setting") == name).group_by("step").agg(
+                pl.col(column).mean().alias("mean"), pl.col(column).min().alias("low"),
+                pl.col(column).max().alias("high"),
+            ).sort("step")  # fmt: skip
+            axis.fill_between(own["step"], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
+            axis.plot(own["step"], own["mean"], color=look["color"], linestyle=look["linestyle"],
+                      marker=look["marker"], markersize=3, label=name)  # fmt: skip
+        axis.set(xlabel="update steps", ylabel=label)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    _histograms(axes[1][1], pass_rates, names, styles, bins)
+    return figure
+
+
+def _histograms(
+    axis: Any, pass_rates: pl.DataFrame, names: Mapping[str, str], styles: Mapping[object, Any], bins: int
+) -> None:
+    centres = (np.arange(bins) + 0.5) / bins
+    rates = pass_rates.with_columns(
+        rate=pl.col("successes") / pl.col("samples"),
+        setting=pl.col("run_id").replace_strict(dict(names), return_dtype=pl.String),
+        first=pl.col("step") == pl.col("step").min().over("run_id"),
+        last=pl.col("step") == pl.col("step").max().over("run_id"),
+    )
+    before = histogram(rates.filter("first")["rate"].to_numpy(), bins)
+    axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the start")
+    for name, look in styles.items():
+        after = histogram(rates.filter(pl.col("last") & (pl.col("setting") == name))["rate"].to_numpy(), bins)
+        axis.plot(centres, after, color=look["color"], linestyle=look["linestyle"], marker=look["marker"], markersize=3)
+    axis.set(xlabel="pass rate, at the start and the end", ylabel="share of problems")
+    axis.legend(frameon=False, fontsize=8)
+
+
+def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
+    """Train minus validation reward against compute, by n; seeds averaged, with their range.
+
+    Args:
+        gap: From ``train_validation_gap``, with the unit's column.
+        unit: Column of compute.
+        metric: Metric compared.
+    """
+    styles = looks(sorted(gap["rollouts_per_problem"].unique().to_list()))
+    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    for n, look in styles.items():
+        own = gap.filter(pl.col("rollouts_per_problem") == n).group_by(unit).agg(
+            pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
+        ).sort(unit)  # fmt: skip
+        axis.fill_between(own[unit], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
+        axis.plot(own[unit], own["mean"], color=look["color"], linestyle=look["linestyle"], marker=look["marker"],
+                  markersize=3, label=f"n = {n}")  # fmt: skip
+    axis.axhline(0, color="0.6", linewidth=0.8)
+    axis.set(xlabel=unit, ylabel=f"{metric}, train minus validation")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: str) -> Any:
+    """A curve fitted up to a cut and its extension, with the points of both.
+
+    Args:
+        found: The forecast.
+        compute: Compute of every evaluation, shape ``(points,)``.
+        reward: Its reward.
+        x: Name of the compute.
+        y: Name of the reward.
+    """
+    figure, axis = pyplot().subplots(figsize=(6, 3.6), layout="constrained")
+    cut = found.support[1]
+    used = (compute >= found.support[0]) & (compute <= cut)
+    grid = np.linspace(found.support[0], float(compute.max()), 200)
+    if found.band is not None:
+        low, high = band(found.band.at(grid))
+        axis.fill_between(grid, low, high, color="0.85", linewidth=0, label="95 % of the refits")
+    line = found.parameters(grid)
+    axis.plot(grid[grid <= cut], line[grid <= cut], color="black", label=f"{found.parameters.form}, fitted")
+    axis.plot(grid[grid > cut], line[grid > cut], color=ACCENT, linestyle="--", label="extended")
+    axis.plot(compute[used], reward[used], "o", color="black", markersize=4)
+    axis.plot(compute[compute > cut], reward[compute > cut], "D", color=ACCENT, markersize=4, label="came later")
+    axis.plot(compute[compute < found.support[0]], reward[compute < found.support[0]], "o", color="0.6", markersize=3,
+              fillstyle="none", label="not fitted")  # fmt: skip
+    axis.set(xlabel=x, ylabel=y)
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
+    """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe (ScaleRL, leave-one-out).
+
+    Args:
+        found: From ``leave_one_out``.
+        x: Name of the compute.
+
+    Raises:
+        FrontierError: There is nothing to draw.
+    """
+    if not found:
+        raise FrontierError("there are no recipes to compare")
+    figure, axis = pyplot().subplots(figsize=(6, 4), layout="constrained")
+    for e, look in zip(found, looks([e.name for e in found]).values(), strict=True):
+        compute, value = efficiency(e.parameters, e.compute, e.reward)
+        grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
+        line = (grid / e.parameters.scale) ** e.parameters.shape
+        low, high = e.needed_interval
+        label = f"{e.name}: {e.needed:,.3g} ({low:,.3g} to {high:,.3g}) for {e.target:.3f}"
+        axis.plot(grid, line, color=look["color"], linestyle=look["linestyle"], label=label)
+        axis.plot(compute, value, look["marker"], color=look["color"], markersize=4)
+    held = found[0].parameters
+    axis.set(xscale="log", yscale="log", xlabel=x, ylabel="F(R) = (R − R0) / (A − R)",
+             title=f"A = {held.asymptote:.3f} and R0 = {held.start:.3f} held for all")  # fmt: skip
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _ordered(names: set[str]) -> list[str]:
+    """Names such as ``n = 16`` by their number, others by themselves."""
+    return sorted(names, key=lambda n: (not n.startswith("n = "), int(n[4:]) if n[4:].isdigit() else 0, n))

@@ -1,0 +1,106 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import FrontierError, efficiency, leave_one_out
+from isocompute.frontier.cli import main
+from isocompute.frontier.fitting.forms import Parameters
+
+COMPUTE = np.arange(1500.0, 16000.0, 400.0)
+
+
+def series(noise: float = 0.002, seed: int = 0) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    truths = {"steep": (2500.0, 2.0), "flat": (4000.0, 1.2)}
+    return {
+        name: (COMPUTE, Parameters(form="hill", start=0.4, gain=0.2, scale=middle, shape=slope)(COMPUTE)
+               + rng.normal(0, noise, len(COMPUTE)))
+        for name, (middle, slope) in truths.items()
+    }  # fmt: skip
+
+
+def test_recipes_are_compared_at_one_asymptote_the_one_that_needs_least_first() -> None:
+    found = leave_one_out(series(), r0=0.4)
+    assert [e.name for e in found] == ["steep", "flat"]
+    assert found[0].parameters.asymptote == found[1].parameters.asymptote == pytest.approx(0.6, abs=0.01)
+    for e, slope in zip(found, (2.0, 1.2), strict=True):
+        low, high = e.intervals["B"]
+        assert low < e.parameters.shape < high
+        assert e.parameters.shape == pytest.approx(slope, abs=0.15)
+        x, f = efficiency(e.parameters, e.compute, e.reward)
+        assert np.polyfit(np.log(x), np.log(f), 1)[0] == pytest.approx(e.parameters.shape, abs=0.2)
+
+
+def test_a_steeper_recipe_that_needs_more_is_not_the_more_efficient() -> None:
+    # Steep but late: half of the gain at 9,000 against 2,500.
+    late = Parameters(form="hill", start=0.4, gain=0.2, scale=9000.0, shape=3.0)(COMPUTE)
+    early = Parameters(form="hill", start=0.4, gain=0.2, scale=2500.0, shape=1.2)(COMPUTE)
+    both = {"late": (COMPUTE, late), "early": (COMPUTE, early)}
+    found = leave_one_out(both, r0=0.4, asymptote=0.6, target=0.5)
+    assert [e.name for e in found] == ["early", "late"]
+    assert [e.needed for e in found] == pytest.approx([2500.0, 9000.0], rel=1e-3)
+    # Near the asymptote the steeper one overtakes: which is the more efficient depends on the reward.
+    near = leave_one_out(both, r0=0.4, asymptote=0.6, target=0.595)
+    assert [e.name for e in near] == ["late", "early"]
+    assert [e.reached for e in near] == [False, False]
+    with pytest.raises(FrontierError, match="must lie between r0"):
+        leave_one_out(both, r0=0.4, asymptote=0.6, target=0.7)
+
+
+def test_the_intervals_of_the_compute_needed_hold() -> None:
+    inside = 0
+    for seed in range(40):
+        for e in leave_one_out(series(seed=seed), r0=0.4, asymptote=0.6, target=0.55):
+            middle, slope = {"steep": (2500.0, 2.0), "flat": (4000.0, 1.2)}[e.name]
+            inside += e.needed_interval[0] <= middle * 3 ** (1 / slope) <= e.needed_interval[1]
+    assert inside >= 62
+
+
+def test_the_intervals_of_the_slopes_hold() -> None:
+    inside = 0
+    for seed in range(40):
+        for e, slope in zip(leave_one_out(series(seed=seed), r0=0.4, asymptote=0.6), (2.0, 1.2), strict=True):
+            inside += e.intervals["B"][0] <= slope <= e.intervals["B"][1]
+    # What 90 % fall below once in a thousand is 62 of 80.
+    assert inside >= 62
+
+
+def test_one_recipe_that_fails_does_not_decide_the_asymptote() -> None:
+    stuck = {**series(), "stuck": (COMPUTE, np.full(len(COMPUTE), 0.45))}
+    assert leave_one_out(stuck, r0=0.4)[0].parameters.asymptote == pytest.approx(0.6, abs=0.02)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(FrontierError, match="short has 3 points"):
+        leave_one_out({"short": (COMPUTE[:3], np.full(3, 0.5))}, r0=0.4)
+    with pytest.raises(FrontierError, match="must lie above r0"):
+        leave_one_out(series(), r0=0.4, asymptote=0.3)
+
+
+def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "curves.csv"
+    pl.concat(
+        [pl.DataFrame({"recipe": [name] * len(c), "C": c, "R": r}) for name, (c, r) in series().items()]
+    ).write_csv(path)
+    common = ["predict", str(path), "--x", "C", "--y", "R"]
+    compared = [*common, "--series", "recipe", "--r0", "0.4"]
+    for name in ("a", "b"):
+        figure = str(tmp_path / f"{name}.svg")
+        assert main([*compared, "--efficiency", figure, "--json", str(tmp_path / "found.json")]) == 0
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    assert [s["series"] for s in json.loads((tmp_path / "found.json").read_text())["series"]] == ["steep", "flat"]
+    out = capsys.readouterr().out
+    assert "C needed for" in out
+    assert "1.00 times the least" in out
+    one = [*common, "--where", "recipe=steep", "--r0", "0.4", "--fit-max", "8000", "--bootstrap", "40"]
+    assert main([*one, "--figure", str(tmp_path / "forecast.svg")]) == 0
+    assert (tmp_path / "forecast.png").stat().st_size > 5000
+    for wrong, what in (
+        ([*common, "--series", "recipe"], "give --r0"),
+        ([*common, "--r0", "0.4", "--efficiency", "x.svg"], "name their column with --series"),
+        ([*common, "--series", "colour", "--r0", "0.4"], "has no column 'colour'"),
+    ):
+        assert main(wrong) == 2
+        assert what in capsys.readouterr().err

@@ -1,0 +1,88 @@
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+from isocompute.frontier import FitConfig, FrontierError, fit, read_evals
+
+COLUMNS = {"rollouts": "C", "rollouts_per_problem": "n", "problems_per_batch": "B_p", "avg_at_4": "reward"}
+
+
+def plain(folder: Path, table: pl.DataFrame, suffix: str = ".csv") -> Path:
+    """A user's own file: other names, compute in thousands, no counts of questions."""
+    frame = table.filter(pl.col("seed") == 0).select(
+        C=pl.col("rollouts") / 1000, n="rollouts_per_problem", B_p="problems_per_batch", reward="avg_at_4"
+    )
+    path = folder / f"mine{suffix}"
+    {".csv": frame.write_csv, ".parquet": frame.write_parquet, ".jsonl": frame.write_ndjson}[suffix](path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
+def test_a_file_with_other_names_is_fitted_in_its_own_unit(tmp_path: Path, table: pl.DataFrame, suffix: str) -> None:
+    mine = read_evals([plain(tmp_path, table, suffix)], columns=COLUMNS)
+    theirs = table.filter(pl.col("seed") == 0)
+    config = FitConfig(form="exp", bootstrap=20)
+    for a, b in zip(fit(mine, config).curves, fit(theirs, config).curves, strict=True):
+        assert a.parameters is not None
+        assert b.parameters is not None
+        assert a.parameters.asymptote == pytest.approx(b.parameters.asymptote, abs=0.01)
+        assert 1000 * a.parameters.scale == pytest.approx(b.parameters.scale, rel=0.1)
+
+
+def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -> None:
+    path = tmp_path / "mine.csv"
+    table.filter(pl.col("seed") == 0).select("rollouts", "avg_at_4", n="rollouts_per_problem").write_csv(path)
+    with pytest.raises(FrontierError, match="no column problems_per_batch: name it with --column"):
+        read_evals([path], columns={"rollouts_per_problem": "n"})
+    found = read_evals([path], columns={"rollouts_per_problem": "n"}, constants={"problems_per_batch": "32"})
+    assert found["problems_per_batch"].unique().to_list() == [32]
+
+
+def test_the_same_row_twice_counts_once_and_is_said(tmp_path: Path, table: pl.DataFrame) -> None:
+    path = plain(tmp_path, table)
+    twice = tmp_path / "twice.csv"
+    twice.write_text(path.read_text() + "".join(path.read_text().splitlines(keepends=True)[1:3]))
+    with pytest.warns(UserWarning, match="2 rows occur more than once"):
+        found = read_evals([twice], columns=COLUMNS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert found.equals(read_evals([path], columns=COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("C,n,B_p,reward\n", "holds no row"),
+        ("C,n,B_p\n1,4,8\n", "has no column 'reward'"),
+        ("C,n,B_p,reward\n1,4,8,1.5\n", "is 1.5 in row 1"),
+        ("C,n,B_p,reward\n1,4,8,0.5\n2,4,8,\n", "row 2 holds None"),
+        ("C,n,B_p,reward\n1,4,8,x\n", "must hold finite numbers, but row 1 holds 'x'"),
+        ("C,n,B_p,reward\n-1,4,8,0.5\n", "is negative in row 1"),
+        ("C,n,B_p,reward\n1,4.5,8,0.5\n", "whole numbers from 1"),
+        ("C,n,B_p,reward\n1,4,8,nan\n", "row 1 holds 'nan'"),
+    ],
+)
+def test_a_table_that_is_not_a_curve_is_one_clear_error(content: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(content)
+    with pytest.raises(FrontierError, match=message):
+        read_evals([path], columns=COLUMNS)
+
+
+def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.csv", "a.jsonl"):
+        path = tmp_path / name
+        path.write_bytes(b"\x00\xff\x00PAR")
+        with pytest.raises(FrontierError, match=name):
+            read_evals([path], columns=COLUMNS)
+    with pytest.raises(FrontierError, match=r"ends in .csv"):
+        read_evals([Path(__file__)], columns=COLUMNS)
+
+
+def test_a_constant_reward_and_a_single_point_are_flags_not_errors(table: pl.DataFrame) -> None:
+    flat = table.with_columns(avg_at_4=pl.lit(0.5))
+    fits = fit(flat, FitConfig(form="auto", bootstrap=20))
+    assert all(c.parameters is not None and c.parameters.asymptote == pytest.approx(0.5, abs=1e-3) for c in fits.curves)
+    one = fit(table.group_by("rollouts_per_problem").first(), FitConfig(bootstrap=20))
+    assert all(c.parameters is None and c.reason for c in one.curves)

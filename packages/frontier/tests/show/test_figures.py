@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import FitConfig, Fits, fit
+from isocompute.frontier.cli import main
+from isocompute.frontier.show.drawing import looks, save
+from isocompute.frontier.show.figures import all_figures, fixed_batch
+from isocompute.frontier.show.panels import interference_panels
+
+
+def joint(table: pl.DataFrame) -> pl.DataFrame:
+    """Every n with two B_p."""
+    return pl.concat([table.with_columns(problems_per_batch=pl.lit(size)) for size in (8, 32)])
+
+
+def fitted(table: pl.DataFrame, **settings: object) -> Fits:
+    return fit(table, FitConfig(form="exp", bootstrap=40, **settings))  # type: ignore[arg-type]
+
+
+def names(folder: Path) -> set[str]:
+    return {p.stem for p in folder.glob("*.svg")}
+
+
+def test_every_figure_that_the_curves_allow_is_drawn(table: pl.DataFrame, tmp_path: Path) -> None:
+    usual = {"curves", "frontier", "n_star", "sensitivity"}
+    all_figures(fitted(table), tmp_path / "fixed_size")
+    assert names(tmp_path / "fixed_size") == usual
+    all_figures(fitted(joint(table)), tmp_path / "joint")
+    assert names(tmp_path / "joint") == usual | {"b_p_star"}
+    # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
+    traded = fitted(joint(table), batch_rollouts=128)
+    assert fixed_batch(traded) == 128
+    all_figures(traded, tmp_path / "fixed_batch")
+    assert names(tmp_path / "fixed_batch") == usual | {"b_p_star", "trade"}
+    all_figures(fitted(table.filter(pl.col("rollouts_per_problem") == 4)), tmp_path / "one")
+    assert names(tmp_path / "one") == usual - {"sensitivity"}
+
+
+def test_the_same_fits_are_drawn_the_same_and_without_a_date(table: pl.DataFrame, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        all_figures(fitted(joint(table), unit="tokens"), tmp_path / name)
+    first = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    assert first == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
+    assert all(b"<dc:date>" not in content for content in first.values())
+
+
+def test_no_figure_is_drawn_where_nothing_was_fitted(table: pl.DataFrame, tmp_path: Path) -> None:
+    assert all_figures(fitted(table.head(1)), tmp_path) == []
+
+
+def test_looks_differ_in_greyscale_by_lightness_marker_and_line() -> None:
+    found = list(looks([4, 8, 16, 32, 64, 128, 256, 512]).values())
+    grey = [float(np.dot(look["color"][:3], (0.299, 0.587, 0.114))) for look in found]
+    assert (np.diff(grey) < 0).all()
+    assert len({look["marker"] for look in found}) == len({str(look["linestyle"]) for look in found}) == 8
+
+
+def pass_rates() -> pl.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"run_id": f"n{n}s0", "step": step, "problem_id": f"p{i}", "samples": 4,
+         "successes": int(rng.binomial(4, min(0.2 + 0.01 * step * (n == 16), 1)))}
+        for n in (4, 16) for step in (0, 20, 40) for i in range(60)
+    ]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def test_interference_is_measured_and_drawn_by_n(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pass_rates().write_csv(tmp_path / "pass_rates.csv")
+    table.write_csv(tmp_path / "evals.csv")
+    command = ["interference", str(tmp_path / "pass_rates.csv"), "--evals", str(tmp_path / "evals.csv"), "--out"]
+    for name in ("a", "b"):
+        assert main([*command, str(tmp_path / name)]) == 0
+    assert "n = 16" in capsys.readouterr().out
+    for name in ("interference.svg", "interference.parquet"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    table.with_columns(run_id=pl.lit("x") + pl.col("run_id")).write_csv(tmp_path / "evals.csv")
+    assert main([*command, str(tmp_path / "c")]) == 2
+    assert "have no run in common" in capsys.readouterr().err
+    save(interference_panels(pass_rates()), tmp_path / "unnamed")
+    assert (tmp_path / "unnamed.png").exists()
+
+
+def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.DataFrame, tmp_path: Path) -> None:
+    train = table.with_columns(split=pl.lit("train"), avg_at_4=(pl.col("avg_at_4") + 0.05).clip(0, 1))
+    pl.concat([table, train]).write_parquet(tmp_path / "evals.parquet")
+    for unit in ("rollouts", "tokens"):
+        out = tmp_path / unit
+        arguments = ["--form", "exp", "--bootstrap", "20", "--unit", unit, "--out", str(out)]
+        assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 0
+        assert pl.read_parquet(out / "gap.parquet")["gap"].mean() == pytest.approx(0.05, abs=1e-6)
+        assert (out / "gap.svg").exists()
