@@ -55,3 +55,14 @@ def test_the_command_groups_a_plain_file(
     assert "there is no column 'colour' to group by" in capsys.readouterr().err
     with pytest.raises(FrontierError, match="no column 'colour'"):
         fit(table, FitConfig(group="colour"))
+
+
+@pytest.mark.parametrize("column", ["seed", "rollouts", "rollouts_per_problem"])
+def test_columns_that_tell_runs_apart_already_are_no_groups(
+    column: str, table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(tmp_path / "out"), "--group", column]) == 2
+    assert f"error: curves cannot be grouped by {column!r}" in capsys.readouterr().err
+    with pytest.raises(FrontierError, match="cannot be grouped by"):
+        fit(table, FitConfig(group=column))

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Sequence
 
 from .commands import convert, fit, ingest, interference, n_star, predict, prescribe
-from .contract.errors import IsoComputeError
 from .errors import InputWarning
 
 
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for line in arguments.run(arguments):
                 print(line)
-        except IsoComputeError as error:
+        except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     return 0

@@ -11,6 +11,22 @@ from .pass_rates import answers_of
 from .precision import binomial_errors, response_variance, trials_of
 
 
+TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
+"""Columns that tell curves, seeds or evaluations apart already."""
+
+
+def check_group(group: str | None) -> None:
+    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
+
+    Raises:
+        FrontierError: It is such a column.
+    """
+    if group in TAKEN:
+        raise FrontierError(
+            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit; name another column, such as a recipe"
+        )
+
+
 def curves(
     evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
     group: str | None = None, pass_rates: pl.DataFrame | None = None,
@@ -46,6 +62,7 @@ def curves(
         raise FrontierError(f"the evaluations mix the problem sets {', '.join(sets)}: choose one")
     if rows.is_empty():
         raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
+    check_group(group)
     if group is not None and group not in rows.columns:
         raise FrontierError(f"there is no column {group!r} to group by; there are {', '.join(rows.columns)}")
     _check_values(rows, metric, UNITS[unit])

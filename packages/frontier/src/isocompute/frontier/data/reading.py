@@ -13,6 +13,7 @@ from ..contract import tables
 from ..errors import FrontierError, InputWarning
 from .curves import UNITS
 from .files import numbers, read_file
+from .grouping import check_group
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """Values of these columns where a table lacks them."""
@@ -45,6 +46,7 @@ def read_evals(
         FrontierError: A column is missing or holds impossible values, or two runs have one seed.
         TableError, TrackingError: A source cannot be read.
     """
+    check_group(group)
     if not columns and not constants and all(_is_table(source) for source in sources):
         parts = [tables.read(source, "evals") for source in sources]
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
