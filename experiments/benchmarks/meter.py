@@ -17,21 +17,18 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
-from isocompute.learner import LearnerConfig, loop
-from isocompute.learner.checkpoint import Checkpoints
-from isocompute.learner.learner import Learner
+from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, train
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
 from experiments import tiny_model
-from experiments.running.worker import count
 from experiments.tiny_config import TinyModelConfig
 
 CONFIG = LearnerConfig(learning_rate=5e-4, kl_coefficient=0.001, entropy_coefficient=0.001)
 BATCH = 8 * 4
 
 
-class Free:
-    """A meter that keeps nothing."""
+class StepMeter:
+    """A meter that only counts steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
@@ -40,23 +37,30 @@ class Free:
         """Whether steps are left."""
         return step <= self.steps
 
-    def charge(self, step: int, counts: Any) -> None:
-        """Nothing."""
+    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+        """Keep no record."""
 
     def sync(self) -> None:
-        """Nothing."""
+        """Have nothing to put on the disk."""
 
 
 def seconds(learner: Learner, sampler: Any, problems: pl.DataFrame, meter: Any, folder: Path) -> float:
     """Seconds of the steps that the meter admits, from the base model on."""
     learner.reset(CONFIG)
     sampler.sync(learner.weights(), learner.version)
-    run = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=8, seed=1, evaluate_every=2**20 * BATCH)
+    run = RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=8, seed=1, evaluate_every=2**20 * BATCH)
     # No evaluation: the row of step 0 is taken as there.
-    progress = loop.Progress(step=0, rollouts=0, tokens=0, evals=[{}])
+    progress = Progress(step=0, rollouts=0, tokens=0, evals=[{}])
     began = perf_counter()
-    loop.train(run, problems, sampler, learner, None, meter, count, Checkpoints(folder), progress, lambda *told: None)  # type: ignore[arg-type]
+    train(
+        run=run, problems=problems, sampler=sampler, learner=learner, evaluator=_no_evaluation, meter=meter,
+        checkpoints=Checkpoints(folder), progress=progress, watch=lambda record: None,
+    )  # fmt: skip
     return perf_counter() - began
+
+
+def _no_evaluation(**at: int) -> Any:
+    raise RuntimeError(f"no evaluation is to be made within the steps of a block, and one was at {at}")
 
 
 def ratio(pairs: list[tuple[float, float]]) -> float:
@@ -90,7 +94,7 @@ def main() -> None:
                 return seconds(learner, sampler, problems, meter, home / "checkpoints")
 
         def free() -> float:
-            return seconds(learner, sampler, problems, Free(arguments.steps), home / "checkpoints")
+            return seconds(learner, sampler, problems, StepMeter(arguments.steps), home / "checkpoints")
 
         free()
         pairs = []

@@ -41,7 +41,7 @@ class WorkerConfig:
 
 
 class WorkerActor:
-    """Does nothing but pass calls on to its worker.
+    """Passes calls on to its worker.
 
     The worker is opened by a call, since an error of an actor's constructor comes back as its death.
     """

@@ -103,7 +103,8 @@ def _defining(origin: str, name: str) -> str:
     path = source_of(origin)
     if path is None or path.name != "__init__.py":
         return origin
-    for node in tree_of(origin).body:
+    # Imports for type checkers included: they say where a name that is loaded lazily comes from.
+    for node in ast.walk(tree_of(origin)):
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:

@@ -25,7 +25,7 @@ PART = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a measurement found.
+    """The outcome of a measurement.
 
     Attributes:
         rates: ``problem_id``, ``successes``, ``samples``.
@@ -109,9 +109,9 @@ def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = Fals
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
     )
     joined = problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id", how="left")
-    lost = joined.filter(pl.col(name).is_null())
-    if len(lost):
+    unanswered = joined.filter(pl.col(name).is_null())
+    if len(unanswered):
         raise ExperimentError(
-            f"no response to problem {lost['problem_id'][0]} was completed ({len(lost)} such problems)"
+            f"no response to problem {unanswered['problem_id'][0]} was completed ({len(unanswered)} such problems)"
         )
     return tables.check(joined.sort("problem_id"), "problems", where="measured problems")

@@ -1,13 +1,15 @@
-"""Metrics of a running cell as JSON lines: the worker appends, the driver of the sweep reads what is new."""
+"""Records of a running cell as JSON lines: the worker appends, the driver of the sweep reads what is new."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from isocompute.learner import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+from isocompute.rollout.contract.files import write_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +21,7 @@ class Position:
 
 
 class Spool:
-    """The metrics file of one cell."""
+    """The records of one cell in one file, a line each."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -28,23 +30,21 @@ class Spool:
         """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
         if not self.path.exists():
             return
-        kept = [json.dumps(line) for line in self.lines() if line["rollouts"] <= rollouts]
-        aside = self.path.with_suffix(".writing")
-        aside.write_text("".join(line + "\n" for line in kept))
+        kept = [_line(record) for record in self.records() if record.rollouts <= rollouts]
         # A new file, by whose inode readers notice that what they have read may be gone.
-        aside.rename(self.path)
+        write_text(self.path, "".join(kept))
 
-    def write(self, step: int, rollouts: int, metrics: Mapping[str, float]) -> None:
-        """Append one line."""
+    def write(self, record: StepRecord | EvaluationRecord) -> None:
+        """Append one record."""
         with self.path.open("a") as stream:
-            stream.write(json.dumps({"step": step, "rollouts": rollouts, "metrics": dict(metrics)}) + "\n")
+            stream.write(_line(record))
 
-    def lines(self) -> list[dict[str, Any]]:
-        """Every whole line."""
+    def records(self) -> list[StepRecord | EvaluationRecord]:
+        """The record of every whole line."""
         return self.since(Position())[0]
 
-    def since(self, position: Position) -> tuple[list[dict[str, Any]], Position]:
-        """The whole lines after a position, and the position behind them; a torn last line is left for later.
+    def since(self, position: Position) -> tuple[list[StepRecord | EvaluationRecord], Position]:
+        """The records after a position, and the position behind them; a torn last line is left for later.
 
         A file that was rewound since is read from its beginning.
         """
@@ -62,4 +62,20 @@ class Spool:
             whole = stream.read().rpartition(b"\n")[0]
         lines = whole.split(b"\n") if whole else []
         after = begin + (len(whole) + 1 if whole else 0)
-        return [json.loads(line) for line in lines], Position(inode=inode, read=after)
+        return [_record(json.loads(line)) for line in lines], Position(inode=inode, read=after)
+
+
+def _line(record: StepRecord | EvaluationRecord) -> str:
+    kind = "step" if isinstance(record, StepRecord) else "evaluation"
+    return json.dumps({"kind": kind, **asdict(record)}) + "\n"
+
+
+def _record(plain: dict[str, Any]) -> StepRecord | EvaluationRecord:
+    if plain.pop("kind") == "evaluation":
+        return EvaluationRecord(**plain)
+    responses, update = plain.pop("responses"), plain.pop("update")
+    return StepRecord(
+        **plain,
+        responses=None if responses is None else ResponseStatistics(**responses),
+        update=None if update is None else UpdateReport(**update),
+    )

@@ -45,7 +45,7 @@ class Start:
 
 
 def cost(rollouts: pl.DataFrame) -> dict[str, int]:
-    """What a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
+    """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
     return {
         "rollouts": len(rollouts),
         "prompt_tokens": int(rollouts["prompt_ids"].list.len().sum()),
@@ -81,6 +81,6 @@ def read(folder: Path) -> Start:
 
 
 def read_cost(path: Path) -> dict[str, int]:
-    """Read what ``cost`` gave, as it was written beside its result."""
-    held: dict[str, int] = json.loads(path.read_text())
-    return held
+    """Read what ``cost`` returned, from the file beside its result."""
+    counts: dict[str, int] = json.loads(path.read_text())
+    return counts

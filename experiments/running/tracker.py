@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.budget import tracking
+from isocompute.learner import EvaluationRecord
 
 from . import starts, work
 from .cells import Cell
@@ -69,11 +70,11 @@ class Tracker:
             self.unsent[cell.start_id] = name
 
     def close(self, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
-        """Let ``mlflow:EXPERIMENT`` mean these cells, and say which could not be sent."""
+        """Make ``mlflow:EXPERIMENT`` mean these cells, and print which could not be sent."""
         if not self.unsent:
             with contextlib.suppress(Exception):
-                held = [*(folders[c.run_id] for c in cells), *(work.start_of(c) for c in cells)]
-                runs = {json.loads((folder / "sent.json").read_text())[self._experiment]["run"] for folder in held}
+                places = [*(folders[c.run_id] for c in cells), *(work.start_of(c) for c in cells)]
+                runs = {json.loads((folder / "sent.json").read_text())[self._experiment]["run"] for folder in places}
                 tracking.supersede_runs(self._experiment, keep=runs)
                 return
         names = "; ".join(sorted(self.unsent.values())) or "none, but older runs are not marked as superseded"
@@ -122,10 +123,10 @@ class Tracker:
         self._remember(folder, {"run": run})
 
     def _sent(self, client: Any, folder: Path) -> dict[str, Any]:
-        """What was sent of a folder to this experiment, as long as its run is there."""
+        """What was sent of a folder to this experiment; empty where its MLflow run was deleted."""
         mark = folder / "sent.json"
         sent: dict[str, Any] = json.loads(mark.read_text()).get(self._experiment, {}) if mark.exists() else {}
-        return sent if sent and self._alive(client, sent["run"]) else {}
+        return sent if sent and self._is_active(client, sent["run"]) else {}
 
     def _remember(self, folder: Path, sent: Mapping[str, Any]) -> None:
         mark = folder / "sent.json"
@@ -133,19 +134,19 @@ class Tracker:
         work.write_json(mark, {**every, self._experiment: dict(sent)})
 
     def _create(self, client: Any, cell: Cell) -> str:
-        """Make the run of a cell; one that another work folder left behind gives way."""
+        """Make the run of a cell, and delete one that another work folder left behind."""
         for old in client.search_runs([self._id], f"tags.`isocompute.run_id` = '{cell.run_id}'"):
             client.delete_run(old.info.run_id)
         tags = {"isocompute.run_id": cell.run_id, "isocompute.problem_set": cell.origin.problem_set}
         run = client.create_run(self._id, run_name=cell.name, tags=tags)
         plain = asdict(cell)
         del plain["rollouts"]
-        for key, value in _flat(plain):
+        for key, value in _flatten(plain):
             client.log_param(run.info.run_id, key, value)
         return str(run.info.run_id)
 
     @staticmethod
-    def _alive(client: Any, run_id: str) -> bool:
+    def _is_active(client: Any, run_id: str) -> bool:
         try:
             return bool(client.get_run(run_id).info.lifecycle_stage == "active")
         except Exception:
@@ -158,22 +159,22 @@ def _new_metrics(folder: Path, sent: dict[str, Any]) -> Iterator[Any]:
 
     now = int(time.time() * 1000)
     last, kinds = sent["rollouts"], set(sent["kinds"])
-    lines, position = Spool(folder / "metrics.jsonl").since(Position(inode=sent["inode"], read=sent["read"]))
-    for line in lines:
+    records, position = Spool(folder / "metrics.jsonl").since(Position(inode=sent["inode"], read=sent["read"]))
+    for record in records:
         # A step and the evaluation after it share their rollouts; either may be sent already.
-        kind = "eval" if any("_at_" in name for name in line["metrics"]) else "train"
-        if line["rollouts"] < last or (line["rollouts"] == last and kind in kinds):
+        kind = "eval" if isinstance(record, EvaluationRecord) else "train"
+        if record.rollouts < last or (record.rollouts == last and kind in kinds):
             continue
-        if line["rollouts"] > last:
-            last, kinds = line["rollouts"], set()
+        if record.rollouts > last:
+            last, kinds = record.rollouts, set()
         kinds.add(kind)
-        yield from (Metric(k, v, now, int(last)) for k, v in line["metrics"].items())
+        yield from (Metric(name, value, now, last) for name, value in record.metrics().items())
     sent |= {"rollouts": last, "kinds": sorted(kinds), "inode": position.inode, "read": position.read}
 
 
-def _flat(plain: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(plain: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in plain.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flatten(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value

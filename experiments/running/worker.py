@@ -1,4 +1,4 @@
-"""What runs a cell: an engine and a learner in one process. A plain class; Ray only wraps it."""
+"""The worker that runs cells: an engine and a learner in one process. A plain class; Ray only wraps it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import Counts, Ledger, Limits, Meter
-from isocompute.learner import LearnerConfig, loop
-from isocompute.learner.checkpoint import Checkpoints
-from isocompute.learner.group import LearnerGroup
-from isocompute.learner.learner import Learner
-from isocompute.learner.timings import timings_table
-from isocompute.rollout import Sampling, evaluate, open_sampler, tables
+from isocompute.budget import Ledger, Limits, Meter
+from isocompute.learner import (
+    Checkpoints,
+    Learner,
+    LearnerConfig,
+    LearnerGroup,
+    Progress,
+    RunConfig,
+    Updater,
+    canary,
+    restore,
+    timings_table,
+    train,
+)
+from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sampler, tables
 
 from . import starts, work
 from .actor import WorkerConfig
@@ -23,18 +31,13 @@ from .models import located
 from .spool import Spool
 
 
-def count(rollouts: pl.DataFrame) -> Counts:
-    """What a ``rollouts`` table cost."""
-    return Counts(**starts.cost(rollouts))
-
-
 class Evaluated:
-    """An evaluation as the loop wants it: a row of ``evals``, and the responses that this run pays for."""
+    """An evaluation as the loop needs it: a row of ``evals``, its scores, and the responses that this run pays for."""
 
     def __init__(
         self,
         cell: Cell,
-        scores: Mapping[str, Any],
+        found: starts.Start | EvaluationResult,
         rollouts_table: pl.DataFrame | None,
         *,
         step: int,
@@ -42,6 +45,7 @@ class Evaluated:
         tokens: int,
     ) -> None:
         self.rollouts_table = rollouts_table
+        self.scores: Mapping[str, float] = dict(found.metrics)
         self.row: Mapping[str, Any] = {
             "run_id": cell.run_id,
             "step": step,
@@ -52,7 +56,9 @@ class Evaluated:
             "seed": cell.seed,
             "problem_set": cell.origin.problem_set,
             "split": "validation",
-            **scores,
+            "questions": found.questions,
+            "samples": found.samples,
+            **self.scores,
         }
 
 
@@ -71,11 +77,11 @@ class Worker:
             torch.set_num_threads(1)
         self.config = config
         self._model = located(config.model)
-        options: dict[str, Any] = {"dtype": config.dtype} if config.sampler == "vllm" else {}
+        engine: dict[str, Any] = {"dtype": config.dtype} if config.sampler == "vllm" else {}
         kind = config.sampler
         if config.placement == "separate":
-            kind, options["answer_seconds"] = "vllm-remote", config.answer_seconds
-        self._sampler = open_sampler(kind, self._model, Sampling(**config.sampling), **options)
+            kind, engine["answer_seconds"] = "vllm-remote", config.answer_seconds
+        self._sampler = open_sampler(kind, self._model, Sampling(**config.sampling), **engine)
         ranks = config.learner_ranks
         self._devices = 1 + (ranks if ranks > 1 else 0) + (config.placement == "separate")
         self._learner: Learner | LearnerGroup | None = None
@@ -117,31 +123,38 @@ class Worker:
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
         checkpoints = Checkpoints(home / "checkpoints")
-        progress = loop.restore(learner, checkpoints)
+        progress = restore(learner, checkpoints)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
-        # What the canary generates is paid for, but by construction lost: it is charged to an attempt that
-        # the training attempt replaces, so that the canonical ledger does not depend on restarts.
-        tried = loop.canary(learner, self._sampler, validation, run_id=cell.run_id)
+        self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
-            ledger.charge(progress.step + 1, {"eval": count(tried)})
-        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
-            ended = loop.train(
-                _run_config(cell),
-                problems.filter(pl.col("split") == "train"),
-                self._sampler,
-                learner,
-                Evaluations(cell, self._sampler, validation, home, start),
-                Meter(ledger, Limits(rollouts=cell.rollouts)),
-                count,
-                checkpoints,
-                progress,
-                spool.write,
+            ended = train(
+                run=_run_config(cell),
+                problems=problems.filter(pl.col("split") == "train"),
+                sampler=self._sampler,
+                learner=learner,
+                evaluator=Evaluations(cell, self._sampler, validation, home, start),
+                meter=Meter(ledger, Limits(rollouts=cell.rollouts)),
+                checkpoints=checkpoints,
+                progress=progress,
+                watch=spool.write,
             )
             self._keep(cell, home, ended, ledger, spool)
 
-    def _keep(self, cell: Cell, home: Path, ended: loop.Progress, ledger: Ledger, spool: Spool) -> None:
+    def _try_sync(
+        self, cell: Cell, home: Path, learner: Updater, validation: pl.DataFrame, *, resumed_from: int
+    ) -> None:
+        """Run the canary and charge what it generates.
+
+        That is paid for, but by construction lost: it is charged to an attempt that the training attempt replaces, so
+        that the canonical ledger does not depend on restarts.
+        """
+        answered = canary(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
+        with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
+            ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
+
+    def _keep(self, cell: Cell, home: Path, ended: Progress, ledger: Ledger, spool: Spool) -> None:
         """Write the tables of a cell that has ended, then that it has."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
         tables.write(ledger.table(), "ledger", home / "ledger.parquet")
@@ -149,7 +162,7 @@ class Worker:
         # Only whole files of this run's evaluations: a kill may have left others.
         rates = [tables.read(home / "pass_rates" / f"{step}.parquet", "pass_rates") for step in sorted(steps)]
         tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
-        timings = timings_table(spool.lines(), cell.run_id, devices=self._devices)
+        timings = timings_table(spool.records(), cell.run_id, devices=self._devices)
         tables.write(timings, "timings", home / "timings.parquet")
         totals = ledger.totals
         work.set_done(
@@ -191,7 +204,7 @@ class Evaluations:
     def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
         """Evaluate at a point of the grid."""
         cell = self._cell
-        found: Any
+        found: starts.Start | EvaluationResult
         if step == 0:
             found, paid_for = starts.read(self._start), None
         else:
@@ -201,14 +214,13 @@ class Evaluations:
             )  # fmt: skip
             paid_for = found.rollouts
         rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file an evaluation: repeated after a crash, it is written again with the same content.
+        # One file per evaluation: repeated after a crash, it is written again with the same content.
         tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
-        scores = {"questions": found.questions, "samples": found.samples, **found.metrics}
-        return Evaluated(cell, scores, paid_for, step=step, rollouts=rollouts, tokens=tokens)
+        return Evaluated(cell, found, paid_for, step=step, rollouts=rollouts, tokens=tokens)
 
 
-def _run_config(cell: Cell) -> loop.RunConfig:
-    return loop.RunConfig(
+def _run_config(cell: Cell) -> RunConfig:
+    return RunConfig(
         run_id=cell.run_id,
         rollouts_per_problem=cell.rollouts_per_problem,
         problems_per_batch=cell.problems_per_batch,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from isocompute.learner import LearnerConfig
+from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
 
 from experiments.running.cells import Cell, Origin
 from experiments.running.identity import Surroundings
@@ -26,3 +26,18 @@ def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **chang
         "learner": LearnerConfig(learning_rate=3e-3, kl_coefficient=0.01, entropy_coefficient=0.01),
     }  # fmt: skip
     return Cell(**{**settings, **changes})
+
+
+def step_record(step: int, *, reward: float = 0.5) -> StepRecord:
+    """A step of eight rollouts without an update."""
+    responses = ResponseStatistics(
+        reward=reward, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.0
+    )
+    return StepRecord(
+        step=step, rollouts=8 * step, sample_seconds=0.5, update_seconds=0.25, sync_seconds=0.125, responses=responses
+    )
+
+
+def evaluation_record(step: int, score: float) -> EvaluationRecord:
+    """An evaluation after such a step."""
+    return EvaluationRecord(step=step, rollouts=8 * step, scores={"avg_at_4": score}, evaluate_seconds=0.5)

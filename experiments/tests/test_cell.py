@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.budget import Ledger
+from isocompute.learner import StepRecord
 
 from experiments.running import work
 from experiments.running.spool import Spool
@@ -58,7 +59,7 @@ def exit_code(process: BaseProcess) -> int | None:
 def kill_after(folder: Path, lines: int) -> None:
     """Start the cell and kill it once its spool has so many lines."""
     process = start(folder)
-    while process.is_alive() and len(Spool(folder / "metrics.jsonl").lines()) < lines:
+    while process.is_alive() and len(Spool(folder / "metrics.jsonl").records()) < lines:
         time.sleep(0.002)
     assert process.is_alive()
     process.kill()
@@ -114,7 +115,8 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]
     # The run is the same run, which the shorter one began.
     assert evals.head(4).equals(short)
-    steps = [line["step"] for line in Spool(home / "extended" / "metrics.jsonl").lines() if "loss" in line["metrics"]]
+    records = Spool(home / "extended" / "metrics.jsonl").records()
+    steps = [record.step for record in records if isinstance(record, StepRecord)]
     assert steps == list(range(1, 25))
     done = work.done(home / "extended")
     assert done is not None

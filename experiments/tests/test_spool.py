@@ -2,45 +2,62 @@
 
 from pathlib import Path
 
+from isocompute.learner import EvaluationRecord, StepRecord, UpdateReport
+
 from experiments.running.spool import Position, Spool
 
+from .made import evaluation_record, step_record
 
-def steps(lines: list[dict[str, int]]) -> list[int]:
-    return [line["step"] for line in lines]
+
+def steps(records: list[StepRecord | EvaluationRecord]) -> list[int]:
+    return [record.step for record in records]
+
+
+def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics.jsonl")
+    update = UpdateReport(
+        loss=1 / 3, kl=0.0, entropy=1.5, importance_weight=1.0, gradient_norm=2.0, learning_rate=1e-3, sync_error=1e-7
+    )
+    whole = StepRecord(step=2, rollouts=16, sample_seconds=0.1, update_seconds=0.2, update=update, gradient_retries=1)
+    written = [evaluation_record(0, 0.25), step_record(1), whole]
+    for record in written:
+        spool.write(record)
+    assert spool.records() == written
 
 
 def test_only_what_is_new_is_read(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "metrics.jsonl")
     assert spool.since(Position()) == ([], Position())
     for step in (1, 2):
-        spool.write(step, 8 * step, {"reward": 0.5})
-    lines, position = spool.since(Position())
-    assert steps(lines) == [1, 2]
+        spool.write(step_record(step))
+    records, position = spool.since(Position())
+    assert steps(records) == [1, 2]
     assert position.read == spool.path.stat().st_size
     assert spool.since(position) == ([], position)
-    spool.write(3, 24, {"reward": 0.5})
-    lines, position = spool.since(position)
-    assert steps(lines) == [3]
+    spool.write(step_record(3))
+    records, position = spool.since(position)
+    assert steps(records) == [3]
 
 
 def test_a_torn_line_is_left_for_later(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "metrics.jsonl")
-    spool.write(1, 8, {})
-    with spool.path.open("a") as stream:
-        stream.write('{"step": 2, "roll')
-    lines, position = spool.since(Position())
-    assert steps(lines) == [1]
-    with spool.path.open("a") as stream:
-        stream.write('outs": 16, "metrics": {}}\n')
+    for step in (1, 2):
+        spool.write(step_record(step))
+    whole = spool.path.read_bytes()
+    spool.path.write_bytes(whole[:-20])
+    records, position = spool.since(Position())
+    assert steps(records) == [1]
+    with spool.path.open("ab") as stream:
+        stream.write(whole[-20:])
     assert steps(spool.since(position)[0]) == [2]
 
 
 def test_a_spool_that_was_rewound_is_read_again(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "metrics.jsonl")
     for step in (1, 2, 3):
-        spool.write(step, 8 * step, {})
+        spool.write(step_record(step))
     _, position = spool.since(Position())
     spool.rewind(16)
     for step in (3, 4):
-        spool.write(step, 8 * step, {"other": 0.123456})
+        spool.write(step_record(step, reward=0.123456))
     assert steps(spool.since(position)[0]) == [1, 2, 3, 4]

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.advantages import with_advantages
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.learner import Learner
+from isocompute.learner.objective.advantages import with_advantages
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: the same as one learner, and no wait without an end."""
+"""Ranks as Ray actors: the same as one learner (see the parity chain in ``sync``), and every wait has a timeout."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def train(learner: Any, sampler: Any, folder: Path, steps: int) -> loop.Progress
         def admit(self, step: int, rollouts: int) -> bool:
             return step <= steps
 
-        def charge(self, step: int, counts: Any) -> None:
+        def charge(self, step: int, rollouts: pl.DataFrame) -> None:
             pass
 
         def sync(self) -> None:
@@ -67,11 +67,15 @@ def train(learner: Any, sampler: Any, folder: Path, steps: int) -> loop.Progress
             self.rollouts_table = sampler.sample(PROBLEMS.head(4), samples=4, seed=99, step=0, phase="eval", run_id="r")
             logprobs = self.rollouts_table["logprobs"].explode().to_list()
             self.row = {"step": step, "rollouts": rollouts, "tokens": tokens, "logprobs": logprobs}
+            self.scores: dict[str, float] = {}
 
     store = Checkpoints(folder)
     progress = loop.restore(learner, store)
-    loop.canary(learner, sampler, PROBLEMS, run_id="r")
-    return loop.train(RUN, PROBLEMS, sampler, learner, Evaluated, Meter(), len, store, progress, lambda *told: None)
+    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    return loop.train(
+        run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=Evaluated, meter=Meter(),
+        checkpoints=store, progress=progress, watch=lambda record: None,
+    )  # fmt: skip
 
 
 def test_two_ranks_take_the_same_update_as_one(two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame) -> None:

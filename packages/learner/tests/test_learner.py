@@ -43,7 +43,7 @@ def test_a_group_of_equal_rewards_adds_nothing_to_the_policy_gradient(model: Pat
 
 
 def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, rollouts: pl.DataFrame) -> None:
-    """Parity with a loss written out row by row, without padding or micro-batches."""
+    """Written out row by row, without padding or micro-batches; see the parity chain in ``sync``."""
     learner = Learner(model, LearnerConfig(learning_rate=1e-2, gradient_clip=1e9))
     reference = Learner(model, learner.config).policy
     tokens = int(rollouts["response_ids"].list.len().sum())
@@ -101,7 +101,7 @@ def test_a_state_continues_bit_for_bit(
     tensors, values = learner.state()
     other = Learner(model, config)
     other.load_state({k: t.clone() for k, t in tensors.items()}, values)
-    # The next batch has to be sampled with the new weights: take the learner's own log-probabilities.
+    # The next batch must be sampled with the new weights: take the learner's own log-probabilities.
     tolerant = replace(config, sync_tolerance=1e9)
     learner.config = other.config = tolerant
     again = rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))

@@ -1,6 +1,5 @@
 """The hot loop with a real model, a sampler of recorded tokens and a meter of steps."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,8 @@ class Steps:
     def admit(self, step: int, rollouts: int) -> bool:
         return step <= self.limit
 
-    def charge(self, step: int, counts: Mapping[str, Any]) -> None:
-        self.charged.append((step, dict(counts)))
+    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+        self.charged.append((step, dict(rollouts["cohort"].value_counts().sort("count", descending=True).iter_rows())))
 
     def sync(self) -> None:
         self.charged.append((0, {"synced": True}))
@@ -45,29 +44,35 @@ class LogLikelihood:
     def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Any:
         table = self.sampler.sample(PROBLEMS.head(2), samples=2, seed=99, step=0, phase="eval", run_id="r")
         score = float(table["logprobs"].explode().mean())
-        return Evaluated({"step": step, "rollouts": rollouts, "tokens": tokens, "at": at, "avg_at_2": score}, table)
+        row = {"step": step, "rollouts": rollouts, "tokens": tokens, "at": at, "avg_at_2": score}
+        return Evaluated(row, {"avg_at_2": score}, table)
 
 
 @dataclass
 class Evaluated:
     row: dict[str, Any]
+    scores: dict[str, float]
     rollouts_table: pl.DataFrame
 
 
 def run(
-    learner: Any, sampler: Any, folder: Path, *, steps: int, told: list[Any] | None = None, meter: Steps | None = None
+    learner: Any,
+    sampler: Any,
+    folder: Path,
+    *,
+    steps: int,
+    records: list[Any] | None = None,
+    meter: Steps | None = None,
 ) -> loop.Progress:
     """Train, or go on training, for so many steps in all."""
     store = Checkpoints(folder)
     progress = loop.restore(learner, store)
-    loop.canary(learner, sampler, PROBLEMS, run_id="r")
-    lines: list[Any] = [] if told is None else told
-
-    def watch(step: int, rollouts: int, metrics: Mapping[str, float]) -> None:
-        lines.append({"step": step, "rollouts": rollouts, "metrics": dict(metrics)})
-
-    meter = meter or Steps(steps)
-    return loop.train(RUN, PROBLEMS, sampler, learner, LogLikelihood(sampler), meter, len, store, progress, watch)
+    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    return loop.train(
+        run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),
+        meter=meter or Steps(steps), checkpoints=store, progress=progress,
+        watch=[].append if records is None else records.append,
+    )  # fmt: skip
 
 
 def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
@@ -80,13 +85,13 @@ def weights(learner: Any) -> torch.Tensor:
 
 
 def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner, replay: Any, tmp_path: Path) -> None:
-    told: list[Any] = []
-    progress = run(learner, replay, tmp_path, steps=5, told=told)
+    records: list[Any] = []
+    progress = run(learner, replay, tmp_path, steps=5, records=records)
     assert (progress.step, progress.rollouts) == (5, 80)
     assert [(row["step"], row["rollouts"]) for row in progress.evals] == [(0, 0), (2, 32), (4, 64)]
     assert replay.weights_version == learner.version == 5
-    assert [line["step"] for line in told] == [0, 1, 2, 2, 3, 4, 4, 5]
-    phases = timings_table(told, "r").group_by("phase").len().sort("phase").rows()
+    assert [record.step for record in records] == [0, 1, 2, 2, 3, 4, 4, 5]
+    phases = timings_table(records, "r").group_by("phase").len().sort("phase").rows()
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
 
 
@@ -113,11 +118,11 @@ def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_nothing(
         return answered(problems, **settings).with_columns(reward=pl.lit(0.0))
 
     replay.sample = never_right
-    meter, told = Steps(2), []
-    run(learner, replay, tmp_path, steps=2, told=told, meter=meter)
+    meter, records = Steps(2), []
+    run(learner, replay, tmp_path, steps=2, records=records, meter=meter)
     assert paid(meter) == [(1, {"filtered": 16}), (2, {"filtered": 16})]
     assert torch.equal(before, weights(learner))
-    assert told[1]["metrics"]["zero_variance_share"] == 1.0
+    assert records[1].responses.zero_variance_share == 1.0
 
 
 def test_a_run_extended_is_the_run_at_once_bit_for_bit(
@@ -247,10 +252,10 @@ def test_a_gradient_that_is_not_finite_once_is_tried_again_and_recorded(
 ) -> None:
     steady, flickering = Learner(model, config), Flickering(model, config)
     expected = run(steady, replay, tmp_path / "steady", steps=4)
-    told: list[Any] = []
-    assert run(flickering, replay, tmp_path / "flickering", steps=4, told=told) == expected
+    records: list[Any] = []
+    assert run(flickering, replay, tmp_path / "flickering", steps=4, records=records) == expected
     assert expected.diverged_at is None
-    assert [line["step"] for line in told if "gradient_retries" in line["metrics"]] == [2]
+    assert [record.step for record in records if "gradient_retries" in record.metrics()] == [2]
     assert torch.equal(weights(steady), weights(flickering))
 
 
@@ -258,14 +263,14 @@ def test_a_run_that_diverges_ends_with_its_evaluations_and_does_so_again_when_re
     model: Path, config: LearnerConfig, replay: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     steady = run(Learner(model, config), replay, tmp_path / "steady", steps=2)
-    told: list[Any] = []
+    records: list[Any] = []
     hot, meter = Hot(model, config), Steps(9)
-    ended = run(hot, replay, tmp_path / "hot", steps=9, told=told, meter=meter)
+    ended = run(hot, replay, tmp_path / "hot", steps=9, records=records, meter=meter)
     assert (ended.diverged_at, ended.step, hot.version, replay.weights_version) == (4, 3, 3, 3)
     assert ended.evals == steady.evals
     assert paid(meter)[-1] == (4, {"trained": 16})
-    assert ended.rollouts == told[-1]["rollouts"] == 64
-    assert (told[-1]["step"], told[-1]["metrics"]["gradient_retries"]) == (4, 1.0)
+    assert ended.rollouts == records[-1].rollouts == 64
+    assert (records[-1].step, records[-1].gradient_retries, records[-1].sync_seconds) == (4, 1, None)
     assert caplog.text.count("the policy has diverged; no update was made") == 2
     saved = Checkpoints(tmp_path / "hot").newest()
     assert saved is not None
@@ -281,14 +286,16 @@ def test_the_canary_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, 
         for parameter in learner.policy.parameters():
             parameter.fill_(float("inf"))
     learner.version = 3
-    assert len(loop.canary(learner, replay, PROBLEMS, run_id="r")) == 8
+    assert len(loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")) == 8
     learner.version = 0
     with pytest.raises(DivergenceError, match="before step 1"):
-        loop.canary(learner, replay, PROBLEMS, run_id="r")
+        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
 def test_the_canary_has_a_phase_of_its_own(learner: Learner, replay: Any) -> None:
-    assert loop.canary(learner, replay, PROBLEMS, run_id="r")["phase"].unique().to_list() == ["canary"]
+    assert loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")["phase"].unique().to_list() == [
+        "canary"
+    ]
 
 
 def test_a_sampler_that_takes_no_weights_is_caught_by_the_canary(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -296,7 +303,7 @@ def test_a_sampler_that_takes_no_weights_is_caught_by_the_canary(learner: Learne
     replay.sync = lambda weights, version: None
     learner.reset(learner.config)
     with pytest.raises(SyncError, match="before step 1"):
-        loop.canary(learner, replay, PROBLEMS, run_id="r")
+        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
 def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -319,8 +326,8 @@ def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: 
     [
         ({"rollouts_per_problem": 1}, "a group baseline needs 2 or more"),
         ({"problems_per_batch": 0}, "a batch needs 1 or more"),
-        ({"evaluate_every": 24}, "no multiple of the batch of 16"),
-        ({"evaluate_every": 0}, "no multiple of the batch of 16"),
+        ({"evaluate_every": 24}, "not a multiple of the batch of 16"),
+        ({"evaluate_every": 0}, "not a multiple of the batch of 16"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: str) -> None:

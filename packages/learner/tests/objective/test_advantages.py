@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.advantages import group_advantages, with_advantages, with_cohorts
 from isocompute.learner.errors import LearnerError
+from isocompute.learner.objective.advantages import group_advantages, with_advantages, with_cohorts
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5))
@@ -25,7 +25,7 @@ def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[f
 @pytest.mark.parametrize(("std", "correction"), [("sample", 1), ("population", 0)])
 @given(st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16), min_size=1, max_size=5))
 def test_advantages_are_those_of_torch(std: str, correction: int, groups: list[list[float]]) -> None:
-    """``torch.std`` divides by n − 1 unless told otherwise: what veRL and TRL do."""
+    """``torch.std`` divides by n − 1 by default, as veRL and TRL do."""
     index = np.array([i for i, g in enumerate(groups) for _ in g])
     found = group_advantages(np.concatenate(groups), index, std=std)
     for i, group in enumerate(groups):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.losses import importance_weights, kl_k3, policy_loss, token_terms
+from isocompute.learner.objective.losses import importance_weights, kl_k3, policy_loss, token_terms
 
 LOGITS = st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=6)
 NATS = st.lists(st.floats(-8, 0, width=32), min_size=1, max_size=6)

@@ -43,12 +43,12 @@ def micro_batches(rollouts: pl.DataFrame, rows: int, device: str, *, vocabulary:
 
     Args:
         rollouts: The table.
-        rows: Responses of a micro-batch.
-        device: Where its tensors are to be.
+        rows: Responses per micro-batch.
+        device: Torch device of its tensors.
         vocabulary: Number of tokens that the policy knows.
 
     Raises:
-        LearnerError: A row has no prompt, other than one log-probability a token, or an unknown token.
+        LearnerError: A row has no prompt, other than one log-probability per token, or an unknown token.
     """
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
     _check(rollouts, vocabulary)
@@ -66,7 +66,7 @@ def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:
     unknown = (prompt.max() >= vocabulary) | (response.max() >= vocabulary) | (prompt.min() < 0) | (response.min() < 0)
     faults = {
         "no prompt token, from which its first token would be predicted": prompt.len() == 0,
-        "other than one log-probability a token": logprobs.len() != response.len(),
+        "other than one log-probability per token": logprobs.len() != response.len(),
         f"a token outside the model's vocabulary of {vocabulary}": unknown,
     }
     for fault, condition in faults.items():

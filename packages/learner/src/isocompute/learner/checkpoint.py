@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from .contract.files import reason_of
 from .errors import CheckpointError
 
 
@@ -34,13 +35,20 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder; only the newest is kept."""
+    """The checkpoints of one run, in one folder; only the newest is kept.
+
+    Args:
+        folder: The folder, made with the first checkpoint.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
     def save(self, checkpoint: Checkpoint) -> Path:
-        """Write a checkpoint whole or not at all.
+        """Write a checkpoint whole or not at all, and delete older ones.
+
+        Returns:
+            Its folder.
 
         Raises:
             CheckpointError: It cannot be written; the one before stays.
@@ -63,8 +71,7 @@ class Checkpoints:
         except (OSError, SafetensorError) as error:
             # safetensors reports a full disk as an error of its own.
             shutil.rmtree(aside, ignore_errors=True)
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{final}: the checkpoint cannot be written ({reason})") from None
+            raise CheckpointError(f"{final}: the checkpoint cannot be written ({reason_of(error)})") from None
         for old in self._complete():
             if old != final:
                 shutil.rmtree(old, ignore_errors=True)

@@ -23,11 +23,11 @@ class LearnerConfig:
             where there is no decay. It is a setting of its own, so that a rate never depends on how long a run
             happens to be.
         weight_decay: AdamW's decoupled weight decay.
-        gradient_clip: Largest norm of the whole gradient.
-        kl_coefficient: Weight of KL(policy ‖ base), estimated per token (k3); 0 turns it off, and then no
-            reference model is loaded.
+        gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
+        kl_coefficient: Weight of KL(policy ‖ base), estimated per token with k3 (``beta`` in TRL); 0 turns it off,
+            and then no reference model is loaded.
         entropy_coefficient: Weight of the entropy bonus per token; 0 turns it off.
-        importance_cap: Cap of the truncated importance weight between learner and sampler.
+        importance_cap: Cap of the truncated importance weight between learner and sampler (the TIS cap).
         temperature: Sampling temperature, which the sampler's log-probabilities include.
         filter_zero_variance: Whether groups with equal rewards are left out of the update (their rollouts
             are still paid for, cohort ``filtered``).
@@ -67,7 +67,9 @@ class LearnerConfig:
             if not (_is_number(value) and value >= 0):
                 raise LearnerError(f"{name} is {value!r}; it must be a number, 0 or more")
         if not (isinstance(self.micro_batch_rollouts, int) and self.micro_batch_rollouts >= 1):
-            raise LearnerError(f"micro_batch_rollouts is {self.micro_batch_rollouts!r}; it must be 1 or more, whole")
+            raise LearnerError(
+                f"micro_batch_rollouts is {self.micro_batch_rollouts!r}; it must be a whole number, 1 or more"
+            )
         for name, choices in (("advantage_std", ADVANTAGE_STDS), ("decay", DECAYS)):
             if getattr(self, name) not in choices:
                 raise LearnerError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(choices)}")

@@ -4,7 +4,7 @@ from .contract.errors import IsoComputeError
 
 
 class LearnerError(IsoComputeError):
-    """Something the learner was given cannot be used; the message says what and what would be right."""
+    """An input of the learner cannot be used; the message names what is wrong and what would be right."""
 
 
 class SyncError(LearnerError):
@@ -16,7 +16,7 @@ class DivergenceError(LearnerError):
 
 
 class RankError(LearnerError):
-    """A learner rank died or did not answer in time; its group must be reset before it is used again."""
+    """A learner rank died or ran into a timeout; its group must be reset before it is used again."""
 
 
 class CheckpointError(LearnerError):

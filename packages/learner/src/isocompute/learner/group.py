@@ -14,8 +14,8 @@ import torch
 
 from .config import LearnerConfig
 from .errors import LearnerError, RankError
-from .learner import UpdateReport
 from .rank import RankActor
+from .records import UpdateReport
 from .waiting import outcomes
 
 
@@ -24,17 +24,17 @@ class LearnerGroup:
 
     Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
     as well; a group whose ranks did not all refuse alike is broken, and its ranks are ended. ``reset`` starts new
-    ones in their place. No wait is without an end, and each says what it waited for.
+    ones in their place. Every wait has a timeout, whose error names what was waited for.
 
     Args:
         model: The base model.
         config: The learner's settings.
         world_size: Ranks.
-        device: ``cpu`` or ``cuda``; one processor of it a rank.
-        patience: Seconds to wait for places in the cluster, and again for the ranks to start and to meet.
-        load_patience: Seconds for the ranks to load the model.
-        update_patience: Seconds for an update, and for any other call.
-        grace: Seconds that the peers of a rank that failed have to end their call, too.
+        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` one GPU.
+        patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
+        load_patience: Timeout for loading the model, s.
+        update_patience: Timeout for an update, and for any other call, s.
+        grace: Timeout for the peers of a rank that failed, s.
 
     Raises:
         LearnerError: The cluster is too small or has no room for the ranks, a rank did not start or died, or the
@@ -98,16 +98,16 @@ class LearnerGroup:
         return float(self._wait([self._in_use()[0].sync_error.remote(rollouts)], "compare")[0])
 
     def weights(self) -> Any:
-        """The first rank's tensors; all ranks hold the same."""
+        """The first rank's tensors by their Hugging Face names; all ranks hold the same."""
         return iter(self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0].items())
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The first rank's state."""
+        """The first rank's state; see ``Learner.state``."""
         tensors, values = self._wait([self._in_use()[0].state.remote()], "hand over the state")[0]
         return tensors, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give every rank the same state."""
+        """Give every rank the same state; see ``Learner.load_state``."""
         import ray
 
         kept = ray.put(tensors)
@@ -115,7 +115,7 @@ class LearnerGroup:
         self.version = int(values["version"])
 
     def close(self) -> None:
-        """End the ranks, whatever they are in the middle of, and free their places."""
+        """End the ranks, whatever they are doing, and free their places in the cluster."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
@@ -126,28 +126,31 @@ class LearnerGroup:
         self._ranks, self._placement = [], None
 
     def _start(self, config: LearnerConfig) -> None:
-        """Find places, start the ranks in them, let them meet and load the model; all of it or nothing."""
+        """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         try:
-            self._find_places()
+            self._reserve_places()
             actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else 1)(RankActor)
             strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
-            # Without a name nobody can take a rank for its own, and it ends with the process that started it.
+            # An actor without a name ends with the process that started it.
             self._ranks = [
                 actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device)
                 for rank in range(self._world_size)
             ]
-            (meeting,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
-            self._wait([rank.join.remote(*meeting) for rank in self._ranks], "meet", self._patience)
+            (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
+            self._wait(
+                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
+            )
             loads = [rank.load.remote(self.model, config) for rank in self._ranks]
             self._wait(loads, "load the model", self._load_patience)
         except BaseException:
             self.close()
             raise
 
-    def _find_places(self) -> None:
+    def _reserve_places(self) -> None:
+        """Reserve a placement group with one bundle per rank."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -159,7 +162,7 @@ class LearnerGroup:
                     f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
                 )
         self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
-        # Unlike ready(), wait() asks no worker process, so that no room and no workers are told apart.
+        # Unlike ready(), wait() starts no worker process: it fails only where there is no room.
         if not self._placement.wait(self._patience):
             raise LearnerError(
                 f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
@@ -175,14 +178,14 @@ class LearnerGroup:
         """Results of the calls.
 
         The ranks stay in use when every one asked refused with an error of the learner, before which it made no
-        change. After any other error, or none from some of them, nobody knows what they hold.
+        change. After any other error, or where some do not answer, what they hold is unknown.
         """
         patience = self._update_patience if patience is None else patience
         try:
             found = outcomes(calls, patience=patience, grace=self._grace)
             error = found.error(task, patience)
         except BaseException:
-            # Interrupted, in the middle of whatever the ranks are doing.
+            # Interrupted while the ranks are at work.
             self.close()
             raise
         if error is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +15,10 @@ from . import policy as policies
 from .batch import MicroBatch, micro_batches
 from .config import LearnerConfig
 from .errors import DivergenceError, LearnerError, SyncError
-from .losses import TokenTerms, importance_weights, kl_k3, policy_loss
-from .sync import check_finite, check_sync, compared
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateReport:
-    """What an update did; means are over all response tokens trained on.
-
-    Attributes:
-        loss: Value of the objective.
-        kl: KL estimate to the base model (nats); 0 when the term is off.
-        entropy: Entropy of the policy (nats).
-        importance_weight: Mean truncated importance weight.
-        gradient_norm: Norm of the gradient before clipping.
-        learning_rate: Learning rate used.
-        sync_error: Largest log-probability difference to the sampler in the first micro-batch (nats).
-    """
-
-    loss: float
-    kl: float
-    entropy: float
-    importance_weight: float
-    gradient_norm: float
-    learning_rate: float
-    sync_error: float
+from .objective.grpo import ObjectiveInputs, objective
+from .objective.losses import TokenTerms
+from .records import UpdateReport
+from .sync import check_finite, check_sync, compare
 
 
 class Learner:
@@ -94,10 +72,10 @@ class Learner:
             DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: There is no response token to compare.
         """
-        compared = [self._compared(batch) for batch in self._batches(rollouts)]
-        if not compared:
+        comparisons = [self._compare(batch) for batch in self._batches(rollouts)]
+        if not comparisons:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
-        difference, broken = torch.stack(compared).amax(0).tolist()
+        difference, broken = torch.stack(comparisons).amax(0).tolist()
         check_finite(broken, step=self.version + 1)
         return float(difference)
 
@@ -164,13 +142,14 @@ class Learner:
         for batch in self._batches(rollouts):
             terms = self._terms(self.policy, batch)
             if error is None:
-                error = self._verify(compared(terms, batch))
-            loss, parts = self._objective(terms, batch)
-            (loss.sum() / tokens).backward()
+                error = self._verify(compare(terms, batch))
+            loss, metrics = objective(self._inputs(terms, batch, tokens), self.config)
+            loss.backward()
             broken = [(~logprobs.isfinite()).sum() for logprobs in (terms.logprobs, batch.sampler_logprobs)]
-            sums += torch.stack([loss.detach().sum(), *(p.sum() for p in parts), *broken]).double()
+            parts = [metrics.loss, metrics.importance_weight, metrics.kl, metrics.entropy, *broken]
+            sums += torch.stack(parts).double()
         if error is None:
-            # This rank's share is empty, and the others wait for its word.
+            # This rank's share is empty, and the others wait for it in the collective.
             error = self._verify(torch.zeros(2, device=self.device))
         return error, sums
 
@@ -198,9 +177,9 @@ class Learner:
     def _terms(self, policy: Any, batch: MicroBatch) -> TokenTerms:
         return policies.terms(policy, batch, temperature=self.config.temperature)
 
-    def _compared(self, batch: MicroBatch) -> torch.Tensor:
+    def _compare(self, batch: MicroBatch) -> torch.Tensor:
         with torch.no_grad():
-            return compared(self._terms(self.policy, batch), batch)
+            return compare(self._terms(self.policy, batch), batch)
 
     def _verify(self, worst: torch.Tensor) -> float:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
@@ -211,18 +190,18 @@ class Learner:
         check_sync(difference, self.config.sync_tolerance, step=self.version + 1)
         return float(difference)
 
-    def _objective(self, terms: TokenTerms, batch: MicroBatch) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
-        weights = importance_weights(terms.logprobs, batch.sampler_logprobs, cap=self.config.importance_cap)
-        loss = policy_loss(terms.logprobs, batch.advantages, weights)
-        kl = torch.zeros_like(loss)
+    def _inputs(self, terms: TokenTerms, batch: MicroBatch, tokens: int) -> ObjectiveInputs:
+        reference = None
         if self.config.kl_coefficient:
             with torch.no_grad():
                 reference = self._terms(self._reference, batch).logprobs
-            kl = kl_k3(terms.logprobs, reference)
-            loss = loss + self.config.kl_coefficient * kl
-        if self.config.entropy_coefficient:
-            loss = loss - self.config.entropy_coefficient * terms.entropy
-        return loss, (weights, kl.detach(), terms.entropy.detach())
+        return ObjectiveInputs(
+            terms=terms,
+            sampler_logprobs=batch.sampler_logprobs,
+            advantages=batch.advantages,
+            reference_logprobs=reference,
+            batch_tokens=tokens,
+        )
 
     def _reduce_gradients(self) -> float:
         """Sum gradients over ranks, clip, and return the norm before clipping."""
@@ -248,7 +227,7 @@ class Learner:
             dist.all_reduce(tensor, op=operation, group=self._ranks)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Tensors and plain values that a checkpoint holds; the tensors are the live ones, not copies."""
+        """Return what a checkpoint must hold: tensors, the live ones and not copies, and plain values."""
         tensors = {f"policy.{name}": t.contiguous() for name, t in self.policy.state_dict().items()}
         optimizer = self._optimizer.state_dict()["state"]
         for index, entries in optimizer.items():

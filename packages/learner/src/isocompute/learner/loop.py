@@ -3,99 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any, Protocol
 
 import polars as pl
 
-from .advantages import with_advantages, with_cohorts
 from .checkpoint import Checkpoint, Checkpoints
-from .errors import DivergenceError, LearnerError
+from .errors import DivergenceError
+from .objective.advantages import with_advantages, with_cohorts
 from .order import ProblemOrder
-from .protocols import Evaluator, Meter, Sampler
+from .protocols import Evaluator, Meter, Sampler, Updater, Watch
+from .records import EvaluationRecord, StepRecord, UpdateReport
+from .run import Progress, RunConfig
+from .statistics import response_statistics
 from .sync import check_sync
+
+__all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
 
 logger = logging.getLogger(__name__)
 
 
-class Updater(Protocol):
-    """A learner, whether one rank in this process or a group of ranks."""
-
-    config: Any
-    version: int
-
-    def weights(self) -> Any: ...  # noqa: D102
-    def reset(self, config: Any) -> None: ...  # noqa: D102
-    def update(self, rollouts: pl.DataFrame) -> Any: ...  # noqa: D102
-    def sync_error(self, rollouts: pl.DataFrame) -> float: ...  # noqa: D102
-    def state(self) -> tuple[dict[str, Any], dict[str, Any]]: ...  # noqa: D102
-    def load_state(self, tensors: dict[str, Any], values: dict[str, Any]) -> None: ...  # noqa: D102
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed.
-
-    Attributes:
-        run_id: Hash of the run's configuration.
-        rollouts_per_problem: n, at least 2.
-        problems_per_batch: B_p.
-        seed: Fixes the order of problems and every response's seed.
-        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n.
+def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
+    """Continue from the newest checkpoint, or start at step 0.
 
     Raises:
-        LearnerError: n is 1 (a group baseline needs two), there is no problem in a batch, or the grid is no
-            multiple of the batch.
+        CheckpointError: The newest checkpoint is damaged.
+        LearnerError: It is one of another model.
     """
-
-    run_id: str
-    rollouts_per_problem: int
-    problems_per_batch: int
-    seed: int
-    evaluate_every: int
-
-    def __post_init__(self) -> None:
-        if self.rollouts_per_problem < 2:
-            raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a group baseline needs 2 or more")
-        if self.problems_per_batch < 1:
-            raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
-        if self.evaluate_every < 1 or self.evaluate_every % self.batch_rollouts:
-            raise LearnerError(
-                f"evaluate_every is {self.evaluate_every} rollouts, no multiple of the batch of "
-                f"{self.batch_rollouts}: evaluations would not fall on a common grid"
-            )
-
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """How far a run is.
-
-    Attributes:
-        step: Updates taken.
-        rollouts: Rollouts generated for training so far, whatever became of them.
-        tokens: Their response tokens.
-        evals: Rows of the ``evals`` table so far.
-        diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
-            rollouts are counted, its update was not made. Never saved: the run would find it again.
-    """
-
-    step: int
-    rollouts: int
-    tokens: int
-    evals: list[dict[str, Any]]
-    diverged_at: int | None = None
-
-
-def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
-    """Continue from the newest checkpoint, or start at step 0."""
     saved = checkpoints.newest()
     if saved is None:
         return Progress(step=0, rollouts=0, tokens=0, evals=[])
@@ -103,11 +37,20 @@ def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
     return Progress(step=saved.step, **saved.progress)
 
 
-def canary(learner: Updater, sampler: Sampler, problems: pl.DataFrame, *, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities; returns the responses, which were paid for.
+def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
+    """Sync, answer a few problems and compare log-probabilities.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
     the same, and ends the run as it did the first time.
+
+    Args:
+        learner: Hands over its weights.
+        sampler: Takes them, and answers two times each of the first four problems.
+        problems: A ``problems`` table.
+        run_id: The run.
+
+    Returns:
+        The responses, which were paid for, as a ``rollouts`` table.
 
     Raises:
         SyncError: The sampler does not hold the learner's weights.
@@ -124,16 +67,16 @@ def canary(learner: Updater, sampler: Sampler, problems: pl.DataFrame, *, run_id
 
 
 def train(
+    *,
     run: RunConfig,
     problems: pl.DataFrame,
     sampler: Sampler,
     learner: Updater,
     evaluator: Evaluator,
     meter: Meter,
-    count: Callable[[pl.DataFrame], Any],
     checkpoints: Checkpoints,
     progress: Progress,
-    watch: Callable[[int, int, Mapping[str, float]], None],
+    watch: Watch,
 ) -> Progress:
     """Train until the meter admits no further step, or the policy has diverged.
 
@@ -145,12 +88,10 @@ def train(
         sampler: Answers them; holds the learner's weights already (see ``canary``).
         learner: Learns.
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
-        meter: The budget.
-        count: Makes the meter's counts from a ``rollouts`` table.
+        meter: The budget; charged with what each step and each evaluation generated.
         checkpoints: Where to save, after every evaluation.
         progress: From ``restore``.
-        watch: Told (step, cumulative rollouts, metrics) after each step and evaluation. ``gradient_retries`` is
-            among the metrics of a step whose gradient was not finite at first.
+        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Returns:
         The progress at the end, its evaluations included.
@@ -159,7 +100,10 @@ def train(
         LearnerError: No advantages or no update can be made of what was sampled; that was charged before.
     """
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed)
-    cell = _Cell(run, order, sampler, learner, evaluator, meter, count, checkpoints, progress, watch)
+    cell = _Cell(
+        run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
+        checkpoints=checkpoints, progress=progress, watch=watch,
+    )  # fmt: skip
     if progress.step == 0 and not progress.evals:
         cell.evaluate()
     while meter.admit(progress.step + 1, run.batch_rollouts):
@@ -171,7 +115,7 @@ def train(
     return progress
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
     """What ``train`` was given; its fields are described there."""
 
@@ -181,89 +125,100 @@ class _Cell:
     learner: Updater
     evaluator: Evaluator
     meter: Meter
-    count: Callable[[pl.DataFrame], Any]
     checkpoints: Checkpoints
     progress: Progress
-    watch: Callable[[int, int, Mapping[str, float]], None]
+    watch: Watch
 
     def take(self, step: int) -> bool:
         """Take a step: sample, charge, update, sync. False when the policy has diverged and no update was made."""
-        run, progress, config = self.run, self.progress, self.learner.config
-        metrics: dict[str, float] = {}
-        with _timed(metrics, "sample_seconds"):
-            rollouts = self.sampler.sample(
-                self.order.batch(step),
-                samples=run.rollouts_per_problem,
-                seed=run.seed,
-                step=step,
-                phase="train",
-                run_id=run.run_id,
-            )
-        # Before anything is asked of the rollouts: they were paid for, whatever is wrong with them.
+        progress, config = self.progress, self.learner.config
+        began = perf_counter()
+        rollouts = self.sample(step)
+        sampled = perf_counter()
+        # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
         self.charge(step, with_cohorts(rollouts, filter_zero_variance=config.filter_zero_variance))
         batch = with_advantages(
             rollouts, filter_zero_variance=config.filter_zero_variance, advantage_std=config.advantage_std
         )
-        with _timed(metrics, "update_seconds"):
-            metrics |= self.learn(step, batch.filter(pl.col("cohort") == "trained"))
+        ready = perf_counter()
+        report, retries = self.learn(step, batch.filter(pl.col("cohort") == "trained"))
+        learned, sync_seconds = perf_counter(), None
         if progress.diverged_at is None:
-            with _timed(metrics, "sync_seconds"):
-                self.sampler.sync(self.learner.weights(), self.learner.version)
+            self.sampler.sync(self.learner.weights(), self.learner.version)
+            sync_seconds = perf_counter() - learned
             progress.step = step
-        completed = batch.filter(pl.col("cohort") != "failed")
-        if len(completed):
-            metrics["reward"] = float(completed["reward"].to_numpy().mean())
-            metrics["zero_variance_share"] = float(completed["zero_variance"].to_numpy().mean())
-        self.watch(step, progress.rollouts, metrics)
+        self.watch(
+            StepRecord(
+                step=step,
+                rollouts=progress.rollouts,
+                sample_seconds=sampled - began,
+                update_seconds=learned - ready,
+                sync_seconds=sync_seconds,
+                responses=response_statistics(batch),
+                update=report,
+                gradient_retries=retries,
+            )
+        )
         return progress.diverged_at is None
+
+    def sample(self, step: int) -> pl.DataFrame:
+        """Sample n responses to each problem of a step's batch."""
+        return self.sampler.sample(
+            self.order.batch(step),
+            samples=self.run.rollouts_per_problem,
+            seed=self.run.seed,
+            step=step,
+            phase="train",
+            run_id=self.run.run_id,
+        )
 
     def charge(self, step: int, rollouts: pl.DataFrame) -> None:
         """Charge what a step generated, by cohort, and count it."""
-        cohorts = rollouts.partition_by("cohort", as_dict=True)
-        self.meter.charge(step, {str(cohort): self.count(rows) for (cohort,), rows in cohorts.items()})
+        self.meter.charge(step, rollouts)
         self.progress.rollouts += len(rollouts)
         self.progress.tokens += int(rollouts["response_ids"].list.len().sum())
 
-    def learn(self, step: int, trained: pl.DataFrame) -> dict[str, float]:
-        """Update, and say what it did; a batch of filtered groups only is paid for and teaches nothing.
+    def learn(self, step: int, trained: pl.DataFrame) -> tuple[UpdateReport | None, int]:
+        """Update; returns what the update did, and how often it was tried again.
 
-        A gradient that is not finite is tried once more on the same batch, since a device may err once. A policy
-        that has diverged errs again: the run then ends at this step, with the policy as it was.
+        A batch of filtered groups only is paid for and teaches nothing. A gradient that is not finite is tried once
+        more on the same batch, since a device may err once. A policy that has diverged errs again: the run then ends
+        at this step, with the policy as it was.
         """
         if not len(trained):
-            return {}
-        for again in ({}, {"gradient_retries": 1.0}):
+            return None, 0
+        for retries in (0, 1):
             try:
-                return asdict(self.learner.update(trained)) | again
+                return self.learner.update(trained), retries
             except DivergenceError as error:
                 logger.warning("run %s: %s", self.run.run_id, error)
         self.progress.diverged_at = step
-        return {"gradient_retries": 1.0}
+        return None, 1
 
     def evaluate(self) -> None:
         """Evaluate, charge it, and save a checkpoint that continues after it."""
-        progress, metrics = self.progress, dict[str, float]()
-        with _timed(metrics, "evaluate_seconds"):
-            result = self.evaluator(
-                step=progress.step,
-                at=progress.step * self.run.batch_rollouts,
-                rollouts=progress.rollouts,
-                tokens=progress.tokens,
-            )
+        progress, began = self.progress, perf_counter()
+        result = self.evaluator(
+            step=progress.step,
+            at=progress.step * self.run.batch_rollouts,
+            rollouts=progress.rollouts,
+            tokens=progress.tokens,
+        )
+        seconds = perf_counter() - began
         if result.rollouts_table is not None:
-            self.meter.charge(progress.step, {"eval": self.count(result.rollouts_table)})
+            self.meter.charge(progress.step, result.rollouts_table.with_columns(cohort=pl.lit("eval")))
         progress.evals.append(dict(result.row))
-        scores = {k: v for k, v in result.row.items() if "_at_" in k}
-        self.watch(progress.step, progress.rollouts, {**scores, **metrics})
+        self.watch(
+            EvaluationRecord(
+                step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
+            )
+        )
+        self.save()
+
+    def save(self) -> None:
+        """Save a checkpoint of the run as it is."""
         tensors, values = self.learner.state()
-        kept = {k: v for k, v in asdict(progress).items() if k not in ("step", "diverged_at")}
+        kept = {k: v for k, v in asdict(self.progress).items() if k not in ("step", "diverged_at")}
         # A checkpoint that outlives its charges in a power cut could not be continued.
         self.meter.sync()
-        self.checkpoints.save(Checkpoint(step=progress.step, tensors=tensors, values=values, progress=kept))
-
-
-@contextmanager
-def _timed(metrics: dict[str, float], name: str) -> Iterator[None]:
-    began = perf_counter()
-    yield
-    metrics[name] = perf_counter() - began
+        self.checkpoints.save(Checkpoint(step=self.progress.step, tensors=tensors, values=values, progress=kept))

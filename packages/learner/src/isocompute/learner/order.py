@@ -15,6 +15,11 @@ class ProblemOrder:
     problems in the same order, and a resumed run needs nothing but its step. Where the batch size does not
     divide it, each pass leaves out the problems (others each time) that do not fill a batch.
 
+    Args:
+        problems: A ``problems`` table; the order of its rows does not matter.
+        problems_per_batch: B_p.
+        seed: Seed of the run.
+
     Raises:
         LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
     """
@@ -29,13 +34,15 @@ class ProblemOrder:
         if repeated.any():
             raise LearnerError(f"problem {problems['problem_id'].filter(repeated)[0]} occurs twice among the problems")
         self._problems = problems.sort("problem_id")
-        self._size = problems_per_batch
+        self._problems_per_batch = problems_per_batch
         self._seed = seed
 
     def batch(self, step: int) -> pl.DataFrame:
         """Problems of update ``step``, counted from 1, no problem twice."""
         # Whole batches per pass keep a problem from meeting itself across the seam of two passes.
-        per_pass = len(self._problems) // self._size
-        turn, position = divmod(step - 1, per_pass)
-        shuffled = np.random.default_rng([self._seed, turn]).permutation(len(self._problems))
-        return self._problems[np.sort(shuffled[position * self._size : (position + 1) * self._size])]
+        per_pass = len(self._problems) // self._problems_per_batch
+        epoch, position = divmod(step - 1, per_pass)
+        shuffled = np.random.default_rng([self._seed, epoch]).permutation(len(self._problems))
+        return self._problems[
+            np.sort(shuffled[position * self._problems_per_batch : (position + 1) * self._problems_per_batch])
+        ]

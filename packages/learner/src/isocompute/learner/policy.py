@@ -11,16 +11,24 @@ from transformers import AutoModelForCausalLM
 
 from .batch import MicroBatch
 from .errors import LearnerError
-from .losses import TokenTerms, token_terms
+from .objective.losses import TokenTerms, token_terms
 
 
 def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a transformers model.
+    """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
+
+    Args:
+        model: A folder or a name, in the Hugging Face format.
+        device: A torch device.
+        dtype: Type of the weights.
+
+    Returns:
+        The model.
 
     Raises:
         LearnerError: The model cannot be loaded, lacks weights (they would be random), ties its embeddings
-            (a sampler may then keep its old output head after a sync), or does something to its logits
-            after the head (``terms`` would miss it).
+            (a sampler may then keep its old output head after a sync), or scales or caps its logits after
+            the head (``terms`` would miss it).
     """
     try:
         policy, found = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, output_loading_info=True)
@@ -39,7 +47,6 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
             f"the base model {model} has no weights for {', '.join(missing[:3])}{more}: they would be random; "
             "save the model whole"
         )
-    # Dropout would make log-probabilities random; nothing is trained with it.
     policy = policy.to(device).eval()
     if _changes_logits(policy, device):
         raise LearnerError(
@@ -50,7 +57,13 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
 
 
 def terms(policy: Any, batch: MicroBatch, *, temperature: float) -> TokenTerms:
-    """Log-probability and entropy of every response token; logits are made for these alone."""
+    """Log-probability and entropy of every response token; logits are computed for these alone.
+
+    Args:
+        policy: From ``load_policy``.
+        batch: Padded responses.
+        temperature: The sampling temperature.
+    """
     hidden = _hidden(policy, batch.input_ids, batch.attention_mask)
     logits = policy.get_output_embeddings()(hidden[batch.predicts])
     return token_terms(logits, batch.tokens, temperature=temperature)

@@ -2,11 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import polars as pl
 import torch
+
+from .config import LearnerConfig
+from .records import Record, UpdateReport
+
+Watch = Callable[[Record], None]
+"""Called with a ``StepRecord`` after each step and with an ``EvaluationRecord`` after each evaluation."""
+
+
+class Updater(Protocol):
+    """A learner, whether one rank in this process (``Learner``) or a group of ranks (``LearnerGroup``).
+
+    Attributes:
+        config: The settings it was last reset to.
+        version: Updates taken since, which is the version of its weights (the policy version).
+    """
+
+    config: LearnerConfig
+    version: int
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The policy's tensors by their Hugging Face names, without gradient."""
+        ...
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Go back to the base model's weights, a fresh optimizer and version 0."""
+        ...
+
+    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
+        """Take one optimizer step on a batch, or none at all.
+
+        Args:
+            rollouts: Completed responses as a ``rollouts`` table with a column ``advantage``.
+
+        Raises:
+            SyncError: Other weights than the learner's sampled the responses.
+            DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
+            LearnerError: There is nothing to learn from, or the rollouts do not fit the model.
+        """
+        ...
+
+    def sync_error(self, rollouts: pl.DataFrame) -> float:
+        """Return the largest |sampler − learner| log-probability difference over all responses (nats).
+
+        Raises:
+            DivergenceError: A log-probability of the learner's own is not finite.
+            LearnerError: There is no response token to compare.
+        """
+        ...
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return what a checkpoint must hold: tensors, and plain values that JSON can express."""
+        ...
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned.
+
+        Raises:
+            LearnerError: It is the state of another model.
+        """
+        ...
 
 
 class Sampler(Protocol):
@@ -14,17 +74,28 @@ class Sampler(Protocol):
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that sample."""
+        """Version of the weights that sample (the policy version)."""
         ...
 
     def sample(
         self, problems: pl.DataFrame, *, samples: int, seed: int, step: int, phase: str, run_id: str
     ) -> pl.DataFrame:
-        """Return the ``rollouts`` table of ``samples`` completed responses to each problem."""
+        """Return the ``rollouts`` table of ``samples`` responses to each problem.
+
+        Args:
+            problems: A ``problems`` table.
+            samples: Responses per problem that are completed; tries that failed come as rows beyond them, with
+                ``finish_reason`` ``aborted``.
+            seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
+                sample.
+            step: The step it is for.
+            phase: ``train``, ``eval`` or ``canary``.
+            run_id: The run it is for.
+        """
         ...
 
     def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take over the learner's weights."""
+        """Take over the learner's weights, which are of a policy version."""
         ...
 
 
@@ -45,33 +116,49 @@ class Evaluator(Protocol):
 
 
 class Evaluation(Protocol):
-    """One evaluation: a row of ``evals`` and what it cost."""
+    """One evaluation: a row of ``evals``, its scores, and what it cost."""
 
     @property
     def row(self) -> Mapping[str, Any]:
-        """The row of the ``evals`` table."""
+        """The row of the ``evals`` table, scores included."""
+        ...
+
+    @property
+    def scores(self) -> Mapping[str, float]:
+        """The metric columns of the row, such as ``avg_at_4``: what is logged."""
         ...
 
     @property
     def rollouts_table(self) -> pl.DataFrame | None:
         """The responses behind it, as a ``rollouts`` table; None when they were charged elsewhere.
 
-        So it is with an evaluation at step 0 that several runs share: nothing is charged to this one.
+        An evaluation at step 0 that several runs share is charged to none of them.
         """
         ...
 
 
 class Meter(Protocol):
-    """Says whether a step may be taken, and records what it generated."""
+    """Decides whether a step may be taken, and records what it generated."""
 
     def admit(self, step: int, rollouts: int) -> Any:
-        """Return something true when the step may be taken."""
+        """Return a true value when a step may be taken.
+
+        Args:
+            step: The step, counted from 1.
+            rollouts: What it will generate, B_p · n.
+        """
         ...
 
-    def charge(self, step: int, counts: Mapping[str, Any]) -> None:
-        """Record counts by cohort."""
+    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+        """Record what was generated.
+
+        Args:
+            step: The step it was generated for.
+            rollouts: A ``rollouts`` table with a column ``cohort``: ``trained``, ``filtered`` or ``failed`` for
+                responses to training problems, ``eval`` for those of an evaluation.
+        """
         ...
 
     def sync(self) -> None:
-        """Put every charge on the disk; asked before a checkpoint that follows from them is saved."""
+        """Put every charge on the disk; called before a checkpoint that follows from them is saved."""
         ...

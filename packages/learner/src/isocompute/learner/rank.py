@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 
 from .config import LearnerConfig
-from .learner import Learner, UpdateReport
+from .learner import Learner
+from .records import UpdateReport
 
 COLLECTIVE_PATIENCE = timedelta(minutes=30)
-"""How long a rank waits for another in the middle of an update before it fails; the group ends it long before."""
+"""Timeout of a collective: how long a rank waits for another in the middle of an update; the group ends it earlier."""
 
 
 class RankActor:
@@ -23,7 +24,7 @@ class RankActor:
         self._rank, self._world_size, self._device = rank, world_size, device
 
     def host(self) -> tuple[str, int]:
-        """Open the store at which the ranks meet, on a free port of this rank's machine, and say where."""
+        """Open the rendezvous store on a free port of this rank's machine; returns the machine and the port."""
         import ray
 
         machine = ray.util.get_node_ip_address()
@@ -33,7 +34,7 @@ class RankActor:
         return machine, self._store.port
 
     def join(self, machine: str, port: int) -> None:
-        """Join the process group."""
+        """Join the process group through the rendezvous store of the first rank."""
         if self._device == "cpu":
             torch.set_num_threads(1)
         if self._rank:
@@ -47,7 +48,7 @@ class RankActor:
         )
 
     def load(self, model: str, config: LearnerConfig) -> None:
-        """Load the policy."""
+        """Load the policy; see ``Learner`` for errors."""
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
 
     def reset(self, config: LearnerConfig) -> None:

@@ -1,4 +1,4 @@
-"""What became of calls to several ranks that wait for each other: no wait without an end."""
+"""Calls to several ranks that wait for each other: every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ class Outcomes:
         return len(refusals) == len(self.values)
 
     def error(self, task: str, patience: float) -> Exception | None:
-        """The error to raise: of the rank that failed first, unless one died, of which the others then fail."""
+        """The error to raise, or None: that of a rank that died, and otherwise of the rank that failed first.
+
+        Args:
+            task: What the ranks were asked to do, as a verb for the message.
+            patience: The timeout of the wait, s.
+        """
         import ray
 
         if not self.failures and not self.late:
@@ -53,9 +58,12 @@ def outcomes(calls: Sequence[Any], *, patience: float, grace: float) -> Outcomes
     """Wait for calls to Ray actors.
 
     Args:
-        calls: One call a rank.
-        patience: Seconds for all of them.
-        grace: Seconds that the others have once one has failed, since they may wait for it for ever.
+        calls: One call per rank.
+        patience: Timeout for all of them, s.
+        grace: Timeout for the others once one has failed, s, since they may be waiting for it in a collective.
+
+    Returns:
+        The results and failures, by rank.
     """
     import ray
 
@@ -78,6 +86,6 @@ def outcomes(calls: Sequence[Any], *, patience: float, grace: float) -> Outcomes
 
 
 def _cause(error: Exception) -> Exception:
-    """An error of the learner as itself, without the trace of the rank; any other as Ray tells it."""
+    """An error of the learner as itself, without the traceback of the rank; any other as Ray raises it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, LearnerError) else error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from .config import ADVANTAGE_STDS
-from .errors import LearnerError
+from ..config import ADVANTAGE_STDS
+from ..errors import LearnerError
 
 EPSILON = 1e-6
 
@@ -35,13 +35,12 @@ def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sam
     if not np.isfinite(rewards).all():
         raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
     _, index = np.unique(groups, return_inverse=True)
-    size = np.bincount(index)
-    if size.min(initial=2) < 2:
+    counts = np.bincount(index)
+    if counts.min(initial=2) < 2:
         raise LearnerError("a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more")
-    mean = np.bincount(index, weights=rewards) / size
+    mean = np.bincount(index, weights=rewards) / counts
     centred = rewards - mean[index]
-    freedom = size - 1 if std == "sample" else size
-    deviation = np.sqrt(np.bincount(index, weights=centred**2) / freedom)
+    deviation = np.sqrt(np.bincount(index, weights=centred**2) / (counts - 1 if std == "sample" else counts))
     advantages: np.ndarray = centred / (deviation[index] + EPSILON)
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     advantages[zero_variance(rewards, groups)] = 0.0
@@ -49,10 +48,18 @@ def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sam
 
 
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Whether each reward's group has equal rewards throughout; bool, shape ``(rollouts,)``."""
+    """Whether each reward's group has equal rewards throughout (TRL counts such groups in ``frac_reward_zero_std``).
+
+    Args:
+        rewards: Rewards, shape ``(rollouts,)``.
+        groups: Group of each reward as any integers, shape ``(rollouts,)``.
+
+    Returns:
+        Booleans, shape ``(rollouts,)``.
+    """
     _, index = np.unique(groups, return_inverse=True)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
-    # A reward that is not a number makes its group unequal, here without a word.
+    # A reward that is not a number makes its group unequal, without a warning.
     with np.errstate(invalid="ignore"):
         np.minimum.at(low, index, rewards)
         np.maximum.at(high, index, rewards)
@@ -64,8 +71,15 @@ def with_cohorts(rollouts: pl.DataFrame, *, filter_zero_variance: bool) -> pl.Da
     """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
 
     Cohorts are a partition: ``failed`` responses were aborted; groups of equal rewards are ``filtered``
-    when asked for; all else is ``trained``. Any rewards and any groups have one, also those that no advantage
-    can be made of, so that what was generated can be charged before anything else is asked of it.
+    when asked for; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage
+    can be computed, so that what was generated can be charged first.
+
+    Args:
+        rollouts: A ``rollouts`` table; ``problem_id``, ``reward`` and ``finish_reason`` are read.
+        filter_zero_variance: Whether groups of equal rewards are left out of the update.
+
+    Returns:
+        The table with both columns.
     """
     completed = (rollouts["finish_reason"] != "aborted").to_numpy()
     # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
@@ -86,6 +100,14 @@ def with_advantages(
     """Add an ``advantage`` column to a ``rollouts`` table, and those of ``with_cohorts``.
 
     Failed responses have an advantage of 0 and are left out of their group's mean and standard deviation.
+
+    Args:
+        rollouts: A ``rollouts`` table.
+        filter_zero_variance: See ``with_cohorts``.
+        advantage_std: See ``group_advantages``.
+
+    Returns:
+        The table with the three columns.
 
     Raises:
         LearnerError: A group has a single completed rollout, a completed rollout no finite reward, or there is

@@ -1,0 +1,64 @@
+"""The glossary of metrics has a row for every name that a run logs, and no other rows."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from isocompute.learner import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+from isocompute.rollout import evaluate
+
+GLOSSARY = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+UPDATE = UpdateReport(
+    loss=0.0, kl=0.0, entropy=0.0, importance_weight=1.0, gradient_norm=0.0, learning_rate=0.0, sync_error=0.0
+)
+RESPONSES = ResponseStatistics(
+    reward=0.0, reward_std=0.0, zero_variance_share=0.0, response_length=0.0, truncated_share=0.0
+)
+STEP = StepRecord(
+    step=1, rollouts=8, sample_seconds=0.0, update_seconds=0.0, sync_seconds=0.0, responses=RESPONSES, update=UPDATE,
+    gradient_retries=1,
+)  # fmt: skip
+
+
+class Answered:
+    """A sampler whose responses are all right."""
+
+    def sample(self, problems: pl.DataFrame, *, samples: int, **asked: Any) -> pl.DataFrame:
+        responses = pl.DataFrame({"sample": range(samples)}).with_columns(reward=1.0, finish_reason=pl.lit("stop"))
+        return problems.join(responses, how="cross")
+
+
+def evaluation(samples: int) -> EvaluationRecord:
+    """What the loop makes of an evaluation."""
+    found = evaluate(Answered(), pl.DataFrame({"problem_id": ["p"]}), samples=samples, seed=0, at=0, run_id="r")
+    return EvaluationRecord(step=0, rollouts=0, scores=found.metrics, evaluate_seconds=0.0)
+
+
+def rows(section: str) -> set[str]:
+    """The names in the first column of a section's table."""
+    text = GLOSSARY.split(f"\n## {section}")[1].split("\n## ")[0]
+    first = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    return {name for cell in first for name in re.findall(r"`(\w+)`", cell)}
+
+
+def named(values: Mapping[str, float], *, seconds: bool) -> set[str]:
+    return {name for name in values if name.endswith("_seconds") == seconds}
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+def test_every_score_of_an_evaluation_is_in_the_glossary_and_no_other(samples: int) -> None:
+    found = named(evaluation(samples).metrics(), seconds=False)
+    assert {name.replace(f"_at_{samples}", "_at_k") for name in found} == rows("Evaluation")
+
+
+def test_every_metric_of_a_step_is_in_the_glossary_and_no_other() -> None:
+    assert named(STEP.metrics(), seconds=False) == rows("Training")
+
+
+def test_every_duration_is_in_the_glossary_and_no_other() -> None:
+    timed = STEP.metrics() | evaluation(4).metrics()
+    assert named(timed, seconds=True) == rows("Time")
+    assert {name.removesuffix("_seconds") for name in rows("Time")} == {*STEP.seconds(), *evaluation(4).seconds()}

@@ -1,0 +1,1 @@
+"""The commands of ``isocompute-learner``, one a module."""

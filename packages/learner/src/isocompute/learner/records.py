@@ -1,0 +1,120 @@
+"""Typed records of each step and each evaluation, with the names under which their numbers are logged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What an update did; means are over all response tokens trained on.
+
+    Attributes:
+        loss: Value of the objective.
+        kl: KL estimate (k3) to the base model, nats per token; 0 when the term is off.
+        entropy: Entropy of the policy, nats per token.
+        importance_weight: Mean truncated importance weight (TIS) of learner over sampler.
+        gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
+        learning_rate: Learning rate used.
+        sync_error: Largest log-probability difference to the sampler in the first micro-batch (nats).
+    """
+
+    loss: float
+    kl: float
+    entropy: float
+    importance_weight: float
+    gradient_norm: float
+    learning_rate: float
+    sync_error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseStatistics:
+    """The completed responses of a step: those that did not fail, whether trained on or filtered.
+
+    Attributes:
+        reward: Mean reward.
+        reward_std: Mean over groups of the sample standard deviation of a group's rewards, as in TRL.
+        zero_variance_share: Share of the responses in groups of equal rewards (TRL: ``frac_reward_zero_std``, which
+            counts groups).
+        response_length: Mean number of response tokens (TRL: ``completions/mean_length``).
+        truncated_share: Share of the responses that ended at the length limit, ``finish_reason`` ``length`` (TRL:
+            ``completions/clipped_ratio``).
+    """
+
+    reward: float
+    reward_std: float
+    zero_variance_share: float
+    response_length: float
+    truncated_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One update step, or the try at it that ended a run.
+
+    Attributes:
+        step: The step, counted from 1.
+        rollouts: Rollouts generated for training so far, this step's included.
+        sample_seconds: Wall time of sampling.
+        update_seconds: Wall time of the update.
+        sync_seconds: Wall time of handing the weights to the sampler; None when the policy diverged in this step.
+        responses: The completed responses; None when there is none.
+        update: What the update did; None when every group was filtered, or the policy diverged.
+        gradient_retries: How often the update was tried again because the gradient was not finite: 0 or 1.
+    """
+
+    step: int
+    rollouts: int
+    sample_seconds: float
+    update_seconds: float
+    sync_seconds: float | None = None
+    responses: ResponseStatistics | None = None
+    update: UpdateReport | None = None
+    gradient_retries: int = 0
+
+    def seconds(self) -> dict[str, float]:
+        """Wall time of each phase of the step: ``sample``, ``update`` and, when there was one, ``sync``."""
+        phases = {"sample": self.sample_seconds, "update": self.update_seconds}
+        return phases if self.sync_seconds is None else phases | {"sync": self.sync_seconds}
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the step by the names under which they are logged; those that do not exist are left out."""
+        found = _named(self.seconds())
+        for part in (self.update, self.responses):
+            found |= {} if part is None else asdict(part)
+        return found | ({"gradient_retries": float(self.gradient_retries)} if self.gradient_retries else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRecord:
+    """One evaluation.
+
+    Attributes:
+        step: Updates taken before it.
+        rollouts: Rollouts generated for training so far.
+        scores: What was measured, by the metric columns of the ``evals`` table, such as ``avg_at_4``.
+        evaluate_seconds: Wall time of the evaluation.
+    """
+
+    step: int
+    rollouts: int
+    scores: Mapping[str, float]
+    evaluate_seconds: float
+
+    def seconds(self) -> dict[str, float]:
+        """Wall time of the one phase, ``evaluate``."""
+        return {"evaluate": self.evaluate_seconds}
+
+    def metrics(self) -> dict[str, float]:
+        """The scores and the time, by the names under which they are logged."""
+        return {**self.scores, **_named(self.seconds())}
+
+
+Record = StepRecord | EvaluationRecord
+"""What ``watch`` of the training loop is called with."""
+
+
+def _named(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {f"{phase}_seconds": value for phase, value in seconds.items()}

@@ -1,0 +1,41 @@
+"""The front door: every name that the package shows is there, and importing it is quick."""
+
+import subprocess
+import sys
+
+import isocompute.learner
+
+
+def test_importing_the_package_loads_none_of_the_heavy_libraries() -> None:
+    code = (
+        "import sys, isocompute.learner, isocompute.learner.records, isocompute.learner.cli\n"
+        "print({'torch', 'ray', 'transformers', 'polars', 'numpy', 'mlflow'} & set(sys.modules))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"
+
+
+def test_every_name_of_the_front_door_is_there() -> None:
+    assert isocompute.learner.__all__ == sorted(isocompute.learner.__all__)
+    for name in isocompute.learner.__all__:
+        assert getattr(isocompute.learner, name).__name__ == name
+    assert set(isocompute.learner.__all__) <= set(dir(isocompute.learner))
+
+
+def test_the_names_that_are_loaded_later_are_those_that_type_checkers_see() -> None:
+    lazy = {name for names in isocompute.learner._MODULES.values() for name in names}
+    eager = {name for name in isocompute.learner.__all__ if name in vars(isocompute.learner)}
+    assert lazy | eager == set(isocompute.learner.__all__)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert not hasattr(isocompute.learner, "Trainer")
+
+
+def test_documented_addresses_of_moved_names_stay() -> None:
+    from isocompute.learner import advantages, learner, loop
+
+    assert advantages.group_advantages is isocompute.learner.group_advantages
+    assert learner.UpdateReport is isocompute.learner.UpdateReport
+    assert loop.RunConfig is isocompute.learner.RunConfig
+    assert loop.Progress is isocompute.learner.Progress
