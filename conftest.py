@@ -1,4 +1,4 @@
-"""The tiers of the tests: what starts no engine, no cluster and no server carries the marker ``fast``."""
+"""The tiers of the tests: what starts no engine, cluster or server and simulates little carries the marker ``fast``."""
 
 from __future__ import annotations
 
@@ -9,14 +9,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-SLOW: dict[str, str] = {}
-"""Files (or folders) with tests that are not fast, and why."""
+SLOW = {
+    "experiments/tests/test_bad_input.py": "stages as processes, which load torch",
+    "experiments/tests/test_cell.py": "vLLM and Ray",
+    "experiments/tests/test_identity.py": "hashes of all code, again and again",
+    "experiments/tests/test_ingest_loggers.py": "MLflow and TensorBoard",
+    "experiments/tests/test_pipeline.py": "the whole pipeline",
+    "experiments/tests/test_schedule.py": "vLLM and Ray",
+    "experiments/tests/test_tracker.py": "MLflow stores",
+    "experiments/tests/test_tracker_server.py": "an MLflow server",
+    "packages/budget/tests/ledger/test_fold.py": "a campaign of random histories",
+    "packages/budget/tests/ledger/test_torture.py": "a campaign of faults and kills",
+    "packages/frontier/tests/answers/test_no_effect.py": "simulated sweeps",
+    "packages/frontier/tests/answers/test_properties.py": "many fits",
+    "packages/frontier/tests/data/ingest/test_ingest_stores.py": "MLflow stores",
+    "packages/frontier/tests/data/test_bad_input.py::test_a_million_rows_are_fitted": "a million rows",
+    "packages/frontier/tests/fitting/test_coverage.py": "simulated sweeps",
+    "packages/frontier/tests/fitting/test_questions.py": "simulated sweeps",
+    "packages/frontier/tests/show/test_figures.py": "every figure",
+    "packages/frontier/tests/test_readme.py": "every command of the tutorials",
+    "packages/learner/tests/test_group.py": "Ray",
+    "packages/rollout/tests/commands/test_mlflow.py": "MLflow in processes of its own",
+    "packages/rollout/tests/problems/test_loading.py": "every task of reasoning-gym",
+    "packages/rollout/tests/problems/test_math_answers.py": "a process of math-verify",
+    "packages/rollout/tests/samplers/test_openai.py": "a vLLM server",
+    "packages/rollout/tests/samplers/test_remote.py": "vLLM and Ray",
+    "packages/rollout/tests/samplers/test_vllm.py": "vLLM",
+    "packages/rollout/tests/scoring/test_attack.py": "every task of reasoning-gym",
+    "packages/rollout/tests/scoring/test_math_process.py": "processes of math-verify",
+}
+"""Files, or single tests, that are not fast, and why."""
 
 
-def is_slow(path: Path) -> bool:
-    """Whether a test file starts something that takes long."""
-    place = path.relative_to(ROOT)
-    return any(str(part) in SLOW for part in (place, *place.parents))
+def is_slow(place: str) -> bool:
+    """Whether a test, or the file of all its tests, is listed; ``place`` is the path in the repository."""
+    return place in SLOW or place.partition("::")[0] in SLOW
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,10 +51,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "fast: starts no Ray, no vLLM and no MLflow server (python3 -m nox -s fast)")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only fast tests run, import no file of others: that alone would load vLLM."""
+    asked_for_fast = config.option.markexpr == "fast"
+    return True if asked_for_fast and is_slow(collection_path.relative_to(ROOT).as_posix()) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the fast tests."""
     for item in items:
-        if not is_slow(item.path):
+        if not is_slow(f"{item.path.relative_to(ROOT).as_posix()}::{item.name.partition('[')[0]}"):
             item.add_marker(pytest.mark.fast)
 
 

@@ -11,7 +11,7 @@ from ..errors import ExperimentError
 from .work import WORK, write_json
 
 
-def located(model: str) -> str:
+def local_path(model: str) -> str:
     """Where a model is on this machine; ``name@revision`` is brought from the hub first."""
     name, at, revision = model.rpartition("@")
     if Path(model).is_dir():
@@ -30,7 +30,7 @@ def describe(model: str) -> dict[str, Any]:
     from transformers import AutoConfig, AutoTokenizer
 
     try:
-        place = located(model)
+        place = local_path(model)
         return {"model_type": AutoConfig.from_pretrained(place).model_type,
                 "vocabulary": len(AutoTokenizer.from_pretrained(place)), "content": content(place)}  # fmt: skip
     except Exception as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from isocompute.budget import Counts, counts_by_cohort
 from isocompute.rollout import EvaluationResult, tables
 
 from .work import write_json
@@ -46,11 +47,8 @@ class Start:
 
 def cost(rollouts: pl.DataFrame) -> dict[str, int]:
     """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
-    return {
-        "rollouts": len(rollouts),
-        "prompt_tokens": int(rollouts["prompt_ids"].list.len().sum()),
-        "response_tokens": int(rollouts["response_ids"].list.len().sum()),
-    }
+    counts = counts_by_cohort(rollouts.with_columns(cohort=pl.lit("eval")))
+    return asdict(counts["eval"]) if counts else asdict(Counts())
 
 
 def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:

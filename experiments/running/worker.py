@@ -27,7 +27,7 @@ from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sample
 from . import starts, work
 from .actor import WorkerConfig
 from .cells import Cell
-from .models import located
+from .models import local_path
 from .spool import Spool
 
 
@@ -76,7 +76,7 @@ class Worker:
             # Parallelism comes from processes: a second thread slows both.
             torch.set_num_threads(1)
         self.config = config
-        self._model = located(config.model)
+        self._model = local_path(config.model)
         engine: dict[str, Any] = {"dtype": config.dtype} if config.sampler == "vllm" else {}
         kind = config.sampler
         if config.placement == "separate":

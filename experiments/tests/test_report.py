@@ -41,7 +41,7 @@ STATES = [state(n, seed, "diverged" if (n, seed) == (4, 1) else "finished") for 
 def test_gains_are_over_the_fresh_score_and_of_the_seeds_that_ended() -> None:
     two, four = gains(evals(ends=ENDS), "avg_at_4", STATES, base=0.2)
     assert two.text() == "0.200 -> 0.600 (+0.400, 2 seeds)"
-    assert four.text() == "0.200 -> 0.400 (+0.200, 1 seeds, 1 diverged)"
+    assert four.text() == "0.200 -> 0.400 (+0.200, 1 seed, 1 diverged)"
     every = [state(4, seed, "diverged") for seed in (0, 1)]
     (none,) = gains(evals(ends={k: v for k, v in ENDS.items() if k[0] == 4}), "avg_at_4", every, base=0.2)
     assert none.text() == "no seed was trained to the end, 2 diverged"

@@ -1,5 +1,6 @@
 """What keeps the packages apart and alike."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,16 @@ def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
     for path in files:
         for place in ("root", "home", "tmp", "Users", "var"):
             assert f"/{place}/".encode() not in path.read_bytes(), path
+
+
+def test_every_test_that_is_said_to_be_slow_is_there() -> None:
+    (listed,) = (
+        node.value
+        for node in ast.parse((ROOT / "conftest.py").read_text()).body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SLOW"
+    )
+    for place, reason in ast.literal_eval(listed).items():
+        file, _, test = place.partition("::")
+        assert reason
+        assert not test or f"def {test}(" in (ROOT / file).read_text(), place
+        assert (ROOT / file).is_file(), place

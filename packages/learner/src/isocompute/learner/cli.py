@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from .commands import check
-from .contract.errors import IsoComputeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for line in arguments.run(arguments):
             print(line)
-    except IsoComputeError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

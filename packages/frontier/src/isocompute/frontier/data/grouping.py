@@ -10,7 +10,6 @@ from .curves import UNITS, Array, Curve
 from .pass_rates import answers_of
 from .precision import binomial_errors, response_variance, trials_of
 
-
 TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
 """Columns that tell curves, seeds or evaluations apart already."""
 
@@ -23,7 +22,8 @@ def check_group(group: str | None) -> None:
     """
     if group in TAKEN:
         raise FrontierError(
-            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit; name another column, such as a recipe"
+            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
+            "a recipe"
         )
 
 
@@ -46,26 +46,7 @@ def curves(
         FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
             are mixed, a reward lies outside 0 to 1, or the pass rates are not those of the evaluations.
     """
-    if unit not in UNITS:
-        raise FrontierError(f"the unit {unit!r} is unknown; it must be one of {', '.join(UNITS)}")
-    if metric not in evals.columns:
-        known = ", ".join(c for c in evals.columns if "_at_" in c)
-        raise FrontierError(f"there is no metric {metric!r}; there are {known}")
-    if UNITS[unit] not in evals.columns:
-        raise FrontierError(f"there is no column {UNITS[unit]!r}, which fits in {unit} need")
-    # A table of one split is of that one, whatever it is called.
-    rows = evals if evals["split"].n_unique() == 1 else evals.filter(pl.col("split") == split)
-    sets = rows["problem_set"].unique().sort().to_list()
-    if problem_set is not None:
-        rows = rows.filter(pl.col("problem_set") == problem_set)
-    elif len(sets) > 1:
-        raise FrontierError(f"the evaluations mix the problem sets {', '.join(sets)}: choose one")
-    if rows.is_empty():
-        raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
-    check_group(group)
-    if group is not None and group not in rows.columns:
-        raise FrontierError(f"there is no column {group!r} to group by; there are {', '.join(rows.columns)}")
-    _check_values(rows, metric, UNITS[unit])
+    rows = _rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
     error, error_is_known, answers = _errors_and_answers(rows, metric, pass_rates)
     keys = ["problems_per_batch", "rollouts_per_problem", *([group] if group else [])]
     found = []
@@ -88,6 +69,33 @@ def curves(
             )
         )
     return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
+
+
+def _rows(
+    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None
+) -> pl.DataFrame:
+    """The evaluations of one split and one problem set, checked."""
+    if unit not in UNITS:
+        raise FrontierError(f"the unit {unit!r} is unknown; it must be one of {', '.join(UNITS)}")
+    if metric not in evals.columns:
+        known = ", ".join(c for c in evals.columns if "_at_" in c)
+        raise FrontierError(f"there is no metric {metric!r}; there are {known}")
+    if UNITS[unit] not in evals.columns:
+        raise FrontierError(f"there is no column {UNITS[unit]!r}, which fits in {unit} need")
+    # A table of one split is of that one, whatever it is called.
+    rows = evals if evals["split"].n_unique() == 1 else evals.filter(pl.col("split") == split)
+    sets = rows["problem_set"].unique().sort().to_list()
+    if problem_set is not None:
+        rows = rows.filter(pl.col("problem_set") == problem_set)
+    elif len(sets) > 1:
+        raise FrontierError(f"the evaluations mix the problem sets {', '.join(sets)}: choose one")
+    if rows.is_empty():
+        raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
+    check_group(group)
+    if group is not None and group not in rows.columns:
+        raise FrontierError(f"there is no column {group!r} to group by; there are {', '.join(rows.columns)}")
+    _check_values(rows, metric, UNITS[unit])
+    return rows
 
 
 def _errors_and_answers(
