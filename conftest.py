@@ -18,10 +18,13 @@ SLOW = {
     "experiments/tests/test_schedule.py": "vLLM and Ray",
     "experiments/tests/test_tracker.py": "MLflow stores",
     "experiments/tests/test_tracker_server.py": "an MLflow server",
+    "packages/budget/tests/ledger/test_history.py": "random histories",
     "packages/budget/tests/ledger/test_fold.py": "a campaign of random histories",
     "packages/budget/tests/ledger/test_torture.py": "a campaign of faults and kills",
+    "packages/frontier/tests/answers/test_fits.py": "many fits",
     "packages/frontier/tests/answers/test_no_effect.py": "simulated sweeps",
     "packages/frontier/tests/answers/test_properties.py": "many fits",
+    "packages/frontier/tests/data/ingest/test_ingest_bad_input.py": "random logs",
     "packages/frontier/tests/data/ingest/test_ingest_stores.py": "MLflow stores",
     "packages/frontier/tests/data/test_bad_input.py::test_a_million_rows_are_fitted": "a million rows",
     "packages/frontier/tests/fitting/test_coverage.py": "simulated sweeps",
@@ -49,6 +52,17 @@ def is_slow(place: str) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", "fast: starts no Ray, no vLLM and no MLflow server (python3 -m nox -s fast)")
+    if config.option.markexpr == "fast":
+        sys.addaudithook(refuse_servers)
+
+
+def refuse_servers(event: str, arguments: tuple[object, ...]) -> None:
+    """Refuse to start an MLflow or a vLLM server."""
+    if event == "subprocess.Popen":
+        command = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
+        words = {Path(str(word)).name for word in command}
+        if {"mlflow", "server"} <= words or "vllm" in words:
+            raise RuntimeError(f"a fast test starts {command}: name its file in SLOW of conftest.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

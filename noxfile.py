@@ -201,7 +201,7 @@ def interpreter(version: str) -> str | None:
 
 @nox.session
 def trainers(session: nox.Session) -> None:
-    """Put the budget's converted settings to TRL, veRL, SkyRL and OpenRLHF, and run TRL for a few steps."""
+    """Check the budget's converted settings with TRL, veRL, SkyRL and OpenRLHF, installed; run TRL for a few steps."""
     torch = [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")] or ["torch"]
     # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
     of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")

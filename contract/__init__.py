@@ -1,5 +1,5 @@
-"""What the four packages agree on: tables with schemas, how files are replaced, how MLflow carries both.
+"""Code shared by the four packages: table schemas, atomic writes, MLflow artifacts.
 
-The folder stands once, at the root of the repository. Each package links to it and carries the files in its wheel,
-so that each stands alone and none imports another.
+There is one copy, at the root of the repository. Each package links to it and includes the files in its wheel, so each
+works alone and none imports another.
 """

@@ -1,4 +1,4 @@
-"""Files are replaced whole or not at all."""
+"""Atomic writes: a file is replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from .errors import FileError, IsoComputeError
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | Path, *, error: type[IsoComputeError] = FileError) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of another one when the block ends well, and is gone otherwise.
+def atomic_write(
+    path: str | Path, *, error: type[IsoComputeError] = FileError, replace: bool = True
+) -> Iterator[BinaryIO]:
+    """Write a file atomically: it replaces the old one when the block succeeds, and is discarded otherwise.
 
-    The content is on the disk before the name is: a power cut leaves the old file or the new one, whole.
+    The content is synced before the rename: a power cut leaves the old file or the new one, whole.
 
     Args:
         path: Where the file belongs; its folder is made when it is not there.
         error: What to raise when the file cannot be written.
+        replace: Whether a file that is there is replaced, and not refused.
 
     Yields:
         A binary stream.
 
     Raises:
-        IsoComputeError: ``error``, when the file cannot be written. What was there stays.
+        IsoComputeError: ``error``, when the file cannot be written, or is there and must not be replaced. What was
+            there stays.
     """
     path = Path(path)
     aside: Path | None = None
@@ -42,7 +46,14 @@ def atomic_write(path: str | Path, *, error: type[IsoComputeError] = FileError) 
             stream.flush()
             os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
-        aside.replace(path)
+        if replace:
+            aside.replace(path)
+            return
+        try:
+            # Unlike a rename, a link never takes the place of a file that is there.
+            path.hardlink_to(aside)
+        except FileExistsError:
+            raise error(f"{path}: is there already") from None
     except (OSError, UnicodeError) as problem:
         raise error(f"{path}: cannot be written ({reason_of(problem)})") from None
     finally:
@@ -52,6 +63,11 @@ def atomic_write(path: str | Path, *, error: type[IsoComputeError] = FileError) 
 
 def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = FileError) -> Path:
     """Write a text as UTF-8, whole or not at all.
+
+    Args:
+        path: Where the file belongs; its folder is made when it is not there.
+        text: The content.
+        error: What to raise when the file cannot be written.
 
     Returns:
         The path written.
@@ -65,7 +81,7 @@ def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = Fi
 
 
 def reason_of(problem: BaseException) -> str:
-    """The words of the system, without the number and the path."""
+    """The system's error message, without errno and path."""
     words = getattr(problem, "strerror", None)
     if words:
         return str(words)

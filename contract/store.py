@@ -82,7 +82,7 @@ def _refuse_missing(uri: str) -> None:
         path = Path(uri.partition(":///")[2].partition("?")[0])
         if path.is_file() and _holds_experiments(path):
             return
-        what = f"{path} is no MLflow store" if path.is_file() else f"there is no MLflow store {path}"
+        what = f"{path} is not an MLflow store" if path.is_file() else f"there is no MLflow store {path}"
     elif parts.scheme in {"", "file"} and not uri.startswith("databricks"):
         path = Path(urllib.parse.unquote(parts.path))
         if path.is_dir():

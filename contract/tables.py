@@ -170,6 +170,10 @@ def _load(path: Path, where: str) -> pl.DataFrame:
 def check_version(path: Path, *, where: str) -> None:
     """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted.
 
+    Args:
+        path: The file.
+        where: The file or source, for error messages.
+
     Raises:
         TableError: The file was written by a newer release than this one.
     """
@@ -182,7 +186,7 @@ def check_version(path: Path, *, where: str) -> None:
     if not name or not major.isdigit():
         return
     if not has_schema(name):
-        raise TableError(f"{where}: {package} knows no table {name}: pip install --upgrade {package}")
+        raise TableError(f"{where}: {package} has no table named {name}: pip install --upgrade {package}")
     if int(major) > schema(name).major:
         raise TableError(
             f"{where}: the {name} table has schema version {version}, and this {package} reads "
@@ -192,6 +196,14 @@ def check_version(path: Path, *, where: str) -> None:
 
 def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
     """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
+
+    Args:
+        frames: The tables.
+        name: Which table they are.
+        where: The source, for error messages.
+
+    Returns:
+        The joined table, sorted by its key.
 
     Raises:
         TableError: The joined table is empty or breaks its schema, such as a key with two different rows.

@@ -69,7 +69,7 @@ def log_artifacts(
         metrics: Final figures to show.
         tags: Further tags.
         inputs: Name to file of what the run was made from, linked by content.
-        supersede: Whether ``mlflow:EXPERIMENT`` is to mean this run alone from now on (see ``supersede``).
+        supersede: Whether the earlier runs of the experiment are marked as superseded (see ``supersede_runs``).
 
     Returns:
         The MLflow run id; ``runs:/ID/NAME`` is then a source.
@@ -100,10 +100,13 @@ def log_artifacts(
 
 
 def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
-    """Leave only some runs of an experiment as its source of tables.
+    """Mark all runs of an experiment as superseded, except those in ``keep``.
 
-    The others stay, with all they hold, and can still be named by ``runs:/ID``; ``mlflow:EXPERIMENT`` passes
-    them by.
+    Superseded runs are not deleted and can still be read as ``runs:/ID``; ``mlflow:EXPERIMENT`` ignores them.
+
+    Args:
+        experiment: Name of the experiment.
+        keep: Ids of the runs that remain its source.
     """
     client = mlflow_module().MlflowClient()
     for run in _all_runs(client, ensure_experiment(experiment)):
@@ -112,7 +115,12 @@ def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
 
 
 def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
-    """Log files as named artifacts of a run that is there."""
+    """Log files as named artifacts of an existing run.
+
+    Args:
+        run_id: The MLflow run.
+        artifacts: Artifact name to its file.
+    """
     client = mlflow_module().MlflowClient()
     for name, path in artifacts.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -123,12 +131,12 @@ def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
 
 
 def fetch(source: str, name: str) -> list[Path]:
-    """Bring a named artifact here from MLflow.
+    """Download a named artifact from MLflow.
 
     Args:
         source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT`` for every run of an experiment
             that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for every run there.
-        name: Artifact wanted, such as ``evals``; a NAME in the source goes before it.
+        name: Artifact wanted, such as ``evals``; a NAME in the source overrides it.
 
     Returns:
         The files, each in a folder named after its run, removed when the process ends.

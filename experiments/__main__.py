@@ -22,7 +22,7 @@ from .settings import Preset, load, schema
 from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
-"""How long stages took, a line each; never a DVC output."""
+"""How long stages took, one line per stage; never a DVC output."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ class Box:
         y: Upper edge.
         width: Width.
         title: Name.
-        lines: What it does, a line each.
+        lines: What it does, one line per entry.
         kind: ``package`` or ``outside``.
     """
 

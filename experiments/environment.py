@@ -21,7 +21,7 @@ class Environment:
         sampler: ``vllm`` or ``transformers``.
         requirements: What to install besides the four packages.
         without: Packages that must be kept out.
-        reason: Why, for people.
+        reason: Why, as a phrase to be printed.
     """
 
     sampler: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
+from isocompute.rollout.contract.files import atomic_write
 
 from .settings import DifficultyConfig
 
@@ -30,6 +31,8 @@ def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path:
         axes.axvspan(wanted.lowest, wanted.highest, alpha=0.15, color=colour, label=name)
     axes.set(xlabel=f"pass rate of the base model (avg@{settings.samples})", ylabel="problems", xlim=(0, 1))
     axes.legend(frameon=False)
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
-    figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
+    with atomic_write(path.with_suffix(".svg")) as stream:
+        figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    with atomic_write(path.with_suffix(".png")) as stream:
+        figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
     plt.close(figure)

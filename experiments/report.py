@@ -76,9 +76,10 @@ def _difficulty(preset: Preset, out: Path) -> str:
     )  # fmt: skip
     return (
         "<h2>The problems</h2><p>Every problem was answered "
-        f"{settings.samples} times by the base model; problem sets are cut by the share that was right. Luck is part "
-        f"of what was selected, so each set was then answered {settings.fresh_samples} times more: that is the base "
-        "model's score, which gains are over (± one standard error of sampling).</p>"
+        f"{settings.samples} times by the base model; problem sets are cut by the share that was right. Selection "
+        "favours problems whose responses were lucky or unlucky, so each set was then answered "
+        f"{settings.fresh_samples} times more: that is the base model's score, against which gains are measured (± one "
+        "standard error of sampling).</p>"
         + _table(head, rows)
         + f"<p>Measuring took {spent['rollouts'].sum():,} responses, {spent['response_tokens'].sum():,} tokens.</p>"
         + _image(out / "difficulty" / "histogram.png", "Pass rates of the base model")
@@ -193,7 +194,7 @@ class Gain:
     diverged: int
 
     def text(self) -> str:
-        """Scores and gain, for people."""
+        """Scores and gain, to be printed."""
         lost = f", {self.diverged} diverged" if self.diverged else ""
         if self.last is None:
             return f"no seed was trained to the end{lost}"
@@ -218,7 +219,7 @@ def gains(evals: pl.DataFrame, metric: str, states: list[dict[str, Any]], base: 
 
 
 def metric_label(metric: str) -> str:
-    """A metric as people write it: ``avg@4``, which MLflow and column names cannot hold."""
+    """Display label of a metric: ``avg@4`` for ``avg_at_4``, since MLflow and column names cannot contain ``@``."""
     return metric.replace("_at_", "@")
 
 

@@ -1,4 +1,4 @@
-"""A picture of a sweep in the MLflow UI: a real server, headless Chromium, no clicking."""
+"""Takes a screenshot of a sweep in the MLflow UI, with a real server and headless Chromium."""
 
 from __future__ import annotations
 

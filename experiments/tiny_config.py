@@ -23,13 +23,13 @@ class TinyModelConfig(BaseModel):
     """How far off a wrong fact may be; small slips cancel out, and answers are right by luck."""
     hidden: int = Field(default=64, multiple_of=32)
     """Width; a multiple of 32, the smallest head that vLLM serves on CPU."""
-    layers: int = 2
+    layers: int = Field(default=2, ge=1)
     """Number of transformer layers."""
-    steps: int = 1200
+    steps: int = Field(default=1200, ge=1)
     """Supervised training steps."""
-    batch: int = 256
+    batch: int = Field(default=256, ge=1)
     """Batch size (worked solutions per step)."""
-    learning_rate: float = 3e-3
+    learning_rate: float = Field(default=3e-3, gt=0, allow_inf_nan=False)
     """AdamW's peak learning rate, reached after 50 steps and falling to a tenth by cosine."""
     seed: int = 0
     """Seed of the weights and the data."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
-from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, train
+from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, Sampler, protocols, train
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
 from experiments import tiny_model
@@ -33,18 +33,18 @@ class StepMeter:
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def admit(self, step: int, rollouts: int) -> bool:
+    def admit(self, *, step: int, rollouts: int) -> bool:
         """Whether steps are left."""
         return step <= self.steps
 
-    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Keep no record."""
 
     def sync(self) -> None:
         """Have nothing to put on the disk."""
 
 
-def seconds(learner: Learner, sampler: Any, problems: pl.DataFrame, meter: Any, folder: Path) -> float:
+def seconds(learner: Learner, sampler: Sampler, problems: pl.DataFrame, meter: protocols.Meter, folder: Path) -> float:
     """Seconds of the steps that the meter admits, from the base model on."""
     learner.reset(CONFIG)
     sampler.sync(learner.weights(), learner.version)

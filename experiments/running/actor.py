@@ -1,4 +1,7 @@
-"""A worker as a Ray actor. The worker itself is imported there only: whoever starts one needs no torch."""
+"""A worker as a Ray actor.
+
+The worker itself is imported in the actor's process only, so that the process that starts one does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,12 @@ class WorkerActor:
         return socket.gethostname(), os.getpid()
 
     def sees(self, path: str, text: str) -> bool:
-        """Whether a file that the driver wrote is there, with its text."""
+        """Whether a file that the driver wrote is there, with its text.
+
+        Args:
+            path: The file.
+            text: What the driver wrote.
+        """
         try:
             return Path(path).read_text() == text
         except OSError:

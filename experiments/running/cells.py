@@ -41,7 +41,7 @@ class Cell:
     """One ``(B_p, n, seed)`` run and all that its result depends on.
 
     Attributes:
-        purpose: ``sweep``, ``pilot`` or ``prescribe``; for people only.
+        purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
         origin: What it shares with the other cells of its problem set.
         rollouts_per_problem: n.
         problems_per_batch: B_p.
@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name shown to people."""
+        """Human-readable name."""
         rate = f" lr={self.learner.learning_rate:.3g}" if self.purpose == "pilot" else ""
         return f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} seed={self.seed}{rate}"
 

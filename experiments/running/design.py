@@ -15,7 +15,12 @@ from .cells import Cell, Origin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """A learning rate that works at some batch; others are scaled from it by √B (IsoCompute Playbook, Factor 3)."""
+    """A learning rate that works at some batch; others are scaled from it by √B (IsoCompute Playbook, Factor 3).
+
+    Attributes:
+        learning_rate: The learning rate.
+        batch_rollouts: Its batch, B (rollouts).
+    """
 
     learning_rate: float
     batch_rollouts: int
@@ -23,7 +28,13 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """What the cells of one problem set are made from."""
+    """What the cells of one problem set are made from.
+
+    Attributes:
+        preset: The preset.
+        sweep: The sweep of the problem set.
+        origin: What its cells share.
+    """
 
     preset: Preset
     sweep: SweepConfig
@@ -32,11 +43,12 @@ class Design:
     def pilot(self) -> list[Cell]:
         """One cell for each learning rate, at the pilot's batch."""
         pilot = self.sweep.pilot
-        n, size = pilot.rollouts_per_problem, pilot.problems_per_batch
+        n, problems_per_batch = pilot.rollouts_per_problem, pilot.problems_per_batch
         return [
             self.cell(
-                "pilot", n=n, size=size, seed=pilot.seed, rollouts=pilot.rollouts,
-                evaluate_every=pilot.evaluate_every, anchor=Anchor(learning_rate=rate, batch_rollouts=n * size),
+                "pilot", n=n, problems_per_batch=problems_per_batch, seed=pilot.seed, rollouts=pilot.rollouts,
+                evaluate_every=pilot.evaluate_every,
+                anchor=Anchor(learning_rate=rate, batch_rollouts=n * problems_per_batch),
             )
             for rate in pilot.learning_rates
         ]  # fmt: skip
@@ -45,24 +57,42 @@ class Design:
         """Every (n, B_p) and seed of the sweep."""
         return [
             self.cell(
-                "sweep", n=n, size=size, seed=seed, rollouts=self.sweep.rollouts,
+                "sweep", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=self.sweep.rollouts,
                 evaluate_every=self.sweep.evaluate_every, anchor=anchor,
             )
-            for n, size in self.sweep.grid()
+            for n, problems_per_batch in self.sweep.grid()
             for seed in self.sweep.seeds
         ]  # fmt: skip
 
     def cell(
-        self, purpose: str, *, n: int, size: int, seed: int, rollouts: int, evaluate_every: int, anchor: Anchor
+        self,
+        purpose: str,
+        *,
+        n: int,
+        problems_per_batch: int,
+        seed: int,
+        rollouts: int,
+        evaluate_every: int,
+        anchor: Anchor,
     ) -> Cell:
-        """One cell, its learning rate scaled from the anchor."""
-        allocation = Allocation.within(rollouts, problems_per_batch=size, rollouts_per_problem=n)
+        """One cell, its learning rate scaled from the anchor.
+
+        Args:
+            purpose: ``sweep``, ``pilot`` or ``prescribe``.
+            n: Rollouts per problem (group size).
+            problems_per_batch: Problems per batch, B_p.
+            seed: Seed of the run.
+            rollouts: Budget, C.
+            evaluate_every: Nominal rollouts between evaluations.
+            anchor: The learning rate that the cell's is scaled from.
+        """
+        allocation = Allocation.within(rollouts, problems_per_batch=problems_per_batch, rollouts_per_problem=n)
         rate = allocation.learning_rate(anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts)
         return Cell(
             purpose=purpose,
             origin=self.origin,
             rollouts_per_problem=n,
-            problems_per_batch=size,
+            problems_per_batch=problems_per_batch,
             seed=seed,
             rollouts=rollouts,
             evaluate_every=evaluate_every,

@@ -14,14 +14,20 @@ from .work import finished
 
 
 class Line:
-    """What is done of something, and about how long the rest takes."""
+    """A progress line: units done, total, and estimated time left."""
 
     def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
         self._title, self._total, self._unit, self._at_start = title, total, unit, done
         self._began, self._shown = time.monotonic(), 0.0
 
     def show(self, done: int, *, before: str = "", last: bool = False) -> None:
-        """Print the line."""
+        """Print the line, unless it was printed a moment ago.
+
+        Args:
+            done: How much is done.
+            before: Text in front of the count.
+            last: Whether the line is the last one, which is always printed.
+        """
         terminal = sys.stdout.isatty()
         if not last and time.monotonic() - self._shown < (1 if terminal else 20):
             return
@@ -65,7 +71,13 @@ class Progress:
 
 
 def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
-    """What is done already, what is continued and what begins, in one line."""
+    """What is done already, what is continued and what begins, in one line.
+
+    Args:
+        cells: The cells.
+        folders: Their folders by run id.
+        has_checkpoint: Whether each cell can be continued, in the order of the cells.
+    """
     complete = [finished(cell, folders[cell.run_id]) for cell in cells]
     continued = [not f and c for f, c in zip(complete, has_checkpoint, strict=True)]
     again = [

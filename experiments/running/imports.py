@@ -35,7 +35,11 @@ def source_of(module: str) -> Path | None:
 
 @cache
 def tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module of this project."""
+    """The syntax tree of a module of this project.
+
+    Raises:
+        ValueError: It is no module of this project.
+    """
     path = source_of(module)
     if path is None:
         raise ValueError(f"{module} is no module of this project")

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.rollout import successes, tables
+from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
 from . import starts
@@ -91,8 +92,8 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
                 rollouts = ray.get(task)
             except ray.exceptions.RayError as error:
                 raise ExperimentError(f"{title}: {cause(error)}") from None
-            path.parent.mkdir(parents=True, exist_ok=True)
-            successes(rollouts).write_parquet(path)
+            with atomic_write(path) as stream:
+                successes(rollouts).write_parquet(stream)
             write_json(path.with_suffix(".json"), starts.cost(rollouts))
         line.show(len(parts) - len(waiting) - len(running))
     line.show(len(parts), last=True)
@@ -100,6 +101,14 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
 
 def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = False) -> pl.DataFrame:
     """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected.
+
+    Args:
+        problems: A ``problems`` table.
+        measured: The measurement of these problems.
+        fresh: Whether the columns are ``fresh_pass_rate`` and ``fresh_pass_rate_samples``, without ``fresh_`` else.
+
+    Returns:
+        The ``problems`` table, sorted by ``problem_id``.
 
     Raises:
         ExperimentError: Every response to a problem failed.

@@ -1,4 +1,4 @@
-"""Base models: where they are, what is known of them, and what is in them."""
+"""Base models: their location, metadata and content hash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .work import WORK, write_json
 
 
 def local_path(model: str) -> str:
-    """Where a model is on this machine; ``name@revision`` is brought from the hub first."""
+    """Local path of a model; ``name@revision`` is downloaded from the hub first."""
     name, at, revision = model.rpartition("@")
     if Path(model).is_dir():
         return model

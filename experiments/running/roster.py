@@ -1,4 +1,4 @@
-"""Who starts workers, and stops them: a plain class, which one ``repro`` holds in an actor of its own."""
+"""Starts and stops workers: a plain class, which one ``repro`` holds in an actor of its own."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Roster:
     """Starts actors and keeps them until others are wanted.
 
     Its actors belong to the process that it is in, and end with it. Their names carry that session and the hash
-    of what they were started for, so that nobody takes them for others.
+    of what they were started for, so that they are not confused with other actors.
     """
 
     def __init__(self, session: str) -> None:
@@ -52,7 +52,11 @@ class Roster:
         return list(self._actors)
 
     def replace(self, index: int) -> Any:
-        """Start a worker in place of one that died, or that shows no progress."""
+        """Start a worker in place of one that died, or that shows no progress.
+
+        Raises:
+            ValueError: No workers were taken yet.
+        """
         import ray
 
         if self._spec is None:

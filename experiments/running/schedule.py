@@ -1,4 +1,4 @@
-"""Cells onto workers: finished ones are skipped, interrupted ones continue, dead workers are replaced."""
+"""Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced."""
 
 from __future__ import annotations
 
@@ -28,8 +28,16 @@ def run_cells(
 ) -> dict[str, Path]:
     """Run what is not finished, and return the folder of each cell by run id.
 
-    What a cell finds depends on its identity only, not on the order, nor on which worker runs it. One that
-    diverges has ended; one whose worker died is continued on another.
+    A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
+    finished; one whose worker died is continued on another.
+
+    Args:
+        cells: The cells.
+        problems: The ``problems`` table of their problem set.
+        pool: Workers.
+        tracker: Sends what they find to MLflow.
+        title: Name shown with the progress.
+        reverse: Whether the last cells are started first.
 
     Raises:
         ExperimentError: A cell failed; the others that were running are finished first.

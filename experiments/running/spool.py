@@ -14,14 +14,19 @@ from isocompute.rollout.contract.files import write_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a reader is: bytes read of the file with some inode."""
+    """How far a reader is.
+
+    Attributes:
+        inode: Inode of the file that was read.
+        read: Bytes read of it.
+    """
 
     inode: int = 0
     read: int = 0
 
 
 class Spool:
-    """The records of one cell in one file, a line each."""
+    """The records of one cell in one file, one line per record."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -52,7 +52,12 @@ def cost(rollouts: pl.DataFrame) -> dict[str, int]:
 
 
 def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
-    """One evaluation outside of any run as a ``ledger`` table of its own."""
+    """One evaluation outside of any run as a ``ledger`` table of its own.
+
+    Args:
+        run_id: The run id of its one row.
+        spent: What ``cost`` returned.
+    """
     row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
     return tables.check(pl.DataFrame([row]), "ledger", where=f"run {run_id}")
 
@@ -63,7 +68,12 @@ def exists(folder: Path) -> bool:
 
 
 def write(folder: Path, start: Start) -> None:
-    """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
+    """Keep a first evaluation; the document goes last, so that it is there whole or not at all.
+
+    Args:
+        folder: Where it is kept, named by its id.
+        start: The evaluation.
+    """
     rates = start.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
     tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
     tables.write(ledger(folder.name, start.cost), "ledger", folder / "ledger.parquet")

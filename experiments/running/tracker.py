@@ -49,7 +49,14 @@ class Tracker:
         self.unsent: dict[str, str] = {}
 
     def send(self, cell: Cell, folder: Path, *, finished: bool = False, wait: bool = False) -> None:
-        """Send what is new of a cell; when MLflow does not answer, remember and go on."""
+        """Send what is new of a cell; when MLflow does not answer, remember and go on.
+
+        Args:
+            cell: The cell.
+            folder: Its folder.
+            finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
+            wait: Whether to try even when MLflow did not answer a moment ago.
+        """
         if not wait and time.monotonic() < self._down_until:
             self.unsent[cell.run_id] = cell.name
             return
@@ -61,7 +68,12 @@ class Tracker:
             self._down_until = time.monotonic() + RETRY_SECONDS
 
     def send_start(self, cell: Cell, folder: Path) -> None:
-        """Send the first evaluation that cells of one seed share, as a run with what it cost."""
+        """Send the first evaluation that cells of one seed share, as a run with what it cost.
+
+        Args:
+            cell: Any of these cells.
+            folder: The folder of the evaluation.
+        """
         name = f"base model, seed {cell.seed}"
         try:
             self._send_start(cell, folder, name)
@@ -70,7 +82,12 @@ class Tracker:
             self.unsent[cell.start_id] = name
 
     def close(self, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
-        """Make ``mlflow:EXPERIMENT`` mean these cells, and print which could not be sent."""
+        """Make ``mlflow:EXPERIMENT`` mean these cells, and print which could not be sent.
+
+        Args:
+            cells: The cells.
+            folders: Their folders by run id.
+        """
         if not self.unsent:
             with contextlib.suppress(Exception):
                 places = [*(folders[c.run_id] for c in cells), *(work.start_of(c) for c in cells)]

@@ -1,4 +1,4 @@
-"""What is kept of cells: a folder each, keyed by identity, and their checkpoints under a disk limit."""
+"""What is kept of cells: one folder per cell, named by its run id, and checkpoints under a disk limit."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from isocompute.budget import TRAINING_COHORTS
 from isocompute.rollout import tables
 from isocompute.rollout.contract.files import write_text
 
 from .cells import Cell
 
 WORK = Path("work")
-TRAINING = ("trained", "filtered", "stale", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """How far a cell's folder is.
+    """The contents of a finished cell's ``done.json``.
 
     Attributes:
         rollouts: The largest budget it was trained to.
@@ -49,23 +49,38 @@ def start_of(cell: Cell) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a document whole or not at all."""
+    """Write a document whole or not at all.
+
+    Args:
+        path: Where the file belongs; its folder is made when it is not there.
+        value: The document, of what JSON holds.
+    """
     write_text(path, json.dumps(value, sort_keys=True, indent=1) + "\n")
 
 
 def done(folder: Path) -> Done | None:
-    """How far a folder is, or None when its cell has not been finished at any budget."""
+    """The contents of ``done.json``, or None if the cell has not finished at any budget."""
     path = folder / "done.json"
     return Done(**json.loads(path.read_text())) if path.exists() else None
 
 
 def set_done(folder: Path, value: Done) -> None:
-    """Record that a cell is finished to a budget."""
+    """Record that a cell is finished to a budget.
+
+    Args:
+        folder: The folder of the cell.
+        value: How far it is.
+    """
     write_json(folder / "done.json", asdict(value))
 
 
 def finished(cell: Cell, folder: Path) -> bool:
-    """Whether a cell is finished to its budget; one that diverged is."""
+    """Whether a cell is finished to its budget; one that diverged is.
+
+    Args:
+        cell: The cell, with its budget.
+        folder: Its folder.
+    """
     found = done(folder)
     return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
 
@@ -95,7 +110,12 @@ class Outcome:
 
 
 def outcome(cell: Cell, folder: Path) -> Outcome:
-    """Read a finished cell, cut off at its budget as the meter would have stopped it."""
+    """Read a finished cell, cut off at its budget as the meter would have stopped it.
+
+    Args:
+        cell: The cell, with its budget.
+        folder: Its folder.
+    """
     ledger = tables.read(folder / "ledger.parquet", "ledger")
     step = last_step(ledger, cell)
     found = done(folder)
@@ -111,9 +131,14 @@ def outcome(cell: Cell, folder: Path) -> Outcome:
 
 
 def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
-    """The last step that a budget admits: the rollouts used before it and B together do not exceed it."""
+    """The last step that a budget admits: the rollouts used before it and B together do not exceed it.
+
+    Args:
+        ledger: The ``ledger`` table of the cell's run.
+        cell: The cell, with its budget.
+    """
     used = (
-        ledger.filter(pl.col("cohort").is_in(TRAINING))
+        ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))
         .group_by("step")
         .agg(pl.col("rollouts").sum())
         .sort("step")

@@ -23,6 +23,7 @@ from isocompute.learner import (
     train,
 )
 from isocompute.rollout import EvaluationResult, Sampling, evaluate, open_sampler, tables
+from isocompute.rollout.evaluation import Sampler
 
 from . import starts, work
 from .actor import WorkerConfig
@@ -87,7 +88,17 @@ class Worker:
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
-        """Answer problems with the base model, as for measuring difficulty."""
+        """Answer problems with the base model, as for measuring difficulty.
+
+        Args:
+            problems: A ``problems`` table.
+            samples: Responses per problem.
+            seed: Seed of the responses.
+            phase: ``difficulty`` or ``baseline``; each has seeds of its own.
+
+        Returns:
+            A ``rollouts`` table.
+        """
         self._base_weights()
         answered: pl.DataFrame = self._sampler.sample(
             problems, samples=samples, seed=seed, step=0, phase=phase, run_id="base"
@@ -95,7 +106,13 @@ class Worker:
         return answered
 
     def start(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares."""
+        """Make the first evaluation of a cell, which every cell of its seed shares.
+
+        Args:
+            cell: The cell.
+            problems: Its problem set.
+            folder: The folder of the evaluation.
+        """
         self._base_weights()
         validation = problems.filter(pl.col("split") == "validation")
         found = evaluate(
@@ -123,7 +140,7 @@ class Worker:
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
         checkpoints = Checkpoints(home / "checkpoints")
-        progress = restore(learner, checkpoints)
+        progress = restore(learner=learner, checkpoints=checkpoints)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
@@ -197,7 +214,7 @@ class Worker:
 class Evaluations:
     """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
 
-    def __init__(self, cell: Cell, sampler: Any, validation: pl.DataFrame, home: Path, start: Path) -> None:
+    def __init__(self, cell: Cell, sampler: Sampler, validation: pl.DataFrame, home: Path, start: Path) -> None:
         self._cell, self._sampler, self._validation = cell, sampler, validation
         self._home, self._start = home, start
 

@@ -41,7 +41,7 @@ def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
 
 
 def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: PrescribeConfig) -> None:
-    """Refuse a test of the prescription that would stop at its end, or that reuses what it was chosen by."""
+    """Refuse a test whose budget cannot be run or is not above the sweep's, or that reuses seeds of sweep or pilot."""
     where = f"prescribe.{name}"
     pairs = sweep.within_largest_batch(sorted({*test.baselines, *sweep.rollouts_per_problem}))
     check_budget(test.rollouts, test.evaluate_every, [n * size for n, size in pairs], where=f"{where}.")
@@ -52,5 +52,5 @@ def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: Prescrib
     used = sorted(set(test.seeds) & {*sweep.seeds, sweep.pilot.seed})
     if used:
         raise SettingError(
-            f"{where}.seeds", f"holds {used[0]}, which chose the prescription: what selects never measures"
+            f"{where}.seeds", f"holds {used[0]}, which was used to choose the prescription; test with other seeds"
         )

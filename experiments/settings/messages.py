@@ -32,6 +32,8 @@ EXPECTED: Mapping[str, str] = {
     "literal_error": "{choices}",
     "greater_than_equal": "at least {ge:g}",
     "less_than_equal": "at most {le:g}",
+    "greater_than": "greater than {gt:g}",
+    "finite_number": "a finite number",
     "multiple_of": "a multiple of {multiple_of:g}",
     "too_short": "a list of {min_length} or more",
 }
@@ -43,7 +45,7 @@ EXPONENT = re.compile(r"([+-]?\d+)(?:\.(\d*))?[eE]([+-]?)(\d+)")
 def sentence(error: ValidationError, preset: str) -> str:
     """Say the first thing that is wrong with a preset.
 
-    An unknown key goes before what is missing, which it may be a misspelling of.
+    Unknown keys are reported before missing ones: an unknown key may be a misspelling of a missing one.
 
     Args:
         error: What pydantic found.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from isocompute.rollout import DifficultySplit, HubSource, LocalSource, ReasoningGymSource, Sampling
+from isocompute.rollout.refused import REFUSED
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..errors import ExperimentError
@@ -68,10 +69,11 @@ class EvaluationConfig(Settings):
 class FrontierConfig(Settings):
     """How the frontier is fitted."""
 
-    form: str = "auto"
+    # Named here and not imported: most stages depend on the settings, and only some on packages/frontier.
+    form: Literal["auto", "exp", "hill", "power"] = "auto"
     """Form of the curves; ``auto`` lets the data choose."""
-    bootstrap: int = 1000
-    """Bootstrap refits that the intervals are computed from."""
+    bootstrap: Annotated[int, Field(ge=20)] = 1000
+    """Bootstrap refits that the intervals are computed from; an interval needs 20 or more."""
     seed: int = 0
     """Seed of the refits."""
 
@@ -89,7 +91,10 @@ class DifficultyConfig(Settings):
     """The problem sets by name."""
 
 
-def _pinned(source: ReasoningGymSource | HubSource | LocalSource) -> ReasoningGymSource | HubSource | LocalSource:
+AnySource = ReasoningGymSource | HubSource | LocalSource
+
+
+def _pinned(source: AnySource) -> AnySource:
     if not isinstance(source, HubSource) or Path(source.dataset).is_dir():
         return source
     if not re.fullmatch("[0-9a-f]{40}", source.revision):
@@ -98,6 +103,22 @@ def _pinned(source: ReasoningGymSource | HubSource | LocalSource) -> ReasoningGy
             f"is {source.revision!r} for the dataset {source.dataset}: pin a commit (40 hexadecimal digits), since a "
             "branch or a tag moves",
         )
+    return source
+
+
+def _not_empty(source: AnySource) -> AnySource:
+    # A source may give problems to one side only.
+    for side, count in (("train", source.train), ("validation", source.validation)):
+        if count < 0:
+            raise SettingError(side, f"is {count}; it must be at least 0")
+    if source.train + source.validation == 0:
+        raise SettingError("", "asks for no problems: train or validation must be at least 1")
+    return source
+
+
+def _allowed_task(source: AnySource) -> AnySource:
+    if isinstance(source, ReasoningGymSource) and source.task in REFUSED:
+        raise SettingError("task", f"is {source.task!r}, a task that is refused: {REFUSED[source.task]}")
     return source
 
 
@@ -111,9 +132,11 @@ def _whole_distribution(sampling: Sampling) -> Sampling:
 
 
 Source = Annotated[
-    ReasoningGymSource | HubSource | LocalSource,
+    AnySource,
     ByKind({"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}),
     AfterValidator(_pinned),
+    AfterValidator(_not_empty),
+    AfterValidator(_allowed_task),
 ]
 
 

@@ -19,7 +19,11 @@ NOT_PRESETS = ("preset", "problem_sets")
 
 
 def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
-    """Read one preset, by default the one that ``preset:`` names.
+    """Read one preset.
+
+    Args:
+        path: The file of settings.
+        preset: Name of the preset; by default the one that ``preset:`` names.
 
     Raises:
         ExperimentError: The file is missing or is not YAML, a key is unknown or missing, or a value is refused.
@@ -36,7 +40,7 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     except SettingError as error:
         raise ExperimentError(f"{path}: {error.where} {error}") from None
     except (TypeError, ValueError) as error:
-        raise ExperimentError(f"{path}: {name} holds what no setting can be ({error})") from None
+        raise ExperimentError(f"{path}: {name} contains a value of an unsupported type ({error})") from None
     if preset is None and list(read.sweep) != raw.get("problem_sets"):
         raise ExperimentError(
             f"{path}: problem_sets is {raw.get('problem_sets')}, and {name}.sweep has {list(read.sweep)}: "

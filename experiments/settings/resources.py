@@ -15,8 +15,8 @@ Seconds = Annotated[float, Field(ge=1)]
 class ResourcesConfig(Settings):
     """Workers, engines, devices and time limits.
 
-    ``workers``, ``reverse`` and the last three change nothing that a cell finds; the others are part of its
-    identity, since engines, types and sums over ranks round differently.
+    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds`` and ``checkpoint_gigabytes`` do not affect results;
+    the others are part of a run's identity, because engines, dtypes and sums over ranks round differently.
     """
 
     workers: Count = 2

@@ -59,8 +59,12 @@ def _group(n: int) -> int:
 
 
 Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A learning rate."""
 GroupSize = Annotated[int, AfterValidator(_group), WithJsonSchema({"type": "integer", "minimum": 2})]
 """Rollouts per problem, n."""
+Distinct = Annotated[tuple[T, ...], Field(json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
+"""Values of which each is listed once; there may be none."""
 Grid = Annotated[tuple[T, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 """The values that a sweep tries: one or more, each once."""
 

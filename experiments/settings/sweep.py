@@ -9,13 +9,13 @@ from isocompute.learner import LearnerConfig
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
-from .strict import Count, Grid, GroupSize, SettingError, Settings
+from .strict import Count, Distinct, Grid, GroupSize, Rate, SettingError, Settings
 
 
 class PilotConfig(Settings):
     """The search for the learning-rate anchor, at one batch (IsoCompute Playbook, section 3, Factor 3)."""
 
-    learning_rates: Grid[float]
+    learning_rates: Grid[Rate]
     """Learning rates tried, one cell each."""
     rollouts_per_problem: GroupSize
     """Rollouts per problem (group size), n, of its cells."""
@@ -116,7 +116,8 @@ class SweepConfig(Settings):
         # Responses that chose the learning rate must not measure it.
         if self.pilot.seed in self.seeds:
             raise SettingError(
-                "pilot.seed", f"is {self.pilot.seed}, which is a seed of the sweep: what selects never measures"
+                "pilot.seed",
+                f"is {self.pilot.seed}, which is also a seed of the sweep; the pilot needs a seed of its own",
             )
         return self
 
@@ -126,9 +127,9 @@ class PrescribeConfig(Settings):
 
     rollouts: Count
     """Budget of a cell (rollouts); above that of the sweep."""
-    baselines: tuple[GroupSize, ...]
+    baselines: Distinct[GroupSize]
     """Every fixed n that the prescribed one is compared with."""
-    seeds: tuple[int, ...]
+    seeds: Distinct[int]
     """Seeds of each n, two or more; none: the prescription is written and not tested."""
     evaluate_every: Count
     """Rollouts between evaluations; divides ``rollouts``."""

@@ -63,6 +63,10 @@ def _measure(pool: Pool, preset: Preset, table: pl.DataFrame, base: str, phase: 
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
     """The base model's score on one side of a set, as selected and measured again.
 
+    Args:
+        part: The ``problems`` table of the set, with both pass rates.
+        side: ``train`` or ``validation``.
+
     Returns:
         ``problems``; ``selected`` and ``fresh``, mean pass rates; ``selected_samples``, ``fresh_samples``;
         ``fresh_standard_error``, of the sampling of responses with the problems given.
@@ -82,7 +86,7 @@ def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
 
 
 def score_text(found: Mapping[str, Any]) -> str:
-    """Both scores of the base model, for people."""
+    """Both scores of the base model, human-readable."""
     return (
         f"avg@{found['selected_samples']} {found['selected']:.3f} as selected, "
         f"avg@{found['fresh_samples']} {found['fresh']:.3f} measured again"

@@ -10,7 +10,12 @@ from .shared import OUT, log
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write the fits of a sweep and their figures."""
+    """Write the fits of a sweep and their figures.
+
+    Args:
+        preset: The preset.
+        problem_set: The problem set.
+    """
     sweep = OUT / "sweep" / problem_set
     evals = tables.read(sweep / "evals.parquet", "evals")
     settings = preset.frontier

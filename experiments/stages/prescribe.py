@@ -20,7 +20,12 @@ from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write what is prescribed, and what became of it when it was trained."""
+    """Write what is prescribed, and what became of it when it was trained.
+
+    Args:
+        preset: The preset.
+        problem_set: The problem set.
+    """
     settings = preset.prescribe[problem_set]
     out = OUT / "prescribe" / problem_set
     pilot = json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())
@@ -52,11 +57,11 @@ def _train(
 ) -> None:
     """Train the prescribed n and the fixed ones with fresh seeds."""
     design, problems, model = design_of(preset, problem_set)
-    n, size = chosen
+    n, problems_per_batch = chosen
     cells = [
         design.cell(
-            "prescribe", n=each, size=size, seed=seed, rollouts=settings.rollouts,
-            evaluate_every=settings.evaluate_every, anchor=anchor,
+            "prescribe", n=each, problems_per_batch=problems_per_batch, seed=seed,
+            rollouts=settings.rollouts, evaluate_every=settings.evaluate_every, anchor=anchor,
         )
         for each in sorted({n, *settings.baselines})
         for seed in settings.seeds

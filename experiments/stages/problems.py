@@ -6,6 +6,7 @@ import json
 
 import polars as pl
 from isocompute.rollout import load_checked, tables
+from isocompute.rollout.contract.files import write_text
 
 from ..settings import Preset
 from .shared import OUT, log
@@ -20,8 +21,7 @@ def run(preset: Preset) -> None:
     table = table.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
     dropped = [row for part in parts for row in part.dropped.to_dicts()]
     path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
-    listed = OUT / "problems" / "dropped.json"
-    listed.write_text(json.dumps(dropped, indent=1, sort_keys=True) + "\n")
+    listed = write_text(OUT / "problems" / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
     count = table.group_by("split").len().sort("split")
     print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
     if dropped:

@@ -14,5 +14,12 @@ OUT = Path("outputs")
 
 
 def log(preset: Preset, what: str, artifacts: Mapping[str, Path], **further: Any) -> None:
-    """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means."""
+    """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means.
+
+    Args:
+        preset: The preset; the name of the experiment begins with its name.
+        what: Name of the run, and the rest of the name of the experiment.
+        artifacts: Name of each artifact to its file.
+        further: More of what ``tracking.log_artifacts`` takes: ``params``, ``metrics``, ``inputs``.
+    """
     tracking.log_artifacts(f"{preset.name}-{what}", artifacts, run_name=what, supersede=True, **further)

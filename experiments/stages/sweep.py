@@ -21,7 +21,12 @@ from .training import base_score, collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Run the pilot and the cells that are not finished, and join their tables."""
+    """Run the pilot and the cells that are not finished, and join their tables.
+
+    Args:
+        preset: The preset.
+        problem_set: The problem set.
+    """
     design, problems, model = design_of(preset, problem_set)
     resources = preset.resources
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")

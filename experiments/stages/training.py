@@ -24,6 +24,10 @@ from .shared import OUT
 def design_of(preset: Preset, problem_set: str) -> tuple[Design, pl.DataFrame, str]:
     """The design of a problem set, its problems, and where the base model is.
 
+    Args:
+        preset: The preset.
+        problem_set: The problem set.
+
     Raises:
         ExperimentError: An earlier stage has not run.
     """
@@ -53,6 +57,12 @@ def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, p
 
     What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
     budget of the sweep.
+
+    Args:
+        wanted: The cells whose evaluations are joined.
+        folders: Folder of every cell by run id, those of the pilot included.
+        out: The folder written to.
+        pilot: Cells whose ledgers and final states are joined, but not their evaluations.
     """
     outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]

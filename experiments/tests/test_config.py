@@ -1,14 +1,19 @@
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
+from isocompute.frontier import FitConfig, FrontierError
+from isocompute.frontier.fitting.forms import FORMS
+from isocompute.rollout.refused import REFUSED
 from pydantic import ValidationError
 
 from experiments.errors import ExperimentError
-from experiments.settings import ResourcesConfig, load
+from experiments.settings import FrontierConfig, ResourcesConfig, load
 from experiments.settings.paper import SECTIONS, leaves, section_of
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
+SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
 
 
 @pytest.mark.parametrize("preset", ["tiny", "smoke", "paper"])
@@ -67,11 +72,38 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("sweep.easy.learner", {"learning_rate": 0.5}, "the pilot finds it"),
         ("sweep.easy.learner", {"decay": "exponential"}, "decay is 'exponential'"),
         ("sweep.easy.pilot.evaluate_every", 24, "must be a multiple of every batch .16. and divide rollouts .32."),
-        ("sweep.easy.pilot.seed", 1, "pilot.seed is 1, which is a seed of the sweep: what selects never measures"),
-        ("prescribe.easy.seeds", [0, 100], "seeds holds 0, which chose the prescription"),
-        ("prescribe.easy.seeds", [900, 100], "seeds holds 900, which chose the prescription"),
+        (
+            "sweep.easy.pilot.seed",
+            1,
+            "pilot.seed is 1, which is also a seed of the sweep; the pilot needs",
+        ),
+        ("prescribe.easy.seeds", [0, 100], "seeds holds 0, which was used to choose the prescription"),
+        ("prescribe.easy.seeds", [900, 100], "seeds holds 900, which was used to choose the prescription"),
         ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
         ("sweep.easy.max_batch_rollouts", "many", "must be of type int"),
+        ("prescribe.easy.seeds", [7, 7], "smoke.prescribe.easy.seeds holds 7 twice"),
+        ("prescribe.easy.baselines", [4, 4], "smoke.prescribe.easy.baselines holds 4 twice"),
+        ("sweep.easy.pilot.learning_rates", [-1.0], r"learning_rates\[0\] is -1.0; it must be greater than 0"),
+        ("sweep.easy.pilot.learning_rates", [1.0e-3, 0.0], r"learning_rates\[1\] is 0.0; it must be greater than 0"),
+        ("sweep.easy.pilot.learning_rates", [float("inf")], r"learning_rates\[0\] is inf; it must be a finite number"),
+        ("frontier.form", "sigmoid", "form is 'sigmoid'; it must be one of auto, exp, hill, power"),
+        ("frontier.bootstrap", 5, "smoke.frontier.bootstrap is 5; it must be at least 20"),
+        ("base.steps", 0, "smoke.base.steps is 0; it must be at least 1"),
+        ("base.layers", -1, "smoke.base.layers is -1; it must be at least 1"),
+        ("base.batch", 0, "smoke.base.batch is 0; it must be at least 1"),
+        ("base.learning_rate", 0.0, "smoke.base.learning_rate is 0.0; it must be greater than 0"),
+        ("problems", [{**SUMS, "train": -1}], r"smoke.problems\[0\].train is -1; it must be at least 0"),
+        (
+            "problems",
+            [{"kind": "file", "path": "p", "validation": -3}],
+            r"validation is -3; it must be at least 0",
+        ),
+        ("problems", [SUMS, {**SUMS, "train": 0, "validation": 0}], r"smoke.problems\[1\] asks for no problems"),
+        (
+            "problems",
+            [{**SUMS, "task": "countdown"}],
+            r"problems\[0\].task is 'countdown', a task that is refused",
+        ),
         ("evaluation", {"samples": 8, "metric": "avg_at_4"}, "with 8 samples it must be avg_at_8"),
         ("sampling.top_p", 0.9, "with top_p 1.0"),
         ("difficulty.fresh_samples", 0, "must be at least 1"),
@@ -100,6 +132,31 @@ def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tm
     # The learner's settings stay as they were given: they are part of a run's identity.
     learner = load(changed(tmp_path, "sweep.easy.learner", {"kl_coefficient": 1}), "smoke").sweep["easy"].learner
     assert repr(learner) == "{'kl_coefficient': 1}"
+
+
+def test_a_prescription_may_have_no_seeds_and_no_baselines(tmp_path: Path) -> None:
+    assert load(changed(tmp_path, "prescribe.easy.seeds", []), "smoke").prescribe["easy"].seeds == ()
+    assert load(changed(tmp_path, "prescribe.easy.baselines", []), "smoke").prescribe["easy"].baselines == ()
+
+
+def test_a_source_may_give_problems_to_one_side_only(tmp_path: Path) -> None:
+    sources = [{**SUMS, "train": 9, "validation": 0}, {**SUMS, "train": 0, "validation": 9}]
+    read = load(changed(tmp_path, "problems", sources), "smoke").problems
+    assert [(source.train, source.validation) for source in read] == [(9, 0), (0, 9)]
+
+
+@pytest.mark.parametrize("task", sorted(REFUSED))
+def test_every_task_that_is_refused_is_no_setting(task: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=f"task is '{task}', a task that is refused"):
+        load(changed(tmp_path, "problems", [{**SUMS, "task": task}]), "smoke")
+
+
+def test_forms_and_refits_of_the_frontier_are_those_that_a_fit_takes(tmp_path: Path) -> None:
+    assert get_args(FrontierConfig.model_fields["form"].annotation) == ("auto", *FORMS)
+    least = load(changed(tmp_path, "frontier.bootstrap", 20), "smoke").frontier.bootstrap
+    assert FitConfig(bootstrap=least).bootstrap == 20
+    with pytest.raises(FrontierError, match="20 refits or more"):
+        FitConfig(bootstrap=least - 1)
 
 
 def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_a_newer_major_version_is_refused_in_one_sentence(tmp_path: Path, source
 def test_a_table_of_a_name_that_only_newer_releases_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file.parquet"
     TIMINGS.write_parquet(path, metadata={"isocompute.table": "episodes", "isocompute.schema_version": "1.0"})
-    with pytest.raises(TableError, match="isocompute-budget knows no table episodes: pip install --upgrade"):
+    with pytest.raises(TableError, match="isocompute-budget has no table named episodes: pip install --upgrade"):
         tables.read(path, "timings")
 
 
@@ -104,6 +104,16 @@ def test_a_file_that_cannot_be_written_is_the_error_asked_for_and_leaves_nothing
             with pytest.raises(kind, match=rf"cannot be written \(({why})\)"):
                 files.write_text(place, "text", error=kind)
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_that_is_there_is_refused_where_it_must_not_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with files.atomic_write(path, replace=False) as stream:
+        stream.write(b"first")
+    with pytest.raises(FileError, match="file: is there already"), files.atomic_write(path, replace=False) as stream:
+        stream.write(b"second")
+    assert path.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_disk_without_space_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

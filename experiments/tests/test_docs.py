@@ -1,11 +1,12 @@
 """What the documents point at is there, and what they say about commands is so."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from experiments import settings, stages
+from experiments import diagram, settings, stages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not {".nox", "outputs", "work"} & set(p.relative_to(ROOT).parts)]
@@ -24,6 +25,10 @@ def test_the_stages_named_are_there() -> None:
             assert stage in known, f"{document}: {stage}"
 
 
+def test_the_diagram_is_what_its_script_draws() -> None:
+    assert (ROOT / "docs" / "parts.svg").read_text("utf-8") == diagram.drawing()
+
+
 def test_every_preset_of_the_readme_can_be_read() -> None:
     for name in re.findall(r"`(tiny|smoke|paper)`", (ROOT / "README.md").read_text()):
         assert settings.load(ROOT / "params.yaml", name).name == name
@@ -38,3 +43,15 @@ def test_every_column_of_the_schemas_is_in_the_reference() -> None:
         section = reference.split(f"## {schema['name']}\n")[1].split("\n## ")[0]
         for column in schema["columns"]:
             assert f"`{column['name']}`" in section
+
+
+def test_every_section_of_the_api_pages_shows_something() -> None:
+    """A module whose docstring is all there is would leave a section empty, and no warning."""
+    for page in (ROOT / "docs" / "api").glob("*.md"):
+        modules = re.findall(r"^::: (\S+)$", page.read_text(), flags=re.MULTILINE)
+        assert modules, page
+        for name in modules:
+            module = import_module(name)
+            exported = getattr(module, "__all__", None)
+            own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == name and not n.startswith("_")]
+            assert exported or own, f"{page}: {name}"

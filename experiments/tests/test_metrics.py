@@ -9,6 +9,9 @@ import polars as pl
 import pytest
 from isocompute.learner import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
 from isocompute.rollout import evaluate
+from isocompute.rollout.cli import main
+from isocompute.rollout.commands.output import rewarded
+from isocompute.rollout.contract import tracking
 
 GLOSSARY = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 UPDATE = UpdateReport(
@@ -62,3 +65,32 @@ def test_every_duration_is_in_the_glossary_and_no_other() -> None:
     timed = STEP.metrics() | evaluation(4).metrics()
     assert named(timed, seconds=True) == rows("Time")
     assert {name.removesuffix("_seconds") for name in rows("Time")} == {*STEP.seconds(), *evaluation(4).seconds()}
+
+
+def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    logged: set[str] = set()
+
+    def log(*_: Any, metrics: Mapping[str, float], **details: Any) -> str:
+        logged.update(metrics)
+        return "run"
+
+    monkeypatch.setattr(tracking, "ensure_store", lambda: None)
+    monkeypatch.setattr(tracking, "log_artifacts", log)
+    pl.DataFrame({"prompt": ["1+1=", "1+2="], "answer": ["2", "3"]}).write_ndjson("own.jsonl")
+    Path("own.yaml").write_text("kind: file\npath: own.jsonl\ntrain: 1\nvalidation: 1\n")
+    assert main(["problems", "own.yaml", "--out", "problems.parquet", "--log", "a"]) == 0
+    rollouts = pl.read_parquet("problems.parquet").select(
+        "problem_id", run_id=pl.lit("r"), step=pl.lit(0), phase=pl.lit("eval"), sample=pl.lit(0, dtype=pl.Int32),
+        prompt_ids=[1], response_ids=[1], logprobs=[0.0], reward=pl.lit(1.0), finish_reason=pl.lit("stop"),
+        weights_version=pl.lit(0),
+    )  # fmt: skip
+    rollouts.write_parquet("rollouts.parquet")
+    # The metric of generate and score, which need a model.
+    logged |= set(rewarded(rollouts).metrics)
+    for flags in ([], ["--fresh"]):
+        asked = ["difficulty", "rollouts.parquet", "--problems", "problems.parquet", *flags]
+        assert main([*asked, "--out", "measured.parquet", "--log", "a"]) == 0
+    assert logged == rows("Of the rollout commands")

@@ -165,7 +165,8 @@ def begun(finished: Path, folder: Path) -> None:
     shutil.copytree(finished / ".dvc" / "cache" / "files", folder / ".dvc" / "cache" / "files")
     lock = yaml.safe_load((finished / "dvc.lock").read_text())
     lock["stages"] = {name: lock["stages"][name] for name in first}
-    (folder / "dvc.lock").write_text(yaml.safe_dump(lock))
+    # In their order, which is that of the stages.
+    (folder / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
 
 
 def test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same(

@@ -32,14 +32,31 @@ def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
             assert f"/{place}/".encode() not in path.read_bytes(), path
 
 
-def test_every_test_that_is_said_to_be_slow_is_there() -> None:
+def slow_tests() -> dict[str, str]:
+    """What ``conftest.py`` lists."""
     (listed,) = (
         node.value
         for node in ast.parse((ROOT / "conftest.py").read_text()).body
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SLOW"
     )
-    for place, reason in ast.literal_eval(listed).items():
+    found: dict[str, str] = ast.literal_eval(listed)
+    return found
+
+
+def number_of_tests(path: Path) -> int:
+    """Test functions of a file."""
+    return sum(isinstance(n, ast.FunctionDef) and n.name.startswith("test_") for n in ast.parse(path.read_text()).body)
+
+
+def test_every_test_that_is_said_to_be_slow_is_there() -> None:
+    for place, reason in slow_tests().items():
         file, _, test = place.partition("::")
         assert reason
-        assert not test or f"def {test}(" in (ROOT / file).read_text(), place
         assert (ROOT / file).is_file(), place
+        assert not test or f"def {test}(" in (ROOT / file).read_text(), place
+
+
+def test_seven_tenths_of_the_tests_are_fast() -> None:
+    every = [p for top in ("packages", "experiments") for p in (ROOT / top).rglob("test_*.py")]
+    slow = sum(1 if "::" in place else number_of_tests(ROOT / place) for place in slow_tests())
+    assert slow <= 0.3 * sum(number_of_tests(path) for path in every)

@@ -37,6 +37,20 @@ def fails(arguments, capsys):
     return err
 
 
+def test_the_module_runs_the_command(ledger):
+    command = [sys.executable, "-m", "isocompute.budget.cli", "show", str(ledger)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "run a, 2 attempts" in done.stdout
+
+
+def test_an_error_of_the_system_is_one_line(ledger, monkeypatch, capsys):
+    def refuse(self, *_, **__):
+        raise OSError(5, "Input/output error", str(self))
+
+    monkeypatch.setattr("pathlib.Path.is_dir", refuse)
+    assert "Input/output error" in fails(["show", ledger], capsys)
+
+
 def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert main(["show", str(ledger)]) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""How often a sweep in which nothing differs is said to show something: simulated sweeps whose n share one truth.
+"""False-positive rates: simulated sweeps in which every n has the same true curve.
 
     python packages/frontier/benchmarks/no_effect.py [--sweeps 200] [--bootstrap 200]
 

@@ -1,8 +1,10 @@
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import polars as pl
 import pytest
+from isocompute.frontier import cli
 from isocompute.frontier.cli import main
 
 
@@ -16,6 +18,47 @@ def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.
     fits = json.loads((out / "fits.json").read_text())
     assert {"unit", "metric", "curves", "crossovers", "n_star"} <= fits.keys()
     assert json.loads((tmp_path / "a.json").read_text())["rollouts_per_problem"] == 16
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("isocompute-frontier ")
+
+
+def test_a_source_tree_that_is_not_installed_has_no_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(cli, "version", missing)
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == "isocompute-frontier of a source tree that is not installed\n"
+
+
+def test_a_negative_seed_is_one_line(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = table.filter((pl.col("rollouts_per_problem") == 4) & (pl.col("seed") == 0) & (pl.col("rollouts") > 0))
+    own.write_csv(tmp_path / "curve.csv")
+    path = str(tmp_path / "curve.csv")
+    for command in (
+        ["fit", path, "--out", str(tmp_path / "out")],
+        ["predict", path, "--x", "rollouts", "--y", "avg_at_4"],
+        ["n-star", path, "--compute", "rollouts", "--n", "rollouts_per_problem"],
+    ):
+        assert main([*command, "--seed", "-1"]) == 2
+        assert capsys.readouterr().err == "error: the seed is -1; it must be 0 or more\n"
+
+
+def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(cli.prescribe, "prescribe", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        main(["prescribe", str(tmp_path), "--budget", "8"])
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_every_response_token_is_predicted_from_the_one_before(
         ("prompt_ids", [], "no prompt token"),
         ("prompt_ids", [12], "a token outside the model's vocabulary of 12"),
         ("response_ids", [1, -1], "a token outside the model's vocabulary of 12"),
-        ("logprobs", [-1.0], "other than one log-probability per token"),
+        ("logprobs", [-1.0], "a number of log-probabilities that differs"),
     ],
 )
 def test_a_response_that_does_not_fit_is_named(column: str, value: list[float], message: str) -> None:

@@ -53,7 +53,7 @@ def train(learner: Any, sampler: Any, folder: Path, steps: int) -> loop.Progress
     """Train through the loop; the evaluation is what the policy thinks of recorded answers."""
 
     class Meter:
-        def admit(self, step: int, rollouts: int) -> bool:
+        def admit(self, *, step: int, rollouts: int) -> bool:
             return step <= steps
 
         def charge(self, step: int, rollouts: pl.DataFrame) -> None:
@@ -70,7 +70,7 @@ def train(learner: Any, sampler: Any, folder: Path, steps: int) -> loop.Progress
             self.scores: dict[str, float] = {}
 
     store = Checkpoints(folder)
-    progress = loop.restore(learner, store)
+    progress = loop.restore(learner=learner, checkpoints=store)
     loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
         run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=Evaluated, meter=Meter(),
@@ -196,7 +196,7 @@ def test_a_rank_that_fails_alone_ends_the_group_within_seconds_and_a_reset_start
         two.update(rollouts.with_columns(prompt_ids=unknown))
     assert monotonic() - began < 20
     assert two.broken
-    with pytest.raises(RankError, match="reset it to start new"):
+    with pytest.raises(RankError, match="to start new ones"):
         two.update(rollouts)
     two.reset(config)
     assert not set(ended) & {process(rank) for rank in two._ranks}

@@ -1,7 +1,9 @@
 """The front door: every name that the package shows is there, and importing it is quick."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import isocompute.learner
 
@@ -23,8 +25,17 @@ def test_every_name_of_the_front_door_is_there() -> None:
 
 
 def test_the_names_that_are_loaded_later_are_those_that_type_checkers_see() -> None:
-    lazy = {name for names in isocompute.learner._MODULES.values() for name in names}
-    eager = {name for name in isocompute.learner.__all__ if name in vars(isocompute.learner)}
+    tree = ast.parse(Path(isocompute.learner.__file__).read_text())
+    (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    assert len(imports) == len(block.body)
+    seen = {node.module: tuple(alias.name for alias in node.names) for node in imports}
+    assert seen == isocompute.learner._MODULES
+    eager = {
+        alias.name for node in tree.body if isinstance(node, ast.ImportFrom) and node.level == 1 for alias in node.names
+    }
+    lazy = {name for names in seen.values() for name in names}
+    assert not lazy & eager
     assert lazy | eager == set(isocompute.learner.__all__)
 
 
@@ -33,9 +44,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_documented_addresses_of_moved_names_stay() -> None:
-    from isocompute.learner import advantages, learner, loop
+    from isocompute.learner import advantages, learner, loop, losses
+    from isocompute.learner.objective import losses as moved
 
     assert advantages.group_advantages is isocompute.learner.group_advantages
     assert learner.UpdateReport is isocompute.learner.UpdateReport
+    for name in losses.__all__:
+        assert getattr(losses, name) is getattr(moved, name)
     assert loop.RunConfig is isocompute.learner.RunConfig
     assert loop.Progress is isocompute.learner.Progress

@@ -25,7 +25,7 @@ class Steps:
     limit: int
     charged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
 
-    def admit(self, step: int, rollouts: int) -> bool:
+    def admit(self, *, step: int, rollouts: int) -> bool:
         return step <= self.limit
 
     def charge(self, step: int, rollouts: pl.DataFrame) -> None:
@@ -66,7 +66,7 @@ def run(
 ) -> loop.Progress:
     """Train, or go on training, for so many steps in all."""
     store = Checkpoints(folder)
-    progress = loop.restore(learner, store)
+    progress = loop.restore(learner=learner, checkpoints=store)
     loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
         run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),

@@ -58,7 +58,9 @@ def test_of_equal_n_few_are_said_to_have_won() -> None:
 
 
 def test_one_pair_is_unresolved() -> None:
-    assert compare(runs({(4, 0): 0.1, (16, 0): 0.9}), prescribed=16, baselines=[4])[0].verdict == "unresolved"
+    found = compare(runs({(4, 0): 0.1, (16, 0): 0.9}), prescribed=16, baselines=[4])[0]
+    assert found.verdict == "unresolved"
+    assert "over 1 seed, unresolved" in found.summary()
 
 
 def test_runs_of_unequal_budgets_are_refused() -> None:

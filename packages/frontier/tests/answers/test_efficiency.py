@@ -77,6 +77,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
         leave_one_out({"short": (COMPUTE[:3], np.full(3, 0.5))}, r0=0.4)
     with pytest.raises(FrontierError, match="must lie above r0"):
         leave_one_out(series(), r0=0.4, asymptote=0.3)
+    with pytest.raises(FrontierError, match="no asymptote can be fitted"):
+        leave_one_out({"solved": (COMPUTE, np.ones(len(COMPUTE)))}, r0=0.4)
 
 
 def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

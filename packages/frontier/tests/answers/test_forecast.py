@@ -27,7 +27,7 @@ def test_the_truth_is_found_and_extended(method: str) -> None:
     assert found.parameters.scale == pytest.approx(2500, rel=0.15)
     assert found.extension is not None
     assert found.extension.rmse < 0.01
-    assert not found.extension.failed
+    assert not found.extension.contradicted
 
 
 @pytest.mark.parametrize("method", ["projection", "scalerl"])
@@ -54,7 +54,7 @@ def test_a_run_that_collapses_fails_its_extension() -> None:
     collapsed = np.where(compute > 8000, reward - 0.08, reward)
     found = forecast(compute, collapsed, ForecastConfig(r0=0.4, fit_max=8000, bootstrap=200))
     assert found.extension is not None
-    assert found.extension.failed
+    assert found.extension.contradicted
     assert Flag.EXTENSION_FAILED in found.flags
     assert "FAILED" in found.summary()
 

@@ -77,3 +77,4 @@ def test_one_seed_says_within_run_wherever_a_percentage_stands(table: pl.DataFra
     two = fit(table, EXP)
     assert "within-run" not in two.summary()
     assert "within-run" not in prescribe(two, budget=20_000).summary()
+    assert "of refits against 1 other, expected" in prescribe(two, budget=20_000).summary()

@@ -4,6 +4,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.frontier import FitConfig, FrontierError, fit, read_evals
+from isocompute.frontier.cli import main
+from isocompute.frontier.contract.errors import TableError
 
 COLUMNS = {"rollouts": "C", "rollouts_per_problem": "n", "problems_per_batch": "B_p", "avg_at_4": "reward"}
 
@@ -78,6 +80,33 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path: Path) -> None:
             read_evals([path], columns=COLUMNS)
     with pytest.raises(FrontierError, match=r"ends in .csv"):
         read_evals([Path(__file__)], columns=COLUMNS)
+
+
+@pytest.fixture
+def newer(table: pl.DataFrame, tmp_path: Path) -> Path:
+    """An ``evals`` file of schema version 2.0, which lacks a column that 1.x requires."""
+    path = tmp_path / "evals.parquet"
+    stated = {"isocompute.table": "evals", "isocompute.schema_version": "2.0"}
+    table.drop("samples").write_parquet(path, metadata=stated)
+    return path
+
+
+def test_a_table_of_a_newer_major_version_is_refused_as_foreign_rows_too(newer: Path) -> None:
+    for columns in (None, {"tokens": "rollouts"}):
+        with pytest.raises(TableError, match=r"evals\.parquet: the evals table has schema version 2\.0"):
+            read_evals([newer], columns=columns)
+
+
+def test_predict_refuses_a_table_of_a_newer_major_version(newer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(newer), "--x", "rollouts", "--y", "avg_at_4"]) == 2
+    assert "schema version 2.0" in capsys.readouterr().err
+
+
+def test_one_row_that_occurs_twice_is_said_in_the_singular(tmp_path: Path, table: pl.DataFrame) -> None:
+    path = tmp_path / "rows.csv"
+    pl.concat([table, table.head(1)]).write_csv(path)
+    with pytest.warns(UserWarning, match="1 row occurs twice and counts once"):
+        read_evals([path], constants={"split": "validation"})
 
 
 def test_a_constant_reward_and_a_single_point_are_flags_not_errors(table: pl.DataFrame) -> None:

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import FitConfig, FrontierError, convert, fit, with_gpu_hours
 from isocompute.frontier.cli import main
+from isocompute.frontier.data.units import counted
 
 
 def timings(table: pl.DataFrame) -> pl.DataFrame:
@@ -78,6 +79,10 @@ def test_rollouts_and_tokens_are_converted_along_the_runs(
 ) -> None:
     found = convert(growing(), amount, to=to, rollouts_per_problem=4)
     assert (found.value, found.tokens_per_rollout, found.measured) == (value, length, measured)
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    assert [counted(k, "run") for k in (0, 1, 2, 2048)] == ["0 runs", "1 run", "2 runs", "2,048 runs"]
 
 
 def test_what_cannot_be_converted_is_refused() -> None:

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import FitConfig, Fits, fit
 from isocompute.frontier.cli import main
-from isocompute.frontier.show.drawing import looks, save
+from isocompute.frontier.show.drawing import line_styles, save
 from isocompute.frontier.show.figures import all_figures, fixed_batch
 from isocompute.frontier.show.panels import interference_panels
 
@@ -50,8 +50,8 @@ def test_no_figure_is_drawn_where_nothing_was_fitted(table: pl.DataFrame, tmp_pa
     assert all_figures(fitted(table.head(1)), tmp_path) == []
 
 
-def test_looks_differ_in_greyscale_by_lightness_marker_and_line() -> None:
-    found = list(looks([4, 8, 16, 32, 64, 128, 256, 512]).values())
+def test_line_styles_differ_in_greyscale_by_lightness_marker_and_line() -> None:
+    found = list(line_styles([4, 8, 16, 32, 64, 128, 256, 512]).values())
     grey = [float(np.dot(look["color"][:3], (0.299, 0.587, 0.114))) for look in found]
     assert (np.diff(grey) < 0).all()
     assert len({look["marker"] for look in found}) == len({str(look["linestyle"]) for look in found}) == 8
@@ -81,6 +81,8 @@ def test_interference_is_measured_and_drawn_by_n(
     table.with_columns(run_id=pl.lit("x") + pl.col("run_id")).write_csv(tmp_path / "evals.csv")
     assert main([*command, str(tmp_path / "c")]) == 2
     assert "have no run in common" in capsys.readouterr().err
+    axis = interference_panels(pass_rates(), {"n16s0": 16}).axes[0]
+    assert [line.get_label() for line in axis.lines] == ["n = 16", "n4s0"]
     save(interference_panels(pass_rates()), tmp_path / "unnamed")
     assert (tmp_path / "unnamed.png").exists()
 

@@ -62,3 +62,9 @@ def test_scoring_again_uses_metadata(tiny: Any, tmp_path: Path) -> None:
     assert main(["score", first, *files, "--out", again]) == 0
     assert Path(again).read_bytes() == Path(first).read_bytes()
     assert pl.read_parquet(again)["reward"].sum() > 0
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.startswith("isocompute-rollout ")

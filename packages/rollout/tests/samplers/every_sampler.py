@@ -75,7 +75,7 @@ def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampl
     for message, weights in wrong.items():
         with pytest.raises(RolloutError, match=message):
             sampler.sync(weights, version + 1)
-        with pytest.raises(RolloutError, match="the latest sync failed"):
+        with pytest.raises(RolloutError, match="the last sync failed"):
             tiny.sample(sampler)
     with pytest.raises(RolloutError, match=r"brings the tensor .* twice"):
         sampler.sync([*whole.items(), (last, whole[last])], version + 1)
@@ -94,7 +94,7 @@ def test_weights_that_end_in_an_error_block_sampling(sampler: Any, tiny: Any) ->
 
     with pytest.raises(OSError, match="the disk is gone"):
         sampler.sync(torn(), 9)
-    with pytest.raises(RolloutError, match="the latest sync failed"):
+    with pytest.raises(RolloutError, match="the last sync failed"):
         tiny.sample(sampler)
     sampler.sync(whole, 9)
     assert len(tiny.sample(sampler)) == 24

@@ -109,7 +109,7 @@ def test_without_token_ids_from_the_server_the_text_is_tokenized(sampler: Any, t
 
 
 def test_a_servers_weights_cannot_be_replaced(sampler: Any, url: str) -> None:
-    with pytest.raises(RolloutError, match=f"the server at {url} keeps its weights"):
+    with pytest.raises(RolloutError, match=f"the weights of the server at {url} cannot be replaced"):
         sampler.sync([], 1)
 
 

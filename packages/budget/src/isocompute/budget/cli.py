@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _signals_raise_exit():
             lines = [printable(line) for line in arguments.run(arguments)]
-    except IsoComputeError as error:
+    except (IsoComputeError, OSError) as error:
         return _report_error(str(error))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -67,8 +67,8 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PACKAGE,
-        description="Plan what reinforcement learning on samples may generate, count what it did, and say it in the "
-        "flags of the trainers that people run.",
+        description="Plan a rollout budget for RL training, write it as the settings of common trainers, and account "
+        "for what was generated.",
     )
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -114,3 +114,7 @@ def _signals_raise_exit() -> Iterator[None]:
     finally:
         for number in left:
             signal.signal(number, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,7 +31,12 @@ def shorten(value: object) -> str:
 
 
 def list_names(names: Collection[str], most: int = 3) -> str:
-    """The first few names in order, and how many more there are."""
+    """The first few names in order, and how many more there are.
+
+    Args:
+        names: The names.
+        most: How many of them are listed.
+    """
     first = ", ".join(sorted(names)[:most])
     return first + (f" and {len(names) - most} more" if len(names) > most else "")
 

@@ -6,9 +6,13 @@ import argparse
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from .commands import convert, fit, ingest, interference, n_star, predict, prescribe
+from .contract.errors import IsoComputeError
 from .errors import InputWarning
+
+PACKAGE = "isocompute-frontier"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,20 +33,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for line in arguments.run(arguments):
                 print(line)
-        except (ValueError, OSError) as error:
+        except (IsoComputeError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="isocompute-frontier", description="What does a budget buy, and how should it be split?"
-    )
+    parser = argparse.ArgumentParser(prog=PACKAGE, description="What does a budget buy, and how should it be split?")
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (fit, prescribe, predict, n_star, ingest, interference, convert):
         command.add(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ MEANING = {
     Flag.ASYMPTOTE_NOT_IDENTIFIED: "the data do not say where the curve levels off",
     Flag.FORMS_DISAGREE: "a form that fits about as well levels off outside the interval",
     Flag.TAIL_FALLING: "the reward falls at the end of the run",
-    Flag.STARTS_DISAGREE: "fits about as good have different asymptotes",
+    Flag.STARTS_DISAGREE: "almost equally good fits from other starting points have different asymptotes",
     Flag.WITHIN_RUN_ONLY: "one seed: the interval leaves out how seeds differ",
     Flag.FIT_FAILED: "no curve could be fitted",
     Flag.K_UNIDENTIFIED: "fewer than four n are ever best, so the sigmoid's steepness means nothing",

@@ -124,7 +124,7 @@ def test_what_was_ingested_can_be_fitted(tmp_path: Path, capsys: pytest.CaptureF
     assert len(tables.read(table, "evals")) == 12
     assert main(["fit", str(table), "--out", str(tmp_path / "fitted"), "--bootstrap", "20"]) == 0
     assert (tmp_path / "fitted" / "report.html").exists()
-    assert "1 runs" in capsys.readouterr().out
+    assert f"12 evaluations of 1 run in {table}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
     with sqlite3.connect(empty / "mine.db") as database:
         database.execute("create table mine (a integer)")
     before = (empty / "mine.db").read_bytes()
-    with pytest.raises(TrackingError, match=r"mine.db is no MLflow store"):
+    with pytest.raises(TrackingError, match=r"mine.db is not an MLflow store"):
         tables.read("sqlite:///mine.db", "evals")
     assert (empty / "mine.db").read_bytes() == before
 

@@ -66,7 +66,7 @@ def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:
     unknown = (prompt.max() >= vocabulary) | (response.max() >= vocabulary) | (prompt.min() < 0) | (response.min() < 0)
     faults = {
         "no prompt token, from which its first token would be predicted": prompt.len() == 0,
-        "other than one log-probability per token": logprobs.len() != response.len(),
+        "a number of log-probabilities that differs from its number of tokens": logprobs.len() != response.len(),
         f"a token outside the model's vocabulary of {vocabulary}": unknown,
     }
     for fault, condition in faults.items():

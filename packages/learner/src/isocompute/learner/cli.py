@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from .commands import check
+from .contract.errors import IsoComputeError
+
+PACKAGE = "isocompute-learner"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,20 +26,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for line in arguments.run(arguments):
             print(line)
-    except (ValueError, OSError) as error:
+    except (IsoComputeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="isocompute-learner", description="What does the policy learn from its rollouts?"
-    )
+    parser = argparse.ArgumentParser(prog=PACKAGE, description="What does the policy learn from its rollouts?")
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (check,):
         command.add(commands)
     return parser
+
+
+def _version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ class DivergenceError(LearnerError):
 
 
 class RankError(LearnerError):
-    """A learner rank died or ran into a timeout; its group must be reset before it is used again."""
+    """A learner rank died or timed out; its group must be reset before it is used again."""
 
 
 class CheckpointError(LearnerError):

@@ -5,7 +5,7 @@ The group shows the same methods as one learner does, so the training loop does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ class LearnerGroup:
     """Ranks that take every update together.
 
     Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
-    as well; a group whose ranks did not all refuse alike is broken, and its ranks are ended. ``reset`` starts new
-    ones in their place. Every wait has a timeout, whose error names what was waited for.
+    as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
+    terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
 
     Args:
         model: The base model.
@@ -81,10 +81,10 @@ class LearnerGroup:
         self.config, self.version = config, 0
 
     def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Deal the responses out to the ranks by index and take one step together; see ``Learner.update``.
+        """Split the responses over ranks by index and take one step together; see ``Learner.update``.
 
         Raises:
-            RankError: A rank died or did not answer in time; the group is broken.
+            RankError: A rank died or timed out; the group is broken.
         """
         ranks = self._in_use()
         shares = [rollouts[i :: len(ranks)] for i in range(len(ranks))]
@@ -97,9 +97,10 @@ class LearnerGroup:
         """See ``Learner.sync_error``; asked of the first rank."""
         return float(self._wait([self._in_use()[0].sync_error.remote(rollouts)], "compare")[0])
 
-    def weights(self) -> Any:
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The first rank's tensors by their Hugging Face names; all ranks hold the same."""
-        return iter(self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0].items())
+        tensors: dict[str, torch.Tensor] = self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0]
+        return iter(tensors.items())
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """The first rank's state; see ``Learner.state``."""
@@ -107,7 +108,16 @@ class LearnerGroup:
         return tensors, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give every rank the same state; see ``Learner.load_state``."""
+        """Give every rank the same state; see ``Learner.load_state``.
+
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+
+        Raises:
+            LearnerError: It is the state of another model.
+            RankError: A rank died or timed out; the group is broken.
+        """
         import ray
 
         kept = ray.put(tensors)
@@ -171,14 +181,16 @@ class LearnerGroup:
 
     def _in_use(self) -> list[Any]:
         if self.broken:
-            raise RankError("the group has no ranks since one of them failed or it was closed: reset it to start new")
+            raise RankError(
+                "the group has no ranks, because one failed or the group was closed; call reset() to start new ones"
+            )
         return self._ranks
 
     def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
         """Results of the calls.
 
         The ranks stay in use when every one asked refused with an error of the learner, before which it made no
-        change. After any other error, or where some do not answer, what they hold is unknown.
+        change. After any other error, or where some time out, what they hold is unknown.
         """
         patience = self._update_patience if patience is None else patience
         try:

@@ -238,6 +238,10 @@ class Learner:
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
 
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+
         Raises:
             LearnerError: It is the state of another model.
         """

@@ -23,8 +23,15 @@ __all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
 logger = logging.getLogger(__name__)
 
 
-def restore(learner: Updater, checkpoints: Checkpoints) -> Progress:
+def restore(*, learner: Updater, checkpoints: Checkpoints) -> Progress:
     """Continue from the newest checkpoint, or start at step 0.
+
+    Args:
+        learner: Takes over the state of the checkpoint; left as it is where there is none.
+        checkpoints: The checkpoints of the run.
+
+    Returns:
+        How far the run is.
 
     Raises:
         CheckpointError: The newest checkpoint is damaged.
@@ -106,7 +113,7 @@ def train(
     )  # fmt: skip
     if progress.step == 0 and not progress.evals:
         cell.evaluate()
-    while meter.admit(progress.step + 1, run.batch_rollouts):
+    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
         if not cell.take(progress.step + 1):
             break
         # On steps, not on what was counted: a failed rollout shifts no evaluation.

@@ -39,7 +39,7 @@ class ProblemOrder:
 
     def batch(self, step: int) -> pl.DataFrame:
         """Problems of update ``step``, counted from 1, no problem twice."""
-        # Whole batches per pass keep a problem from meeting itself across the seam of two passes.
+        # Batches never span two passes, so that no problem occurs twice in a batch.
         per_pass = len(self._problems) // self._problems_per_batch
         epoch, position = divmod(step - 1, per_pass)
         shuffled = np.random.default_rng([self._seed, epoch]).permutation(len(self._problems))

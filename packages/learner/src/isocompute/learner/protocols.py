@@ -1,4 +1,8 @@
-"""What the training loop needs from outside; any object of these shapes will do."""
+"""What the training loop needs from outside; any object of these shapes will do.
+
+``Sampler.sync``, ``Meter.charge`` and whatever takes one argument are called with positional arguments, all other
+methods with keyword arguments.
+"""
 
 from __future__ import annotations
 
@@ -63,6 +67,10 @@ class Updater(Protocol):
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned.
 
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+
         Raises:
             LearnerError: It is the state of another model.
         """
@@ -94,8 +102,13 @@ class Sampler(Protocol):
         """
         ...
 
-    def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Take over the learner's weights, which are of a policy version."""
+    def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
+        """Take over the learner's weights.
+
+        Args:
+            weights: The policy's tensors by their Hugging Face names.
+            version: The policy version that these weights are of.
+        """
         ...
 
 
@@ -140,7 +153,7 @@ class Evaluation(Protocol):
 class Meter(Protocol):
     """Decides whether a step may be taken, and records what it generated."""
 
-    def admit(self, step: int, rollouts: int) -> Any:
+    def admit(self, *, step: int, rollouts: int) -> object:
         """Return a true value when a step may be taken.
 
         Args:
@@ -149,7 +162,7 @@ class Meter(Protocol):
         """
         ...
 
-    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
+    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
         """Record what was generated.
 
         Args:

@@ -34,7 +34,12 @@ class RankActor:
         return machine, self._store.port
 
     def join(self, machine: str, port: int) -> None:
-        """Join the process group through the rendezvous store of the first rank."""
+        """Join the process group through the rendezvous store of the first rank.
+
+        Args:
+            machine: The first rank's machine.
+            port: The port of the store there.
+        """
         if self._device == "cpu":
             torch.set_num_threads(1)
         if self._rank:
@@ -48,7 +53,12 @@ class RankActor:
         )
 
     def load(self, model: str, config: LearnerConfig) -> None:
-        """Load the policy; see ``Learner`` for errors."""
+        """Load the policy; see ``Learner`` for errors.
+
+        Args:
+            model: The base model.
+            config: The learner's settings.
+        """
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
 
     def reset(self, config: LearnerConfig) -> None:
@@ -73,5 +83,10 @@ class RankActor:
         return {name: tensor.cpu() for name, tensor in tensors.items()}, values
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """See ``Learner.load_state``."""
+        """See ``Learner.load_state``.
+
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+        """
         self._learner.load_state(tensors, values)

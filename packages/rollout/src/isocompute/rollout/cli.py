@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from .commands import difficulty, generate, problems, score, split
+from .contract.errors import IsoComputeError
+
+PACKAGE = "isocompute-rollout"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,9 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, or 2 after such an error.
     """
-    parser = argparse.ArgumentParser(
-        prog="isocompute-rollout", description="What does the policy answer, and is it right?"
-    )
+    parser = argparse.ArgumentParser(prog=PACKAGE, description="What does the policy answer, and is it right?")
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     for command in (problems, generate, score, difficulty, split):
         command.add(commands)
@@ -28,10 +31,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for line in arguments.run(arguments):
             print(line)
-    except (ValueError, OSError) as error:
+    except (IsoComputeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _version() -> str:
+    try:
+        return version(PACKAGE)
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
 
 
 if __name__ == "__main__":

@@ -35,7 +35,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the split."""
+    """Print the split.
+
+    Raises:
+        BudgetError: The budget does not pay for one step, a number is not possible, or only one of ``--anchor`` and
+            ``--anchor-batch`` is given.
+    """
     allocation = Allocation.within(
         arguments.budget,
         problems_per_batch=arguments.problems_per_batch,

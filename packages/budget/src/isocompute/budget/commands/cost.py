@@ -39,7 +39,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the estimate."""
+    """Print the estimate.
+
+    Raises:
+        BudgetError: The model, the response tokens or the device is missing, a number is not possible, or the file
+            cannot be written.
+    """
     setting = models.setting(arguments)
     if setting is None:
         raise BudgetError("the model, the response tokens and the device must be given")

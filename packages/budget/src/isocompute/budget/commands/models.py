@@ -13,7 +13,12 @@ from .text import number, parameters, whole
 
 
 def add(command: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the options."""
+    """Add the options.
+
+    Args:
+        command: The command's parser.
+        required: Whether the model, the response tokens and the device must be given.
+    """
     group = command.add_argument_group(
         "the model and the device" + ("" if required else ", to estimate time and memory")
     )
@@ -47,8 +52,8 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
         help="further forward passes of the trainer (reference, …)",
     )
     group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
-    group.add_argument("--price", type=number, metavar="X", help="of a device-hour")
-    group.add_argument("--currency", default="USD", help="of the price (default: %(default)s)")
+    group.add_argument("--price", type=number, metavar="X", help="price of one device-hour")
+    group.add_argument("--currency", default="USD", help="currency of the price (default: %(default)s)")
 
 
 def setting(arguments: argparse.Namespace) -> Setting | None:
@@ -99,7 +104,12 @@ def _shares(text: str) -> tuple[float, float, float]:
 
 
 def memory_line(held: Memory, on: Device) -> str:
-    """The memory that a device needs, and whether it has it."""
+    """The memory that a device needs, and whether it has it.
+
+    Args:
+        held: Memory needed on one device.
+        on: The device.
+    """
     left_out = "" if held.activations else ", without activations (give the layers and the width)"
     verdict = "" if held.total <= on.memory else ", which does not fit"
     return (

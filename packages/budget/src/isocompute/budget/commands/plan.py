@@ -34,9 +34,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     plan.add_argument(
         "--problems-per-batch", type=whole_numbers, default=(), metavar="B_p,…", help="default: powers of two from 8"
     )
-    plan.add_argument("--min-steps", type=whole, default=100, metavar="M", help="fewest (default: %(default)s)")
+    plan.add_argument(
+        "--min-steps", type=whole, default=100, metavar="M", help="fewest update steps (default: %(default)s)"
+    )
     plan.add_argument("--problems", type=whole, metavar="D", help="training problems")
-    plan.add_argument("--max-epochs", type=number, metavar="E", help="most visits to each problem")
+    plan.add_argument("--max-epochs", type=number, metavar="E", help="maximum epochs over the problems")
     plan.add_argument("--world-size", type=whole, default=1, metavar="W", help="devices that share a batch")
     plan.add_argument("--cells", action="store_true", help="print every feasible split on a line of its own")
     rate = plan.add_argument_group("the learning rate, from one measured at another batch")
@@ -53,8 +55,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _add_sweep(plan: argparse.ArgumentParser) -> None:
     """Add the options of the sweep."""
     sweep = plan.add_argument_group("a sweep before the run")
-    sweep.add_argument("--sweep-share", type=number, metavar="S", help="share of the budget for it")
-    sweep.add_argument("--sweep-rollouts", type=whole, metavar="C", help="or rollouts for it")
+    sweep.add_argument("--sweep-share", type=number, metavar="S", help="share of the budget for the sweep")
+    sweep.add_argument("--sweep-rollouts", type=whole, metavar="C", help="or rollouts for the sweep")
     sweep.add_argument(
         "--sweep-problems-per-batch",
         type=whole_numbers,
@@ -66,7 +68,7 @@ def _add_sweep(plan: argparse.ArgumentParser) -> None:
         type=whole,
         default=50,
         metavar="M",
-        help="before a first evaluation (default: %(default)s)",
+        help="update steps before a cell's first evaluation (default: %(default)s)",
     )
     sweep.add_argument("--seeds", type=whole, default=1, metavar="K", help="runs of each cell (default: %(default)s)")
     sweep.add_argument(
@@ -82,7 +84,12 @@ def _add_sweep(plan: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the splits and the sweep."""
+    """Print the splits and the sweep.
+
+    Raises:
+        BudgetError: A number is not possible, options that go together are given in part, no split is feasible, the
+            budget does not pay for the sweep, or the file cannot be written.
+    """
     for_sweep = _sweep_rollouts(arguments)
     if (arguments.anchor is None) != (arguments.anchor_batch is None):
         raise BudgetError("a learning rate needs both --anchor and --anchor-batch")

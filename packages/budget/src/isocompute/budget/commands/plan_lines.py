@@ -20,7 +20,15 @@ LISTED = 4
 
 
 def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The columns of one split."""
+    """The columns of one split.
+
+    Args:
+        cell: The split.
+        arguments: The command's arguments: learning rate, model and devices.
+
+    Returns:
+        Values by column; those of the learning rate and of time only where the arguments ask for them.
+    """
     a = cell.allocation
     row: dict[str, Any] = {
         "problems_per_batch": a.problems_per_batch,
@@ -47,7 +55,14 @@ def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace, kept: str) -> Iterable[str]:
-    """The splits and what was left out; ``kept`` is the remark on what is kept for a sweep."""
+    """The splits and what was left out, as lines.
+
+    Args:
+        found: The splits.
+        rows: The columns of each feasible split, as ``plan_row`` returns them.
+        arguments: The command's arguments.
+        kept: The remark on what is kept for a sweep; empty for none.
+    """
     limits = found.constraints
     yield (
         f"{limits.rollouts:,} rollouts{kept}, batches up to {limits.max_batch:,}: "
@@ -139,7 +154,13 @@ def sweep_lines(sweep: Sweep) -> Iterable[str]:
 
 
 def document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> dict[str, Any]:
-    """The whole plan, to be written as JSON."""
+    """The whole plan, to be written as JSON.
+
+    Args:
+        found: The splits.
+        rows: The columns of each feasible split, as ``plan_row`` returns them.
+        sweep: The sweep, or None.
+    """
     plan: dict[str, Any] = {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,

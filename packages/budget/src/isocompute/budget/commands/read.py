@@ -33,7 +33,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the allocation, and remarks on the settings."""
+    """Print the allocation, and remarks on the settings.
+
+    Raises:
+        BudgetError: The settings cannot be read or hold a value that is not possible, or a file is asked for and they
+            do not determine an allocation.
+    """
     settings, where = _settings(arguments.settings)
     known = framework(arguments.source)
     found = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..contract.files import atomic_write
 from ..errors import LedgerError
 from ..ledger.counts import Counts
 from ..ledger.repair import Dropped, salvage
@@ -88,27 +88,16 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a new file, whole or not at all.
+    """Write a new file, whole or not at all, and return once its name is on the disk.
 
     Raises:
         LedgerError: It cannot be written, or it exists already.
     """
-    aside = ""
+    if os.path.lexists(path):
+        raise LedgerError(f"{path}: already exists; a repaired ledger is written to a new file")
+    with atomic_write(path, error=LedgerError, replace=False) as stream:
+        stream.write(content)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=".isocompute-")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        # Unlike a rename, a link never takes the place of a file that is there.
-        path.hardlink_to(aside)
         sync_folder(path.parent)
-    except FileExistsError:
-        raise LedgerError(f"{path}: already exists; a repaired ledger is written to a new file") from None
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None
-    finally:
-        if aside:
-            Path(aside).unlink(missing_ok=True)

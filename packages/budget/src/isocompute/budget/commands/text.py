@@ -33,7 +33,11 @@ def parameters(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number that is not infinite."""
+    """A number that is not infinite.
+
+    Raises:
+        argparse.ArgumentTypeError: The text is not a finite number.
+    """
     try:
         value = float(text)
     except ValueError:
@@ -63,7 +67,15 @@ def _whole(text: str, digits: str, scale: int) -> int:
 
 
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
-    """A table: the first column to the left, the others to the right, numbers with commas."""
+    """A table: the first column to the left, the others to the right, numbers with commas.
+
+    Args:
+        header: Names of the columns.
+        rows: Values, as many in each row as there are columns.
+
+    Yields:
+        The lines, the header first.
+    """
     cells = [list(header)]
     cells += [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -85,12 +97,21 @@ def labelled_lines(rows: Iterable[tuple[str, str]]) -> Iterable[str]:
 
 
 def plural(number: int, noun: str) -> str:
-    """A number with its noun."""
+    """A number with its noun.
+
+    Args:
+        number: The number.
+        noun: The noun in the singular; the plural adds an s.
+    """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def write_json(document: Any, path: Path) -> None:
     """Write a document, whole or not at all.
+
+    Args:
+        document: What ``json.dumps`` accepts, without NaN and infinity.
+        path: The file.
 
     Raises:
         BudgetError: The file cannot be written.

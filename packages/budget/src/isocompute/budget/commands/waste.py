@@ -22,8 +22,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
         "waste",
         help="what training paid for and did not learn from",
-        description="Share of groups without variance over training, and what p^n + (1 - p)^n leads to expect; "
-        "rollouts and tokens without gradient; truncated and failed shares; cost of a solved problem.",
+        description="Share of zero-variance groups over training, compared with the expected share p^n + (1 - p)^n; "
+        "rollouts and tokens without gradient; truncated and failed shares; rollouts per solved problem.",
     )
     command.add_argument(
         "rollouts",

@@ -63,7 +63,13 @@ class Counts:
 
 
 def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
-    """Counts that are sums of counts: validated when those were made, and without an upper limit."""
+    """Counts that are sums of counts: validated when those were made, and without an upper limit.
+
+    Args:
+        rollouts: Sum of rollouts.
+        prompt_tokens: Sum of prompt tokens.
+        response_tokens: Sum of response tokens.
+    """
     total = object.__new__(Counts)
     put = object.__setattr__
     put(total, "rollouts", rollouts)

@@ -70,7 +70,12 @@ def encode_watermark(synced: int) -> bytes:
 
 
 def frame(number: int, payload: bytes) -> bytes:
-    """One record, ready to be appended as record ``number`` (counted from 0)."""
+    """One record, ready to be appended as record ``number`` (counted from 0).
+
+    Args:
+        number: The record's place in the file.
+        payload: Its content, at most 65,535 bytes.
+    """
     body = RECORD_HEAD.pack(len(payload), len(payload) ^ 0xFFFF, number) + payload
     return body + RECORD_FOOT.pack(crc32(body), NEWLINE)
 
@@ -117,7 +122,15 @@ def read_watermark(data: bytes) -> int | None:
 
 
 def record_at(data: bytes, position: int) -> tuple[int, int, bytes] | None:
-    """The record at a position: the offset after it, its number and payload; None when no whole record begins there."""
+    """Read the record at a position.
+
+    Args:
+        data: The file's content.
+        position: Offset at which the record begins.
+
+    Returns:
+        The offset after it, its number and its payload; None when no whole record begins there.
+    """
     if position + FRAME > len(data):
         return None
     length, inverted, number = RECORD_HEAD.unpack_from(data, position)
@@ -149,13 +162,32 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def without_padding(data: bytes, found: Head) -> bytes:
-    """A file's content without what can only be bytes that were never written, where the version has such."""
+    """A file's content without what can only be bytes that were never written, where the version has such.
+
+    Args:
+        data: The file's content.
+        found: Its head.
+    """
     # Every whole record ends in a newline, so trailing zeros can only be bytes that were never written.
     return data.rstrip(b"\0") if found.version == 1 else data
 
 
 def payloads_after(data: bytes, where: str, found: Head, *, position: int, number: int) -> Iterator[tuple[int, bytes]]:
-    """As ``payloads``, from record ``number`` at ``position`` on."""
+    """As ``payloads``, from record ``number`` at ``position`` on.
+
+    Args:
+        data: The file's content, as ``without_padding`` returns it.
+        where: The file, for error messages.
+        found: Its head.
+        position: Offset of the first record to be read.
+        number: Number of that record.
+
+    Yields:
+        The offset after each whole record, and its payload; a torn end is left out.
+
+    Raises:
+        LedgerError: A record is damaged, missing or repeated.
+    """
     while position < len(data):
         record = record_at(data, position)
         if record is None:

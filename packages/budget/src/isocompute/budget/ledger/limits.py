@@ -110,7 +110,12 @@ def admission(
 
 
 def overshoot(used: Counts, limits: Limits) -> Counts:
-    """What was used beyond the limits; zero where there is none."""
+    """What was used beyond the limits; zero where there is none.
+
+    Args:
+        used: Counts of the training cohorts.
+        limits: The limits; those on rollouts and response tokens apply.
+    """
     return Counts(
         rollouts=max(0, used.rollouts - (limits.rollouts or used.rollouts)),
         response_tokens=max(0, used.response_tokens - (limits.response_tokens or used.response_tokens)),
@@ -118,7 +123,12 @@ def overshoot(used: Counts, limits: Limits) -> Counts:
 
 
 def time_overshoot(device_seconds: float, limits: Limits) -> float:
-    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none."""
+    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none.
+
+    Args:
+        device_seconds: Device time that was paid for.
+        limits: The limits; those on device time and money apply.
+    """
     most = limits.device_seconds
     if limits.money is not None and limits.price_per_device_hour is not None:
         bought = limits.money / limits.price_per_device_hour * 3600

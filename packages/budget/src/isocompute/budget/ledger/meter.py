@@ -84,7 +84,12 @@ class Meter:
             return admission
 
     def release(self, step: int, *, rank: int) -> None:
-        """Release what a rank has reserved for a step and will not generate."""
+        """Release what a rank has reserved for a step and will not generate.
+
+        Args:
+            step: The update step.
+            rank: Number of the rank; nothing happens when it has no reservation.
+        """
         with self._lock:
             self._reserved.pop((step, rank), None)
 

@@ -29,7 +29,12 @@ ENTRY = struct.Struct("<5q")
 
 
 def encode_attempt(run_id: str, resumed_from: int) -> bytes:
-    """Payload that opens an attempt at a run."""
+    """Payload that opens an attempt at a run.
+
+    Args:
+        run_id: The run.
+        resumed_from: The last step that the attempt takes over; 0 for none.
+    """
     return ATTEMPTED.pack(ATTEMPT, resumed_from) + run_id.encode()
 
 
@@ -40,7 +45,13 @@ def decode_attempt(payload: bytes) -> tuple[str, int]:
 
 
 def encode_charge(step: int, counts: Mapping[str, Counts], device_seconds: float = 0.0) -> bytes:
-    """Payload that charges a step: one record for any number of cohorts."""
+    """Payload that charges a step: one record for any number of cohorts.
+
+    Args:
+        step: The update step.
+        counts: Counts by cohort; none records that the step was reached.
+        device_seconds: Seconds times devices held.
+    """
     if not counts and not device_seconds:
         return EMPTIED.pack(EMPTY, step)
     head = TIMED.pack(TIMED_CHARGE, step, device_seconds) if device_seconds else b"C"

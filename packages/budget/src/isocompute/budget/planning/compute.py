@@ -50,7 +50,15 @@ class Model:
             raise BudgetError("the attention term needs both the layers and the width of the model, or neither")
 
     def attention(self, begin: float, end: float) -> float:
-        """FLOPs of attention in a forward pass over positions ``begin`` to ``end``, 2·L·d·(end² − begin²)."""
+        """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
+
+        Args:
+            begin: First position, in tokens.
+            end: Position after the last.
+
+        Returns:
+            FLOPs; 0 where the layers and the width are not known.
+        """
         if self.layers is None or self.width is None:
             return 0.0
         return 2.0 * self.layers * self.width * (end**2 - begin**2)
@@ -104,7 +112,12 @@ class Lengths:
 
 
 def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTokens]:
-    """Response tokens of a number of rollouts, as uncertain as their mean length."""
+    """Response tokens of a number of rollouts, as uncertain as their mean length.
+
+    Args:
+        rollouts: Number of rollouts.
+        lengths: Mean lengths.
+    """
     low, likely, high = (
         ResponseTokens(round(rollouts.amount * lengths.mean_response * (1 + off)))
         for off in (-lengths.spread, 0, lengths.spread)
@@ -113,12 +126,22 @@ def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTo
 
 
 def prompt_tokens(rollouts: Rollouts, lengths: Lengths) -> PromptTokens:
-    """Prompt tokens of a number of rollouts, counted once per response."""
+    """Prompt tokens of a number of rollouts, counted once per response.
+
+    Args:
+        rollouts: Number of rollouts.
+        lengths: Mean lengths.
+    """
     return PromptTokens(round(rollouts.amount * lengths.prompt_tokens))
 
 
 def rollouts_for(tokens: ResponseTokens, lengths: Lengths) -> Interval[Rollouts]:
-    """Rollouts that a number of response tokens pays for."""
+    """Rollouts that a number of response tokens pays for.
+
+    Args:
+        tokens: Number of response tokens.
+        lengths: Mean lengths.
+    """
     low, likely, high = (
         Rollouts(int(tokens.amount / (lengths.mean_response * (1 + off))))
         for off in (lengths.spread, 0, -lengths.spread)

@@ -34,7 +34,15 @@ class Setting:
     price: Money | None
 
     def memory(self, *, world_size: int, micro_batch: int) -> Memory:
-        """Memory of one device of ``world_size``, with ``micro_batch`` rollouts per pass."""
+        """Memory of one device while training.
+
+        Args:
+            world_size: Devices that share the training state.
+            micro_batch: Rollouts in one forward and backward pass of a device.
+
+        Raises:
+            BudgetError: ``world_size`` is below 1.
+        """
         return memory(self.model, self.lengths, world_size=world_size, micro_batch=micro_batch)
 
 

@@ -138,7 +138,12 @@ def device_time(
 
 
 def price(time: Interval[DeviceSeconds], per_hour: Money) -> Interval[Money]:
-    """What device time costs at a price per device-hour."""
+    """What device time costs at a price per device-hour.
+
+    Args:
+        time: The device time.
+        per_hour: Price of a device-hour.
+    """
     return time.convert(lambda t: per_hour * t.hours, f"{per_hour} per device-hour")
 
 

@@ -68,7 +68,12 @@ class GrowingCell:
         return index if index < len(self.points) else None
 
     def cost(self, index: int, prices: Prices) -> int:
-        """Rollouts that reaching its next point costs."""
+        """Rollouts that reaching its next point costs.
+
+        Args:
+            index: Index of the point.
+            prices: What a cell costs in addition to one run's training.
+        """
         if not self.begun:
             # A run that begins is also evaluated before its first step, and at no point before its first.
             return prices.to_first_evaluation(self.points[index])
@@ -84,7 +89,16 @@ class GrowingCell:
 
 
 def growing_cell(batch: Allocation, points: Sequence[int], constraints: Constraints) -> GrowingCell | None:
-    """A cell with a point after ``min_steps`` and within ``max_epochs``; None when there is no such point."""
+    """A cell that may grow, before it is given any rollouts.
+
+    Args:
+        batch: Its batch.
+        points: Cumulative rollouts at which runs are evaluated.
+        constraints: Limits on steps, epochs and the rollouts of one run.
+
+    Returns:
+        The cell; None when no point lies after ``min_steps`` and within ``max_epochs``.
+    """
     most = most_rollouts(batch, constraints)
     own = [point for point in points if point <= most]
     needed = batch.batch_rollouts * constraints.min_steps
@@ -93,7 +107,12 @@ def growing_cell(batch: Allocation, points: Sequence[int], constraints: Constrai
 
 
 def most_rollouts(batch: Allocation, constraints: Constraints) -> int:
-    """The most rollouts that a run with this batch may spend, by the budget and by the limit on epochs."""
+    """The most rollouts that a run with this batch may spend, by the budget and by the limit on epochs.
+
+    Args:
+        batch: The batch.
+        constraints: The budget of one run, and the limit on epochs.
+    """
     if constraints.max_epochs is None or constraints.problems is None:
         return constraints.rollouts
     return min(constraints.rollouts, int(constraints.max_epochs * constraints.problems) * batch.rollouts_per_problem)

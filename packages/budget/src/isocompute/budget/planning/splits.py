@@ -130,7 +130,16 @@ def grid(constraints: Constraints) -> Grid:
 
 
 def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Cell | LeftOut:
-    """One split, feasible or not."""
+    """One split, feasible or not.
+
+    Args:
+        limits: The limits that it must respect.
+        problems_per_batch: B_p.
+        rollouts_per_problem: n.
+
+    Returns:
+        The split, or the first limit that it exceeds.
+    """
     batch = problems_per_batch * rollouts_per_problem
     steps = limits.rollouts // batch
     epochs = problems_per_batch * steps / limits.problems if limits.problems else None

@@ -1,4 +1,4 @@
-"""An allocation in the settings of the trainers that people run, and back.
+"""Convert an allocation to the settings of common trainers, and back.
 
 ``convert`` writes the batch, micro-batch and step keys with which a trainer generates exactly B_p · n · M
 rollouts and takes M optimizer steps; ``read`` understands such settings, and says what they leave open and

@@ -102,7 +102,12 @@ def flags(words: Iterable[str]) -> dict[str, Value]:
 
 
 def render(configuration: Configuration, style: Style) -> list[str]:
-    """A trainer's settings as flags, one setting per line."""
+    """A trainer's settings as flags, one setting per line.
+
+    Args:
+        configuration: The settings.
+        style: The form of the trainer's flags: ``key=value`` for ``hydra``, otherwise ``--key value``.
+    """
     if style == "hydra":
         return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
     return [f"--{key} {_format_value(value)}" for key, value in configuration.settings.items()]

@@ -65,6 +65,10 @@ class Settings:
     def check_whole(self, value: Value, name: str) -> int:
         """A value as a whole number of at least 1.
 
+        Args:
+            value: The value.
+            name: Name of the setting, for the error message.
+
         Raises:
             BudgetError: It is not such a number.
         """
@@ -83,7 +87,12 @@ class Settings:
         return default if value is None else value is True
 
     def note_missing(self, what: str, names: str) -> None:
-        """Note that the settings do not say something."""
+        """Note that the settings do not say something.
+
+        Args:
+            what: What remains unknown.
+            names: Names of the settings that would say it.
+        """
         self.unknown.append(f"{what}: {names} is not set")
 
     def product(self, *factors: int | None) -> int | None:
@@ -132,13 +141,24 @@ class Settings:
         return None
 
     def check_divides(self, batch: int | None, ranks: int | None, world: int | None, key: str) -> None:
-        """Note a batch that cannot be split evenly over the data-parallel ranks, or devices where these are as many."""
+        """Note a batch that cannot be split evenly over the data-parallel ranks.
+
+        Args:
+            batch: Rollouts in a batch, or None.
+            ranks: Data-parallel ranks, or None.
+            world: Devices that train, or None; where there are as many ranks, the note says devices.
+            key: Name of the setting of the batch.
+        """
         if batch and ranks and batch % ranks:
             what = "devices" if ranks == world else "data-parallel ranks"
             self.inconsistent.append(f"{key}: {batch:,} rollouts cannot be split evenly over {ranks} {what}")
 
     def fraction(self, name: str, *, default: int) -> float | None:
         """A number above 0, which need not be whole.
+
+        Args:
+            name: Name of the setting.
+            default: The trainer's default, assumed and noted when the setting is missing.
 
         Raises:
             BudgetError: The value is not such a number.
@@ -166,7 +186,7 @@ class Settings:
             elif epochs is not None and epochs < limit:
                 self.notes.append(
                     f"{limit:,} steps are reached only with at least {ceil(limit / epochs):,} batches of problems "
-                    f"an epoch, because {key} is {epochs:,}; give --problems D to have it checked"
+                    f"per epoch, because {key} is {epochs:,}; give --problems D to have it checked"
                 )
             return limit
         by_epochs = ceil(epochs * batches)
@@ -218,5 +238,10 @@ class Settings:
 
 
 def exact_quotient(batch: int | None, part: int | None) -> int | None:
-    """``batch`` / ``part`` if it is a whole number and both are known, or None."""
+    """``batch`` / ``part`` if it is a whole number and both are known, or None.
+
+    Args:
+        batch: The number that is divided, or None.
+        part: The number to divide by, or None.
+    """
     return batch // part if batch and part and batch % part == 0 else None

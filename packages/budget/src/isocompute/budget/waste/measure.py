@@ -55,6 +55,13 @@ def summed(
 ) -> Waste:
     """As ``waste``, for training responses as ``responses.read`` returns them.
 
+    Args:
+        train: Training responses.
+        paid: The charges in the ledgers of the same runs, or None.
+        pass_rates: Pass rates for the expectation, or None for those of each group's own responses.
+        solved_at: Smallest reward of a correct response.
+        bins: Number of bins of update steps.
+
     Raises:
         BudgetError: As in ``waste``.
     """

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.curves import Array
+from ..data.curves import Array, not_beyond, within_support
 from ..errors import Flag
 from ..fitting.forms import Parameters
 from ..fitting.uncertainty import Draws
-from .results import Fits
+from .sweep import FittedSweep
 
 FARTHEST_EXTRAPOLATION = 4.0
 """Beyond this multiple of the largest compute that a curve was measured at, a curve is not extrapolated."""
@@ -55,7 +55,7 @@ class MeasuredCurves:
     curves: tuple[Candidate, ...]
 
 
-def candidates_of(fits: Fits) -> MeasuredCurves:
+def candidates_of(fits: FittedSweep) -> MeasuredCurves:
     """What fits in memory say of their curves."""
     curves = tuple(
         Candidate(
@@ -75,8 +75,7 @@ def measured(curve: Candidate, compute: float) -> bool:
         curve: The curve.
         compute: Compute, in the unit of the fit.
     """
-    first, last = curve.support
-    return first * (1 - 1e-9) <= compute <= last * (1 + 1e-9)
+    return bool(within_support(compute, *curve.support))
 
 
 def within_reach(curves: Sequence[Candidate], compute: float) -> tuple[list[Candidate], list[Candidate]]:
@@ -86,7 +85,7 @@ def within_reach(curves: Sequence[Candidate], compute: float) -> tuple[list[Cand
         curves: The curves.
         compute: Compute, in the unit of the fit.
     """
-    kept = [c for c in curves if compute <= FARTHEST_EXTRAPOLATION * c.support[1] * (1 + 1e-9)]
+    kept = [c for c in curves if not_beyond(compute, FARTHEST_EXTRAPOLATION * c.support[1])]
     return kept, [c for c in curves if c not in kept]
 
 

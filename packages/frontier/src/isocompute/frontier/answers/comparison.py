@@ -10,7 +10,9 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
+from ..data.units import counted
 from ..errors import FrontierError
+from ..fitting.intervals import t_quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Comparison:
         return plain
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line to be printed."""
         head = f"n = {self.prescribed} against n = {self.baseline}"
         if self.verdict == "same":
             return f"{head}: the same allocation"
@@ -55,7 +57,7 @@ class Comparison:
         span = f" (95 % {self.interval[0]:+.3f} to {self.interval[1]:+.3f})" if self.interval else ""
         chance = "" if self.p_value is None else f", p = {self.p_value:.2g}"
         chance += f" with {self.comparisons} comparisons" if chance and self.comparisons > 1 else ""
-        return f"{head}: {self.mean:+.3f}{span} over {len(self.differences)} seeds{chance}, {self.verdict}"
+        return f"{head}: {self.mean:+.3f}{span} over {counted(len(self.differences), 'seed')}{chance}, {self.verdict}"
 
 
 def compare(
@@ -110,7 +112,7 @@ def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline:
     interval, p_value = None, None
     if mean is not None and len(seeds) >= 2:
         error = float(differences.std(ddof=1) / np.sqrt(len(seeds)))
-        half = float(stats.t.ppf(0.975, len(seeds) - 1)) * error
+        half = t_quantile(len(seeds) - 1) * error
         interval = (mean - half, mean + half)
         p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
     return Comparison(

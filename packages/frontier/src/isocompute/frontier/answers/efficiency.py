@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
 from scipy.optimize import least_squares, minimize_scalar
 
-from ..data.curves import Array
+from ..data.curves import Array, not_beyond
 from ..errors import FrontierError
-from ..fitting.forms import SHAPES, Parameters
+from ..fitting.forms import FREE, SHAPES, Parameters
+from ..fitting.intervals import t_quantile
 from ..fitting.noise import autocorrelation_of, effective_points
-
-FREE = 2
-"""Parameters searched for, C_mid and B: A and R0 are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +89,8 @@ def leave_one_out(
             reach at their last compute.
 
     Raises:
-        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start, or the
-            target does not lie between R0 and A.
+        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start or
+            cannot be fitted below 1, or the target does not lie between R0 and A.
     """
     clean = {}
     for name, (compute, reward) in series.items():
@@ -103,10 +100,12 @@ def leave_one_out(
         clean[name] = (compute[kept], reward[kept])
     if asymptote is None:
         # The one that fits all together best: a mean would let one recipe that fails decide for the others.
+        least = max(r0, max(float(np.median(r)) for _, r in clean.values())) + 1e-3
+        if least >= 1:
+            raise FrontierError("R0 or the median reward of a recipe is so near to 1 that no asymptote can be fitted")
         best = minimize_scalar(
             lambda a: sum(_fitted(c, r, r0, float(a)).cost for c, r in clean.values()),
-            bounds=(max(r0, max(float(np.median(r)) for _, r in clean.values())) + 1e-3, 1.0), method="bounded",
-            options={"xatol": 1e-4},
+            bounds=(least, 1.0), method="bounded", options={"xatol": 1e-4},
         )  # fmt: skip
         asymptote = float(best.x)
     if not r0 < asymptote <= 1:
@@ -146,7 +145,7 @@ def _recipe(
     freedom = max(effective_points(len(reward), 1, phi) - FREE, 1.0)
     # Squares of as many independent points as these are worth.
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
-    quantile = float(stats.t.ppf(0.975, freedom))
+    quantile = t_quantile(freedom)
     half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
     # An interval ends where the search does.
     ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}
@@ -162,5 +161,5 @@ def _recipe(
     return Efficiency(
         name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
         target=target, needed=needed, needed_interval=(needed * float(np.exp(-error)), needed * float(np.exp(error))),
-        reached=bool(needed <= compute.max() * (1 + 1e-9)),
+        reached=bool(not_beyond(needed, compute.max())),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from scipy import stats
 
 from ..data.curves import Array
 from ..fitting.forms import Parameters
-from ..fitting.intervals import LEVEL, TAILS
+from ..fitting.intervals import LEVEL, ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,9 +22,9 @@ class Extension:
         rmse: Root mean squared error.
         bias: Mean of prediction minus measurement; above 0 where the fit was too optimistic.
         coverage: Share of the points inside the 95 % prediction interval.
-        verdict: ``held`` when at least as many of them are as of independent points in 95 % of cases; ``failed`` when
-            fewer are than in 95 % of extensions drawn from the fit itself, in which one wrong curve moves all
-            points; otherwise ``unresolved``.
+        verdict: ``held`` when the number of points inside is at least the 5 % quantile of Binomial(points, 0.95), the
+            count expected of independent points; else ``failed`` when it is below the 5 % quantile of that count in
+            extensions simulated from the fit, whose points move together; else ``unresolved``.
     """
 
     points: int
@@ -34,7 +34,7 @@ class Extension:
     verdict: str
 
     @property
-    def failed(self) -> bool:
+    def contradicted(self) -> bool:
         """Whether the later points contradict the forecast."""
         return self.verdict == "failed"
 
@@ -60,7 +60,7 @@ def extension_of(
         return None
     noise = np.random.default_rng(seed + 1).standard_normal(drawn.shape) * residual_sd
     runs = drawn + noise
-    low, high = np.quantile(runs, TAILS, axis=0)
+    low, high = ends(runs)
     miss = parameters(compute) - reward
     inside = int(((reward >= low) & (reward <= high)).sum())
     expected = ((runs >= low) & (runs <= high)).sum(axis=1)

@@ -55,7 +55,7 @@ class FitConfig:
 
     Raises:
         FrontierError: The form, the selection or the points are unknown, the bin width is negative, the window is
-            not a positive odd number, or there are fewer than 20 refits.
+            not a positive odd number, there are fewer than 20 refits, or the seed is negative.
     """
 
     form: str = "auto"
@@ -86,6 +86,8 @@ class FitConfig:
             raise FrontierError(f"points is {self.points!r}; it must be all or records")
         if self.bootstrap < 20:
             raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
+        if self.seed < 0:
+            raise FrontierError(f"the seed is {self.seed}; it must be 0 or more")
 
 
 def fit(evals: pl.DataFrame, config: FitConfig, *, pass_rates: pl.DataFrame | None = None) -> Fits:

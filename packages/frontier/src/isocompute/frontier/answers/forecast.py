@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.curves import Array, Curve
 from ..data.precision import binomial_errors
+from ..data.units import counted
 from ..errors import MEANING, Flag, FrontierError
 from ..fitting.forms import FORMS, SEARCHED, Parameters
 from ..fitting.intervals import interval
@@ -37,8 +38,8 @@ class ForecastConfig:
         seed: Fixes them.
 
     Raises:
-        FrontierError: The form or the method is unknown, ``r0`` lies outside 0 to 1, the window is empty, or there are
-            fewer than 20 refits.
+        FrontierError: The form or the method is unknown, ``r0`` lies outside 0 to 1, the window is empty, there are
+            fewer than 20 refits, or the seed is negative.
     """
 
     form: str = "hill"
@@ -62,6 +63,8 @@ class ForecastConfig:
             raise FrontierError(f"fit_min ({self.fit_min:g}) must be below fit_max ({self.fit_max:g})")
         if self.bootstrap < 20:
             raise FrontierError(f"bootstrap is {self.bootstrap}; an interval needs 20 refits or more")
+        if self.seed < 0:
+            raise FrontierError(f"the seed is {self.seed}; it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ class Forecast:
         }
 
     def summary(self) -> str:
-        """For people: parameters with intervals, the extension, and what the flags mean."""
+        """To be printed: parameters with intervals, the extension, and what the flags mean."""
         low, high = self.support
         lines = [f"{self.parameters.form}, {self.fitted} points from {low:,.6g} to {high:,.6g}"]
         for name, value in self.parameters.named().items():
@@ -118,9 +121,9 @@ class Forecast:
             )
         if self.extension is not None:
             e = self.extension
-            verdict = "FAILED" if e.failed else e.verdict
+            verdict = "FAILED" if e.contradicted else e.verdict
             lines.append(
-                f"  extension {verdict}: {e.points} later points, rmse {e.rmse:.4f}, bias {e.bias:+.4f}, "
+                f"  extension {verdict}: {counted(e.points, 'later point')}, rmse {e.rmse:.4f}, bias {e.bias:+.4f}, "
                 f"{e.coverage:.0%} inside the 95 % prediction interval"
             )
         lines += [f"  note: {MEANING[flag]}" for flag in self.flags]
@@ -253,7 +256,7 @@ def _flags(
     low, high = intervals["A"]
     if high - low > 0.15 or high > 0.999:
         found.append(Flag.ASYMPTOTE_NOT_IDENTIFIED)
-    if extension is not None and extension.failed:
+    if extension is not None and extension.contradicted:
         found.append(Flag.EXTENSION_FAILED)
     found.append(Flag.WITHIN_RUN_ONLY)
     return tuple(found)

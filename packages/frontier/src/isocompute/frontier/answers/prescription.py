@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.units import amount
+from ..data.units import amount, counted
 from ..errors import Flag, FrontierError
 from ..fitting.intervals import band
 from ..fitting.pooling import best_shares
@@ -85,7 +85,7 @@ class Prescription:
         return plain
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line to be printed."""
         chosen = self.candidates[0]
         competing = [c for c in self.candidates if c.standing != "refused"]
         rate = f", learning rate {self.learning_rate:.3g}" if self.learning_rate else ""
@@ -93,12 +93,12 @@ class Prescription:
         share = f"best in {chosen.probability:.0%} of refits{', within-run,' if self.within_run else ''}"
         return (
             f"for {self.budget:,} {self.unit}: n = {self.rollouts_per_problem}, B_p = {self.problems_per_batch}, "
-            f"M = {self.update_steps:,}{rate}; {share} against {len(competing) - 1} others, expected reward "
+            f"M = {self.update_steps:,}{rate}; {share} against {counted(len(competing) - 1, 'other')}, expected reward "
             f"{chosen.reward:.3f} ({chosen.reward_low:.3f} to {chosen.reward_high:.3f}){flags}"
         )
 
     def table(self) -> str:
-        """The candidates, a line each, for people."""
+        """The candidates, a line each, to be printed."""
         best_in = "best in, within-run" if self.within_run else "best in"
         lines = [f"   n  B_p  {best_in}   reward (95 %)             measured to"]
         for c in self.candidates:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from ..errors import Flag, FrontierError
-from ..fitting.intervals import band
+from ..fitting.intervals import UPPER, band
 from ..fitting.pooling import shrunk
 from .candidates import FARTHEST_EXTRAPOLATION, measured, rewards_at, within_reach
 from .results import Fits
@@ -84,6 +84,6 @@ def smallest_stable(fits: Fits, *, rollouts_per_problem: int, tolerance: float =
     ends = [c.draws.at(shared)[:, 0] for c in steady if c.draws is not None]
     best = int(np.argmax([np.median(e) for e in ends]))
     for c, end in sorted(zip(steady, ends, strict=True), key=lambda pair: pair[0].curve.problems_per_batch):
-        if np.quantile(ends[best] - end, 0.975) <= tolerance:
+        if np.quantile(ends[best] - end, UPPER) <= tolerance:
             return c.curve.problems_per_batch
     return steady[best].curve.problems_per_batch

@@ -14,11 +14,11 @@ from ..fitting.curve_fit import CurveFit
 from ..fitting.forms import Parameters
 from ..fitting.uncertainty import Draws
 from .candidates import Candidate, MeasuredCurves, candidates_of
-from .results import Fits
 from .summary import statements
+from .sweep import FittedSweep
 
 
-def save(fits: Fits, folder: str | Path) -> None:
+def save(fits: FittedSweep, folder: str | Path) -> None:
     """Write ``fits.json``, ``frontier.parquet`` and the refits; the same fits give the same bytes.
 
     Args:
@@ -83,13 +83,13 @@ def _draws_table(fitted: list[CurveFit]) -> pl.DataFrame:
     return pl.concat(parts)
 
 
-def measured_by(source: Fits | str | Path) -> MeasuredCurves:
+def measured_by(source: FittedSweep | str | Path) -> MeasuredCurves:
     """Curves of fits in memory or in the folder that ``Fits.save`` wrote.
 
     Raises:
         FrontierError: The folder holds no fits, or they are damaged, or no curve was fitted.
     """
-    found = candidates_of(source) if isinstance(source, Fits) else _load(Path(source))
+    found = candidates_of(source) if isinstance(source, FittedSweep) else _load(Path(source))
     if not found.curves:
         raise FrontierError("no curve could be fitted, so there is nothing to prescribe from")
     return found

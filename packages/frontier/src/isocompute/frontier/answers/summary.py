@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..data.units import amount
-from .results import Fits
+from .sweep import FittedSweep
 
 
-def summary(fits: Fits) -> str:
+def summary(fits: FittedSweep) -> str:
     """A table of the curves and of n*(C), with intervals, and what the data say of differences."""
     lines = [f"{fits.metric} against {fits.unit}", "   n  B_p  form   asymptote (95 %)        flags"]
     for c in fits.curves:
@@ -31,9 +31,9 @@ def summary(fits: Fits) -> str:
     return "\n".join([*lines, *statements(fits)])
 
 
-def statements(fits: Fits) -> list[str]:
+def statements(fits: FittedSweep) -> list[str]:
     """What the data say, a sentence each: which curves differ, which n overtakes, and what intervals leave out."""
-    found = told_apart(fits)
+    found = undistinguished(fits)
     found += [x.summary(fits.unit) for x in fits.crossovers if x.stated or x.kind == "support_ends"]
     if len(fits.fitted) > 1 and not any(x.stated for x in fits.crossovers):
         found.append("no n is seen to overtake another")
@@ -48,8 +48,8 @@ def statements(fits: Fits) -> list[str]:
     return found
 
 
-def told_apart(fits: Fits) -> list[str]:
-    """Which curves the data tell apart over the compute that they share."""
+def undistinguished(fits: FittedSweep) -> list[str]:
+    """Sentences that name the pairs of curves that cannot be told apart over the compute that they share."""
     if not fits.apart:
         return []
     if len(fits.alike) == len(fits.apart):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..contract import tables
 from ..data.ingest import ADAPTERS, ingest
+from ..data.units import counted
 from .arguments import assignment
 
 
@@ -34,4 +35,4 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     path = tables.write(evals, "evals", arguments.out)
     yield from (f"note: {note}" for note in notes)
-    yield f"{len(evals):,} evaluations of {evals['run_id'].n_unique()} runs in {path}"
+    yield f"{counted(len(evals), 'evaluation')} of {counted(evals['run_id'].n_unique(), 'run')} in {path}"

@@ -32,10 +32,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         FrontierError: The tables have no run in common, or a file cannot be written.
     """
     pass_rates = tables.read(arguments.source, "pass_rates")
-    settings: dict[str, str] = {}
+    settings: dict[str, int] = {}
     if arguments.evals:
         evals = tables.read(arguments.evals, "evals").unique("run_id")
-        settings = {r: f"n = {n}" for r, n in evals.select("run_id", "rollouts_per_problem").iter_rows()}
+        settings = dict(evals.select("run_id", "rollouts_per_problem").iter_rows())
         pass_rates = pass_rates.filter(pl.col("run_id").is_in(list(settings)))
         if pass_rates.is_empty():
             raise FrontierError(f"{arguments.source} and {arguments.evals} have no run in common")
@@ -45,8 +45,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     save(interference_panels(pass_rates, settings), arguments.out / "interference")
     last = measures.sort("run_id", "step").group_by("run_id", maintain_order=True).last()
     for row in last.iter_rows(named=True):
+        run_id = row["run_id"]
+        name = f"n = {settings[run_id]}" if run_id in settings else run_id
         yield (
-            f"{settings.get(row['run_id'], row['run_id']):16} step {row['step']:6d}: mean {row['mean']:.3f}, "
+            f"{name:16} step {row['step']:6d}: mean {row['mean']:.3f}, "
             f"never solved {row['zero_fraction']:.1%}, dispersion {row['dispersion']:.3f}, "
             f"moved {row['distance_to_start']:.3f}"
         )

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _line(cut: float, result: Forecast | FrontierError) -> str:
-    """One cut for people."""
+    """One cut to be printed."""
     if isinstance(result, FrontierError):
         return f"{cut:12,.6g}          {result}"
     named = "  ".join(f"{k} {v:.5g}" for k, v in result.parameters.named().items())

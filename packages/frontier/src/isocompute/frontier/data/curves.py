@@ -11,6 +11,29 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 UNITS = {"rollouts": "rollouts", "tokens": "tokens", "update_steps": "step", "gpu_hours": "gpu_hours"}
 """Units of compute, and the column that holds each."""
+TOLERANCE = 1e-9
+"""Relative error of rounding within which compute still counts as within the data."""
+
+
+def not_beyond(compute: Array | float, last: Array | float) -> Mask:
+    """Whether data that end at some compute reach another one; broadcasts over its arguments.
+
+    Args:
+        compute: Compute that is asked about.
+        last: Most compute of the data.
+    """
+    return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
+
+
+def within_support(compute: Array | float, first: Array | float, last: Array | float) -> Mask:
+    """Whether compute lies within the data; broadcasts over its arguments.
+
+    Args:
+        compute: Compute that is asked about.
+        first: Least compute of the data.
+        last: Most compute of the data.
+    """
+    return np.asarray((compute >= first * (1 - TOLERANCE)) & not_beyond(compute, last), dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +72,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """Its name for people: n, and the group where there is one."""
+        """Its name to be printed: n, and the group where there is one."""
         return f"n = {self.rollouts_per_problem}" + (f", {self.group}" if self.group else "")
 
     @property

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from ..contract import tables
+from ..contract.errors import TableError
 from ..errors import FrontierError
 
 
@@ -16,6 +18,7 @@ def read_file(path: Path) -> pl.DataFrame:
 
     Raises:
         FrontierError: It cannot be read, or is not what its name says, or is empty.
+        TableError: It is a table of ours of a newer major schema version.
     """
     readers: dict[str, Callable[[Path], pl.DataFrame]] = {
         ".csv": pl.read_csv,
@@ -26,10 +29,14 @@ def read_file(path: Path) -> pl.DataFrame:
     if path.suffix not in readers:
         raise FrontierError(f"{path}: a file of evaluations ends in {', '.join(readers)}")
     try:
+        if path.suffix == ".parquet":
+            tables.check_version(path, where=str(path))
         # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
         frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else readers[path.suffix](path)
     except FileNotFoundError:
         raise FrontierError(f"{path}: there is no such file") from None
+    except TableError:
+        raise
     except (OSError, ValueError, pl.exceptions.PolarsError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise FrontierError(f"{path}: cannot be read as {path.suffix[1:]} ({first})") from None
@@ -73,6 +80,7 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
     Raises:
         FrontierError: The file cannot be read, lacks a column, holds no number where one must be, or no row
             is left.
+        TableError: The file is a table of ours of a newer major schema version.
     """
     frame = read_file(path)
     for name, value in (where or {}).items():

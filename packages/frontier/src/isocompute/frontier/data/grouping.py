@@ -81,7 +81,7 @@ def _rows(
         known = ", ".join(c for c in evals.columns if "_at_" in c)
         raise FrontierError(f"there is no metric {metric!r}; there are {known}")
     if UNITS[unit] not in evals.columns:
-        raise FrontierError(f"there is no column {UNITS[unit]!r}, which fits in {unit} need")
+        raise FrontierError(f"there is no column {UNITS[unit]!r}; fitting in {unit} requires it")
     # A table of one split is of that one, whatever it is called.
     rows = evals if evals["split"].n_unique() == 1 else evals.filter(pl.col("split") == split)
     sets = rows["problem_set"].unique().sort().to_list()

@@ -57,7 +57,7 @@ def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward
     found = kind_of(metric)
     if found is None:
         known = "avg_at_k, best_at_k and worst_at_k"
-        raise FrontierError(f"{metric} does not follow from pass rates, as {known} do: fit it without them")
+        raise FrontierError(f"{metric} cannot be computed from pass rates (only {known} can): fit without pass rates")
     successes, samples = rates_of(pass_rates, rows)
     if found[0] != "avg" and found[1] > samples:
         raise FrontierError(f"{metric} needs {found[1]} samples per question; the pass rates have {samples}")

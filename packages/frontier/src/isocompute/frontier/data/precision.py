@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import beta
 
+from ..contract.tables import METRIC_PATTERN
 from .curves import Array
 
 RATES = np.linspace(0.0, 1.0, 513)
@@ -23,8 +24,10 @@ LEVELS = (np.arange(64) + 0.5) / 64
 
 def kind_of(metric: str) -> tuple[str, int] | None:
     """``avg``, ``best`` or ``worst`` and k of a metric such as ``best_at_4``; None for any other."""
-    found = re.fullmatch(r"(avg|best|worst)_at_(\d+)", metric)
-    return (found[1], int(found[2])) if found and int(found[2]) > 0 else None
+    if not re.fullmatch(METRIC_PATTERN, metric):
+        return None
+    kind, k = metric.split("_at_")
+    return (kind, int(k)) if int(k) > 0 else None
 
 
 def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:

@@ -60,7 +60,9 @@ def read_evals(
     keys += [group] if group and group in joined.columns else []
     once = joined.unique([*keys, metric], maintain_order=True)
     if len(once) < len(joined):
-        warnings.warn(f"{len(joined) - len(once)} rows occur more than once and count once", InputWarning, stacklevel=2)
+        repeated = len(joined) - len(once)
+        said = f"{repeated} rows occur more than once and count" if repeated > 1 else "1 row occurs twice and counts"
+        warnings.warn(f"{said} once", InputWarning, stacklevel=2)
     _refuse_mixed_units(once, unit)
     _refuse_one_seed(once, group)
     return once.sort(keys)

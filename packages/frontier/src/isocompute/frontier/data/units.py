@@ -62,7 +62,7 @@ def with_gpu_hours(
 
 
 def amount(compute: float) -> str:
-    """Compute as a person reads it: whole where it is large, three digits where it is small."""
+    """Compute to be printed: whole where it is large, three digits where it is small."""
     return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
 
 
@@ -125,3 +125,13 @@ def convert(
         more = (amount - given[-1]) * (length if to == "tokens" else 1 / max(length, 1e-300))
         value, measured = float(wanted[-1] + more), False
     return Conversion(value=value, tokens_per_rollout=length, measured=measured)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``.
+
+    Args:
+        count: How many.
+        noun: What is counted, in the singular; its plural adds an s.
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -12,7 +12,7 @@ from ..data.curves import Array, Mask
 from ..data.units import amount
 from .differences import Difference
 from .envelope import winners
-from .intervals import TAILS
+from .intervals import ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Crossover:
         }
 
     def summary(self, unit: str) -> str:
-        """One line for people."""
+        """One line to be printed."""
         if self.kind == "support_ends":
             return f"{self.before_name} has no data beyond {amount(self.compute)} {unit}; {self.after_name} is next"
         low, high = self.interval or (None, None)
@@ -112,5 +112,5 @@ def _crossing_interval(compute: Array, lead: Array) -> tuple[float | None, float
     where = np.where(change.any(axis=1), last, -np.inf)
     # Behind at the end is never ahead, whatever happened before.
     where = np.where(lead[:, -1] <= 0, np.inf, where)
-    low, high = np.quantile(where, TAILS, method="inverted_cdf")
+    low, high = ends(where, method="inverted_cdf")
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.curves import Array, Mask
+from ..data.curves import Array, Mask, within_support
 from .curve_fit import CurveFit
-from .intervals import TAILS
+from .intervals import ends
 
 GRID_POINTS = 120
 
@@ -54,7 +54,7 @@ def supported(compute: Array, supports: Array) -> Mask:
         compute: Grid, shape ``(points,)``.
         supports: First and last compute of each curve, shape ``(curves, 2)``.
     """
-    return np.asarray((compute >= supports[:, :1] * (1 - 1e-9)) & (compute <= supports[:, 1:] * (1 + 1e-9)))
+    return within_support(compute, supports[:, :1], supports[:, 1:])
 
 
 def winners(rewards: Array, within: Mask) -> np.ndarray:
@@ -79,7 +79,7 @@ def envelope(point: Array, refits: Array, within: Mask) -> Array:
         within: From ``supported``.
     """
     top = np.maximum.accumulate(np.where(within, refits, -np.inf).max(axis=1), axis=1)
-    low, high = np.quantile(top, TAILS, axis=0)
+    low, high = ends(top)
     return np.stack([np.maximum.accumulate(np.where(within, point, -np.inf).max(axis=0)), low, high])
 
 

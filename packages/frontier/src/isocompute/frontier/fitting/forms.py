@@ -18,8 +18,16 @@ from ..data.curves import Array
 FORMS = ("exp", "hill", "power")
 SHAPES = {"exp": (1.0, 1.0), "hill": (0.3, 6.0), "power": (0.1, 5.0)}
 """Range searched for the shape."""
+# Three counts of parameters, each behind degrees of freedom of another kind:
+# free_parameters(form)  those that the data of one curve decide, R0 among them: 3 or 4. AICc, the profile interval and
+#                        the variance about one fitted curve use it.
+# SEARCHED               those of the simplest case, whatever the form: 3. The autocorrelation pooled over curves of any
+#                        form and the scatter of a forecast's single run use it.
+# FREE                   those left where A and R0 are held for all recipes, C_mid and B: 2. leave_one_out uses it.
 SEARCHED = 3
 """Parameters that a fit searches for in its simplest case, whatever the form: ``hill`` with R0 held, or ``exp``."""
+FREE = 2
+"""Parameters searched for where A and R0 are held: C_mid and B."""
 
 
 def free_parameters(form: str) -> int:

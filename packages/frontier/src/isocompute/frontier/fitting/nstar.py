@@ -12,7 +12,7 @@ from scipy.optimize import least_squares
 from ..data.curves import Array, Mask
 from ..errors import MEANING, Flag, FrontierError
 from .envelope import winners
-from .intervals import interval
+from .intervals import band, interval
 
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
 
@@ -45,7 +45,7 @@ class Sigmoid:
         }
 
     def summary(self) -> str:
-        """For people."""
+        """The parameters with their intervals, to be printed."""
         if self.params is None:
             return f"n* is {self.constant} everywhere: there is no transition" if self.constant else "no fit"
         lines = ["log2 n* = L / (1 + exp(-k (log10 C - x0))) + b"]
@@ -136,12 +136,14 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
         seed: Fixes them.
 
     Raises:
-        FrontierError: Fewer than four points, or a value that is not positive.
+        FrontierError: Fewer than four points, a value that is not positive, or a negative seed.
     """
     if len(n) < 4:
         raise FrontierError(f"there are {len(n)} points; a sigmoid of four parameters needs 4 or more")
     if (compute <= 0).any() or (n <= 0).any():
         raise FrontierError("compute and n must be above 0: the sigmoid is in their logarithms")
+    if seed < 0:
+        raise FrontierError(f"the seed is {seed}; it must be 0 or more")
     x, y = np.log10(compute), np.log2(n)
     distinct = np.unique(n)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
@@ -157,8 +159,8 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
             draws.append(again)
     intervals = {}
     if len(draws) >= 20:
-        spans = {k: np.quantile([d[k] for d in draws], [0.025, 0.975]) for k in params}
-        intervals = {k: (float(low), float(high)) for k, (low, high) in spans.items()}
+        low, high = band(np.array([[d[k] for k in params] for d in draws]))
+        intervals = dict(zip(params, zip(low.tolist(), high.tolist(), strict=True), strict=True))
     if BOUNDS["k"][1] - params["k"] < 1e-3:
         flags = (*flags, Flag.AT_BOUND)
     return Sigmoid(params=params, intervals=intervals, flags=flags)

@@ -1,10 +1,10 @@
-"""How often each curve is the best, once the differences seen are shrunk to what the curves show of differing at all.
+"""How often each curve is best, after the observed differences between curves are shrunk (partial pooling).
 
-The highest of several equal curves is often well above the others by chance alone, and a refit is of what was seen, so
-that it would be the best of most refits. Here the curves' true rewards at one compute differ by N(0, τ²) about their
-mean, with τ over the error of a difference drawn from its posterior: a half-Cauchy prior, and Student's t for what is
-seen. A refit keeps g²/(1+g²) of each difference, g being that ratio: where differences are many times their errors
-nothing changes (Gelman, Hill and Yajima, 2012).
+Of several equal curves, the highest is often well above the others by chance. Refits start from the observed data, so
+without shrinkage that curve would be best in most of them. Here the curves' true rewards at one compute differ by
+N(0, τ²) about their mean, with τ over the error of a difference drawn from its posterior: a half-Cauchy prior, and
+Student's t for what is seen. A refit keeps g²/(1+g²) of each difference, g being that ratio: where differences are
+many times their errors nothing changes (Gelman, Hill and Yajima, 2012).
 """
 
 from __future__ import annotations

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from ..data.curves import Array
 from .forms import SHAPES, free_parameters
-from .intervals import LEVEL
+from .intervals import t_quantile
 from .point import PointFit
 from .projection import Grid, grid, sums
 
@@ -60,7 +59,7 @@ def profile_asymptote(
     """
     form, weights = best.parameters.form, standard_error**-2
     freedom = max(independent_points - free_parameters(form), 1.0)
-    limit = 1 + float(stats.t.ppf((1 + LEVEL) / 2, freedom)) ** 2 / freedom
+    limit = 1 + t_quantile(freedom) ** 2 / freedom
     # A curve that rises cannot level off far below its mean.
     lowest = max(min(float(np.average(reward, weights=weights)), best.parameters.asymptote) - 0.1, 0.0)
     asymptotes = np.unique(np.append(np.linspace(lowest, 1.0, ASYMPTOTES), best.parameters.asymptote))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.curves import Array, Mask
+from ..data.curves import Array, Mask, not_beyond
 from ..data.records import isotonic
 from ..errors import MEANING, Flag
 from .envelope import winners
@@ -44,7 +44,7 @@ class Saturation:
         }
 
     def summary(self, unit: str) -> str:
-        """One line for people."""
+        """One line to be printed."""
         notes = "".join(f"; {MEANING[f]}" for f in self.flags)
         if self.compute is None:
             return f"n* stays near {self.rollouts_per_problem:.0f} up to {self.end:,.4g} {unit}{notes}"
@@ -61,7 +61,7 @@ def comparable(compute: Array, within: Mask) -> np.ndarray:
         within: From ``supported``, shape ``(curves, points)``.
     """
     ends = np.array([compute[row][-1] for row in within if row.any()])
-    return np.asarray((compute <= ends[ends >= ends.max() / 2].min() * (1 + 1e-9)) & within.any(axis=0))
+    return np.asarray(not_beyond(compute, ends[ends >= ends.max() / 2].min()) & within.any(axis=0))
 
 
 def isotonic_n(compute: Array, n: Array) -> Array:

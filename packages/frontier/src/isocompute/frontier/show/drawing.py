@@ -28,7 +28,7 @@ def pyplot() -> Any:
     return plt
 
 
-def looks(values: Sequence[object]) -> dict[object, dict[str, Any]]:
+def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:
     """Colour, marker and line of each value in order: light to dark, so that they differ in greyscale too."""
     import matplotlib as mpl
 

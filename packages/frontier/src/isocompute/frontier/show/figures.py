@@ -20,7 +20,7 @@ from ..fitting.curve_fit import CurveFit
 from ..fitting.intervals import band
 from ..fitting.nstar import sigmoid
 from ..fitting.saturation import isotonic_n
-from .drawing import ACCENT, log_edges, looks, pyplot, save
+from .drawing import ACCENT, line_styles, log_edges, pyplot, save
 
 
 def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
@@ -51,7 +51,7 @@ def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
 
 def style(fits: Fits) -> dict[object, dict[str, Any]]:
     """Colour, marker and line of each curve: by n, or by the grouping column where there is one."""
-    return looks(sorted({_key(c) for c in fits.curves}, key=lambda k: (isinstance(k, str), k)))
+    return line_styles(sorted({_key(c) for c in fits.curves}, key=lambda k: (isinstance(k, str), k)))
 
 
 def _key(c: CurveFit) -> Any:
@@ -174,7 +174,7 @@ def sensitivity_panels(fits: Fits) -> Any:
     )
     budgets = np.geomspace(*fits.support, 5)[1:4] if fits.support[0] < fits.support[1] else np.array(fits.support[:1])
     tables = [sensitivity(fits, compute=float(c)) for c in budgets]
-    styles = looks([float(c) for c in budgets])
+    styles = line_styles([float(c) for c in budgets])
     names = [("rollouts_per_problem", "n")] + ([("problems_per_batch", "B_p")] if several else [])
     for axis, (column, name) in zip(axes[0], names, strict=True):
         for k, (budget, table) in enumerate(zip(budgets, tables, strict=True)):

@@ -14,17 +14,17 @@ from ..answers.interference import histogram, interference
 from ..data.curves import Array
 from ..errors import FrontierError
 from ..fitting.intervals import band
-from .drawing import ACCENT, looks, pyplot
+from .drawing import ACCENT, line_styles, pyplot
 
 BINS = 10
 
 
-def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | None = None) -> Any:
+def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, int] | None = None) -> Any:
     """How unevenly training helps problems, by setting: the measures against steps, and histograms first and last.
 
     Args:
         pass_rates: A ``pass_rates`` table.
-        settings: Run to what it is called, such as ``n = 4``; runs of one name are averaged, with their range.
+        settings: Run to its n; runs of one n are averaged, with their range. A run without n is drawn by itself.
 
     Raises:
         FrontierError: The table is empty.
@@ -32,9 +32,13 @@ def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, str] | 
     # More bins than there are pass rates would leave some empty by arithmetic alone.
     bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
     measures = interference(pass_rates, bins=bins)
-    names = {run: (settings or {}).get(run, run) for run in measures["run_id"].unique().to_list()}
+    known = settings or {}
+    runs = measures["run_id"].unique().to_list()
+    names = {run: f"n = {known[run]}" if run in known else run for run in runs}
+    # By n, then the runs whose n is not known by their names.
+    ordered = sorted((run not in known, known.get(run, 0), names[run]) for run in runs)
     measures = measures.with_columns(setting=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
-    styles = looks(_ordered(set(names.values())))
+    styles = line_styles(list(dict.fromkeys(name for _, _, name in ordered)))
     figure, axes = pyplot().subplots(2, 2, figsize=(8, 5.6), layout="constrained")
     shown = {"zero_fraction": "never solved", "dispersion": "dispersion", "distance_to_start": "distance to start"}
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
@@ -79,7 +83,7 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
         unit: Column of compute.
         metric: Metric compared.
     """
-    styles = looks(sorted(gap["rollouts_per_problem"].unique().to_list()))
+    styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
     for n, look in styles.items():
         own = gap.filter(pl.col("rollouts_per_problem") == n).group_by(unit).agg(
@@ -136,7 +140,7 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
     if not found:
         raise FrontierError("there are no recipes to compare")
     figure, axis = pyplot().subplots(figsize=(6, 4), layout="constrained")
-    for e, look in zip(found, looks([e.name for e in found]).values(), strict=True):
+    for e, look in zip(found, line_styles([e.name for e in found]).values(), strict=True):
         compute, value = efficiency(e.parameters, e.compute, e.reward)
         grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
         line = (grid / e.parameters.scale) ** e.parameters.shape
@@ -149,8 +153,3 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
              title=f"A = {held.asymptote:.3f} and R0 = {held.start:.3f} held for all")  # fmt: skip
     axis.legend(frameon=False, fontsize=8)
     return figure
-
-
-def _ordered(names: set[str]) -> list[str]:
-    """Names such as ``n = 16`` by their number, others by themselves."""
-    return sorted(names, key=lambda n: (not n.startswith("n = "), int(n[4:]) if n[4:].isdigit() else 0, n))

@@ -1,1 +1,1 @@
-"""The commands of ``isocompute-learner``, one a module."""
+"""The commands of ``isocompute-learner``, one per module."""

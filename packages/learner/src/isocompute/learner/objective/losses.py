@@ -27,6 +27,9 @@ def token_terms(logits: torch.Tensor, tokens: torch.Tensor, *, temperature: floa
         logits: Shape ``(tokens, vocabulary)``.
         tokens: The tokens sampled, shape ``(tokens,)``.
         temperature: The sampling temperature.
+
+    Returns:
+        Log-probabilities of ``tokens`` and entropies, each of shape ``(tokens,)``.
     """
     log_distribution = torch.log_softmax(logits.float() / temperature, dim=-1)
     logprobs = log_distribution.gather(-1, tokens[:, None]).squeeze(-1)
@@ -35,12 +38,29 @@ def token_terms(logits: torch.Tensor, tokens: torch.Tensor, *, temperature: floa
 
 
 def importance_weights(learner: torch.Tensor, sampler: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """Truncated importance weights min(π_learner / π_sampler, cap), without gradient."""
+    """Truncated importance weights min(π_learner / π_sampler, cap), without gradient.
+
+    Args:
+        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
+        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
+        cap: Largest weight (the TIS cap).
+
+    Returns:
+        One weight per token, shape ``(tokens,)``.
+    """
     return (learner.detach() - sampler).exp().clamp(max=cap)
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Per-token estimate of KL(policy ‖ reference): exp(d) − d − 1 with d = log π_ref − log π (Schulman's k3)."""
+    """Per-token estimate of KL(policy ‖ reference): exp(d) − d − 1 with d = log π_ref − log π (Schulman's k3).
+
+    Args:
+        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
+        reference: Log-probabilities of the same tokens under the reference model (nats), shape ``(tokens,)``.
+
+    Returns:
+        One estimate per token (nats), shape ``(tokens,)``.
+    """
     difference = reference - policy
     return difference.exp() - difference - 1.0
 
@@ -49,6 +69,14 @@ def policy_loss(logprobs: torch.Tensor, advantages: torch.Tensor, weights: torch
     """Per-token surrogate −w · A · π/π_old, whose ratio is 1 in value and carries the gradient.
 
     One update is taken per batch, so π_old is the policy itself and clipping never acts.
+
+    Args:
+        logprobs: Log-probabilities under the policy, with their gradient, shape ``(tokens,)``.
+        advantages: The advantage of each token's response, shape ``(tokens,)``.
+        weights: Importance weights, shape ``(tokens,)``.
+
+    Returns:
+        One term per token, with its gradient, shape ``(tokens,)``.
     """
     ratio = (logprobs - logprobs.detach()).exp()
     return -weights * advantages * ratio

@@ -69,7 +69,9 @@ class Sampler:
                 latest sync failed, or the engine does not answer.
         """
         if not self._whole:
-            raise RolloutError("the latest sync failed, and the engine holds no whole model; sync it again")
+            raise RolloutError(
+                "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
+            )
         draw = Draw(
             samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample
         )  # fmt: skip

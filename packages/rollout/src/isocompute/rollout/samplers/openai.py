@@ -33,7 +33,7 @@ class OpenAISampler(LocalSampler):
     and left empty where it reports none or not one for each token; vLLM applies the temperature to them with
     ``--logprobs-mode processed_logprobs``.
 
-    A request that the server keeps failing (too many requests, 5xx, no answer in time) or gives up is a response
+    A request that the server keeps failing (too many requests, 5xx, a timeout) or gives up is a response
     that was ``aborted``, without tokens or reward, as long as others succeed.
 
     Args:
@@ -76,12 +76,16 @@ class OpenAISampler(LocalSampler):
     def sync(self, weights: Any, version: int) -> None:
         """Refuse: a server's weights cannot be replaced.
 
+        Args:
+            weights: Not used.
+            version: Not used.
+
         Raises:
             RolloutError: Always.
         """
         raise RolloutError(
-            f"the server at {self.base_url} keeps its weights: an openai sampler measures difficulty and "
-            "evaluates; train with vllm, vllm-remote or transformers"
+            f"the weights of the server at {self.base_url} cannot be replaced: use the openai sampler for difficulty "
+            "and evaluation only, and train with vllm, vllm-remote or transformers"
         )
 
     def _model_name(self, wanted: str | None) -> str:

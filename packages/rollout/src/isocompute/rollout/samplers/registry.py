@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
 from .sampling import Sampling
 
+if TYPE_CHECKING:
+    from .base import Sampler
+
 KINDS = ("vllm", "vllm-remote", "transformers", "openai")
 
 
-def open_sampler(kind: str, model: str, sampling: Sampling, **options: Any) -> Any:
+def open_sampler(kind: str, model: str, sampling: Sampling, **options: Any) -> Sampler:
     """Open a sampler for a model.
 
     Args:
@@ -21,7 +24,7 @@ def open_sampler(kind: str, model: str, sampling: Sampling, **options: Any) -> A
         **options: Passed to the sampler's constructor.
 
     Returns:
-        The sampler (``base.Sampler``).
+        The sampler.
 
     Raises:
         RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server

@@ -39,7 +39,12 @@ class Engine:
         self._sampler = VllmSampler(model, sampling, weight_transport=transport, **options)
 
     def sample(self, problems: pl.DataFrame, draw: Mapping[str, Any]) -> pl.DataFrame:
-        """Return a ``rollouts`` table, as every sampler does; ``draw`` holds the fields of ``Draw``."""
+        """Return a ``rollouts`` table, as every sampler does.
+
+        Args:
+            problems: A ``problems`` table.
+            draw: The fields of ``Draw``.
+        """
         rollouts: pl.DataFrame = self._sampler.sample(problems, **draw)
         return rollouts
 
@@ -48,7 +53,12 @@ class Engine:
         self._sampler.check(given)
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's worker; see ``VllmSampler.worker``."""
+        """Call a method of vLLM's worker; see ``VllmSampler.worker``.
+
+        Args:
+            method: The method.
+            arguments: Its keyword arguments.
+        """
         self._sampler.worker(method, arguments)
 
     def synced(self, version: int) -> None:
@@ -107,7 +117,7 @@ class RemoteSampler(Sampler):
         """Compare the names and shapes that a sync brings with the model's, where the model is.
 
         Raises:
-            RolloutError: They differ, or the engine does not answer.
+            RolloutError: They differ, or the engine timed out.
         """
         self._call("check", list(given))
 
@@ -157,7 +167,9 @@ class RemoteSampler(Sampler):
             if timeout is None:
                 # Its state is unknown.
                 self.close()
-                raise RolloutError(f"the engine did not answer {method} within {seconds:g} s, and was ended") from None
+                raise RolloutError(
+                    f"the engine timed out: {method} took more than {seconds:g} s, and the engine was ended"
+                ) from None
             raise RolloutError(
                 f"the engine did not come up within {seconds:g} s; the cluster may have no room for it "
                 f"(it has {_resources(self._ray.cluster_resources())})"

@@ -29,7 +29,16 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
 def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
 
-    Arguments, result and errors are those of ``avg_at_k``.
+    Args:
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem.
+        k: Responses drawn; at most ``samples``.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
     """
     c, m = _checked(successes, samples, k)
     return 1.0 - _all_of(m - c, m, k)
@@ -38,7 +47,16 @@ def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.fl
 def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
 
-    Arguments, result and errors are those of ``avg_at_k``.
+    Args:
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem.
+        k: Responses drawn; at most ``samples``.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
     """
     c, m = _checked(successes, samples, k)
     return _all_of(c, m, k)

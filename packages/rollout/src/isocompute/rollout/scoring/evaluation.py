@@ -31,7 +31,17 @@ class Sampler(Protocol):
         run_id: str,
         first_sample: int = 0,
     ) -> pl.DataFrame:
-        """Return a ``rollouts`` table; ``first_sample`` is given only where responses were aborted."""
+        """Return a ``rollouts`` table.
+
+        Args:
+            problems: A ``problems`` table.
+            samples: Responses per problem.
+            seed: Seed of the run.
+            step: Cumulative rollouts trained on.
+            phase: What the responses are for.
+            run_id: The run.
+            first_sample: Index of a problem's first response; given only where earlier responses were aborted.
+        """
         ...
 
 

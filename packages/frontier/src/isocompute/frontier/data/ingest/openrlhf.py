@@ -23,7 +23,15 @@ LAYOUT = Layout(
 def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of ``evals``: pass1 is the mean over the evaluation's samples, pass-k its best of k.
 
-    Arguments, result and errors are those of ``Adapter.rows``.
+    Args:
+        run: The run's logs.
+        settings: What its configuration and ``--set`` say.
+
+    Returns:
+        The rows, and notes on defaults used and on what is biased; both empty where the run has no evaluation.
+
+    Raises:
+        FrontierError: A setting that is needed is missing, or a count or a metric in the logs is impossible.
     """
     evaluated = {step for step, metrics in run.rows if any(METRIC.match(name) for name in metrics)}
     if not evaluated:

@@ -22,7 +22,15 @@ def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]
 
     An evaluation logged at step s began when the batches of the steps before s had been shipped.
 
-    Arguments, result and errors are those of ``Adapter.rows``.
+    Args:
+        run: The run's logs.
+        settings: What its configuration and ``--set`` say.
+
+    Returns:
+        The rows, and notes on defaults used and on what is biased; both empty where the run has no evaluation.
+
+    Raises:
+        FrontierError: A setting that is needed is missing, or the batch is not a multiple of the group size.
     """
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in run.rows) if scores}
     if not scored:

@@ -21,7 +21,15 @@ LAYOUT = Layout(
 def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of ``evals`` from ``eval_…`` metrics; the reward is avg@k over the evaluation's generations.
 
-    Arguments, result and errors are those of ``Adapter.rows``.
+    Args:
+        run: The run's logs.
+        settings: What its configuration and ``--set`` say.
+
+    Returns:
+        The rows, and notes on defaults used and on what is biased; both empty where the run has no evaluation.
+
+    Raises:
+        FrontierError: A setting that is needed is missing, or the metric is not a success rate.
     """
     metric = settings.text("metric")
     every = ((step, _score(metrics, metric)) for step, metrics in run.rows)

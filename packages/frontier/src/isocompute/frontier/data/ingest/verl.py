@@ -37,7 +37,15 @@ LAYOUT = Layout(
 def rows(run: Run, settings: Settings) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of ``evals``; ``acc`` goes before ``reward`` where both are logged.
 
-    Arguments, result and errors are those of ``Adapter.rows``.
+    Args:
+        run: The run's logs.
+        settings: What its configuration and ``--set`` say.
+
+    Returns:
+        The rows, and notes on defaults used and on what is biased; both empty where the run has no evaluation.
+
+    Raises:
+        FrontierError: A setting that is needed is missing, or a count in the logs is impossible.
     """
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in run.rows) if scores}
     if not scored:
