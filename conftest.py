@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent
 SLOW = {
     "experiments/tests/test_bad_input.py": "stages as processes, which load torch",
     "experiments/tests/test_cell.py": "vLLM and Ray",
+    "experiments/tests/test_examples.py": "fits of the README",
     "experiments/tests/test_identity.py": "hashes of all code, again and again",
     "experiments/tests/test_ingest_loggers.py": "MLflow and TensorBoard",
     "experiments/tests/test_pipeline.py": "the whole pipeline",
@@ -19,6 +20,7 @@ SLOW = {
     "experiments/tests/test_tracker.py": "MLflow stores",
     "experiments/tests/test_tracker_server.py": "an MLflow server",
     "packages/budget/tests/ledger/test_history.py": "random histories",
+    "packages/budget/tests/commands/test_misuse.py": "hundreds of wrong commands",
     "packages/budget/tests/ledger/test_fold.py": "a campaign of random histories",
     "packages/budget/tests/ledger/test_torture.py": "a campaign of faults and kills",
     "packages/frontier/tests/answers/test_fits.py": "many fits",
@@ -26,7 +28,7 @@ SLOW = {
     "packages/frontier/tests/answers/test_properties.py": "many fits",
     "packages/frontier/tests/data/ingest/test_ingest_bad_input.py": "random logs",
     "packages/frontier/tests/data/ingest/test_ingest_stores.py": "MLflow stores",
-    "packages/frontier/tests/data/test_bad_input.py::test_a_million_rows_are_fitted": "a million rows",
+    "packages/frontier/tests/data/test_bad_input.py": "a million rows",
     "packages/frontier/tests/fitting/test_coverage.py": "simulated sweeps",
     "packages/frontier/tests/fitting/test_questions.py": "simulated sweeps",
     "packages/frontier/tests/show/test_figures.py": "every figure",
@@ -41,7 +43,7 @@ SLOW = {
     "packages/rollout/tests/scoring/test_attack.py": "every task of reasoning-gym",
     "packages/rollout/tests/scoring/test_math_process.py": "processes of math-verify",
 }
-"""Files, or single tests, that are not fast, and why."""
+"""Files, or single tests (`FILE::TEST`), that are not fast, and why."""
 
 
 def is_slow(place: str) -> bool:
