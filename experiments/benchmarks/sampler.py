@@ -6,7 +6,8 @@
 On CPU each block answers the same requests three times in turn, with one engine: by ``LLM.generate``, by the sampler
 without scoring, and by the sampler with reasoning-gym's scoring in the sandbox. Seeds are the same, so tokens are, too;
 every block has seeds of its own, so that no verdict of an earlier one is known. Times are CPU-seconds of this process
-and its children, the sandbox included. Then recorded responses of 512 tokens go through the sampler's tables to
+and its children, the sandbox included; the engine has one thread, as in the embedded default, since threads that spin
+while they wait would be counted as well. Then recorded responses of 512 tokens go through the sampler's tables to
 Parquet and back, in a process of its own whose peak memory is printed. It ends with an error where the sampler has
 less than 0.9 of the speed of bare vLLM, scoring adds more than 5 %, or the tables take more memory than they may.
 
@@ -18,6 +19,7 @@ leaves room for the learner's copy of the weights.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import statistics
@@ -27,6 +29,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -163,9 +166,12 @@ def bare(sampler: Any, problems: pl.DataFrame, sampling: Sampling) -> Callable[[
 
 def compare(folder: Path, counts: Sequence[int], blocks: int) -> list[str]:
     """Print the three times and their ratios; return what is slower than it may be."""
+    import torch
+
     slow: list[str] = []
     if not counts:
         return slow
+    torch.set_num_threads(1)
     sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=8)
     sampler: Any = open_sampler("vllm", str(folder), sampling)
     scoring, silent = sampler.scorer, NoScoring()
@@ -188,8 +194,10 @@ def compare(folder: Path, counts: Sequence[int], blocks: int) -> list[str]:
         repeats = max(1, 1024 // count)
         times: dict[str, list[float]] = {name: [] for name in ways}
         for block in range(blocks * repeats):
-            order = list(ways)[block % 3 :] + list(ways)[: block % 3]
+            # No way always follows the same other, whose garbage it would collect.
+            order = list(permutations(ways))[block % 6]
             for name in order:
+                gc.collect()
                 times[name].append(timed(partial(ways[name], block + 1)))
         mean = {name: statistics.mean(values) for name, values in times.items()}
         each = ", ".join(f"{name} {value / count * 1e3:.3f} ms" for name, value in mean.items())

@@ -30,7 +30,7 @@ def test_flags_of_a_server_go_with_the_openai_sampler(
     assert main([*asked, "--sampler", "openai"]) == 2
     assert "--sampler openai needs --base-url" in capsys.readouterr().err
     assert main([*asked, "--sampler", "transformers", "--base-url", "http://localhost:1/v1"]) == 2
-    assert "--base-url goes with --sampler openai" in capsys.readouterr().err
+    assert "--base-url needs --sampler openai" in capsys.readouterr().err
 
 
 def test_dropped_problems_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> It
     if arguments.model is None:
         flags.refuse_unused(arguments, parser)
         if arguments.rollouts_out is not None:
-            raise RolloutError("--rollouts-out goes with --model: nothing is sampled without it")
+            raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
     else:
         place_shard(arguments, "problems")
     with contextlib.ExitStack() as stack:

@@ -42,7 +42,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     command.add_argument(
         "--phase", choices=(*PHASES, "difficulty", "train"),
-        help="of the responses: eval (default) or baseline with --model, and which ones to take with --rollouts",
+        help="with --model: what the responses are for, eval (default) or baseline; with --rollouts: which to take",
     )  # fmt: skip
     command.add_argument("--run-id", help="with --rollouts: only the responses of this run")
     command.add_argument("--step", type=int, help="with --rollouts: only the responses of this step")
@@ -78,17 +78,17 @@ def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> No
         raise RolloutError("evaluate needs questions: --problems, or --set NAME")
     for name in ("folder", "revision"):
         if getattr(arguments, name) is not None and arguments.set is None:
-            raise RolloutError(f"--{name} goes with --set NAME")
+            raise RolloutError(f"--{name} needs --set NAME")
     if arguments.k is not None and min(arguments.k) < 1:
         raise RolloutError(f"--k is {min(arguments.k)}; it must be at least 1")
     if arguments.model is None:
         flags.refuse_unused(arguments, parser)
         if arguments.rollouts_out is not None:
-            raise RolloutError("--rollouts-out goes with --model: nothing is sampled without it")
+            raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
         return
     for name in OF_ROLLOUTS:
         if getattr(arguments, name) is not None:
-            raise RolloutError(f"--{name.replace('_', '-')} goes with --rollouts")
+            raise RolloutError(f"--{name.replace('_', '-')} needs --rollouts")
     if arguments.phase not in (None, *PHASES):
         raise RolloutError(f"--phase is {arguments.phase}; with --model it must be one of {', '.join(PHASES)}")
     if arguments.k is not None and max(arguments.k) > arguments.samples:
@@ -169,7 +169,7 @@ def _others(theirs: Source, problems: pl.DataFrame | None, arguments: argparse.N
 
 def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.Namespace, **details: Any) -> Output:
     found = scores(ours.counts, ours.k)
-    lines = [f"{'':<14} {'value':>8} {'standard error':>15} {'of it sampling':>15}", *map(_line, found)]
+    lines = [f"{'':<14} {'value':>8} {'standard error':>15} {'from sampling':>15}", *map(_line, found)]
     if paired is not None:
         lines += [f"minus {arguments.against}, on {paired[0].questions:,} questions that both answered:"]
         lines += map(_line, paired)

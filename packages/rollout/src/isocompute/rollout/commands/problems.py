@@ -69,7 +69,7 @@ def _problems(arguments: argparse.Namespace) -> Output:
     if arguments.set is None:
         for name in OF_A_SET:
             if getattr(arguments, name) is not None:
-                raise RolloutError(f"--{name} goes with --set NAME")
+                raise RolloutError(f"--{name} needs --set NAME")
         settings = yaml_mapping(arguments.config)
         loaded = load_checked(source_from(settings), scorer=scorer_of(arguments))
     else:

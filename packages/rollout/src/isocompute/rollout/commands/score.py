@@ -12,10 +12,11 @@ import polars as pl
 
 from ..errors import RolloutError
 from ..samplers.models import load_tokenizer
+from ..scoring.config import scoring_from
 from ..scoring.metadata import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
-from .values import add_scoring, scorer_of
+from .values import add_scoring, pairs, scorer_of
 
 BATCH = 1024
 """Responses handed to the scorer at a time."""
@@ -26,10 +27,14 @@ WAITING = 4
 class _SandboxReport(argparse.Action):
     """Prints which layers of the sandbox this machine has, and ends."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any, **__: Any) -> None:
         from ..scoring.sandbox.summary import report
 
-        for line in report():
+        try:
+            lines = report(scoring_from(pairs(namespace.scoring, flag="--scoring")))
+        except RolloutError as error:
+            parser.error(str(error))
+        for line in lines:
             print(line)
         parser.exit()
 
@@ -47,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     score.add_argument(
         "--sandbox-report", action=_SandboxReport, nargs=0,
-        help="only say which layers of the sandbox this machine has",
+        help="only say which layers of the sandbox this machine has, with the --scoring that stands before it",
     )  # fmt: skip
     add_scoring(score)
     add_flags(score, out="the .parquet file to write")

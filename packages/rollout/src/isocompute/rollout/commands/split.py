@@ -18,7 +18,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "hard ones (pass@128 = 0), --interval 0.9 1 very easy ones.",
     )  # fmt: skip
     command.add_argument("problems", help=SOURCE)
-    command.add_argument("--interval", type=float, nargs=2, required=True, metavar=("LOWEST", "HIGHEST"))
+    command.add_argument(
+        "--interval", type=float, nargs=2, required=True, metavar=("LOWEST", "HIGHEST"),
+        help="pass rates of the problems taken, both ends included",
+    )  # fmt: skip
     command.add_argument(
         "--min-samples", type=int, default=1, metavar="M", help="only problems measured with at least M responses"
     )

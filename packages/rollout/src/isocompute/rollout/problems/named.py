@@ -108,7 +108,9 @@ def named_set(
         raise RolloutError(f"there is no set called {name!r}; there are {', '.join(NAMED)}")
     source = NAMED[known[name.lower()]]
     if source.whole and (train, validation) != (None, None):
-        raise RolloutError(f"the set {source.title} is taken whole; a number of problems goes with a training set")
+        raise RolloutError(
+            f"the set {source.title} is taken whole; only a training set can be cut to a number of problems"
+        )
     source = replace(
         source, seed=seed, train=source.train if train is None else train,
         validation=source.validation if validation is None else validation,

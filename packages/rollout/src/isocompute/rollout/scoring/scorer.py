@@ -113,15 +113,16 @@ class Scorer:
         batch: Future[list[Verdict]] = Future()
         try:
             rules = [rule(item.verifier) for item in items]
-            found: list[Reply | None] = [self._known(*pair) for pair in zip(rules, items, strict=True)]
+            keys = [_key(item) for item in items]
+            found: list[Reply | None] = [self._known(*pair) for pair in zip(rules, keys, strict=True)]
         except Exception as error:
             batch.set_exception(error)
             return batch
         missing: dict[str, dict[_Key, list[int]]] = {}
-        for i, (wanted, item) in enumerate(zip(rules, items, strict=True)):
-            if found[i] is None:
+        for i, reply in enumerate(found):
+            if reply is None:
                 # A policy gives the same short response many times; it is scored once.
-                missing.setdefault(wanted.lane, {}).setdefault(_key(item), []).append(i)
+                missing.setdefault(rules[i].lane, {}).setdefault(keys[i], []).append(i)
         pending = _Pending(batch, rules, found, partial=self.config.partial, lanes=len(missing))
         if not missing:
             pending.finish()
@@ -177,13 +178,14 @@ class Scorer:
                 self._lanes[name] = Lane(name, self.config)
             return self._lanes[name]
 
-    def _known(self, wanted: Rule, item: Item) -> Reply | None:
+    def _known(self, wanted: Rule, key: _Key) -> Reply | None:
+        _, answer, _, response = key
         if wanted.inline:
-            found = _extraction(wanted.words)(item.response)
-            return float(found is not None and same(found, item.answer))
-        if len(item.response) > LONGEST_CACHED:
+            found = _extraction(wanted.words)(response)
+            return float(found is not None and same(found, answer))
+        if len(response) > LONGEST_CACHED:
             return None
-        return self._verdicts.get(_key(item))
+        return self._verdicts.get(key)
 
     def _send(self, lane: str, places: Mapping[_Key, list[int]], rules: Sequence[Rule], pending: _Pending) -> None:
         """Send what is missing, with each problem once."""

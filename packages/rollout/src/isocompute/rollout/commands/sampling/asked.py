@@ -59,11 +59,11 @@ class Asked:
         if self.samples < 1:
             raise RolloutError(f"--samples is {self.samples}; it must be at least 1")
         if self.kind != "openai" and self.server:
-            raise RolloutError(f"--{next(iter(self.server)).replace('_', '-')} goes with --sampler openai")
+            raise RolloutError(f"--{next(iter(self.server)).replace('_', '-')} needs --sampler openai")
         if self.kind == "openai" and "base_url" not in self.server:
             raise RolloutError("--sampler openai needs --base-url, such as http://localhost:8000/v1")
         if self.kind == "openai" and self.engine:
-            raise RolloutError("--engine does not go with --sampler openai: a server has its engine already")
+            raise RolloutError("--engine cannot be combined with --sampler openai: a server has its engine already")
         scoring_from(self.scoring)
         if self.kind == "transformers":
             _check_keys("the transformers sampler", self.engine, TRANSFORMERS)
@@ -122,7 +122,7 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:
     if arguments.interrupt_phrase is not None and arguments.interrupt is None:
-        raise RolloutError("--interrupt-phrase goes with --interrupt LOWEST HIGHEST")
+        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
     numbers = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_prompt_tokens", "keep_text")
     settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
     settings |= {"stop": arguments.stop, "stop_token_ids": arguments.stop_token_id}

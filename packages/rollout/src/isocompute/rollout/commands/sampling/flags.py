@@ -41,8 +41,8 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
         help="folder or name of a model in the Hugging Face format; with --sampler openai, of its tokenizer",
     )  # fmt: skip
     command.add_argument("--samples", type=int, default=samples, help=f"responses per problem (default {samples})")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--sampler", default="vllm", choices=KINDS)
+    command.add_argument("--seed", type=int, default=0, help="of the sampling (default 0)")
+    command.add_argument("--sampler", default="vllm", choices=KINDS, help="what generates (default vllm)")
     command.add_argument("--limit", type=int, metavar="N", help="only the first N problems by problem_id")
     command.add_argument("--overwrite", action="store_true", help="replace --out where it is there already")
     _add_draws(command)
@@ -78,7 +78,7 @@ def refuse_unused(arguments: argparse.Namespace, parser: argparse.ArgumentParser
     """
     for name in OF_SAMPLING:
         if getattr(arguments, name, None) != parser.get_default(name):
-            raise RolloutError(f"--{name.replace('_', '-')} goes with --model: nothing is sampled without it")
+            raise RolloutError(f"--{name.replace('_', '-')} needs --model: nothing is sampled without it")
 
 
 def add_shard(command: argparse.ArgumentParser) -> None:

@@ -26,7 +26,7 @@ class JournaledSampler:
     A group with aborted responses is asked again by the next process: the engine or the server failed, not the policy.
 
     Args:
-        open_sampler: Opens the sampler, once something has to be asked.
+        open_sampler: Opens the sampler, once something must be asked.
         journal: Keeps finished groups.
         progress: Says how far it is.
     """

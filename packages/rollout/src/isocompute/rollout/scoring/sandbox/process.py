@@ -69,11 +69,14 @@ class ScoringProcess:
             RolloutError: No process can be started.
         """
         replies: list[Reply] = []
-        starts = 0
+        starts, one_by_one = 0, False
         total = sum(len(group[4]) for group in groups)
         while len(replies) < total:
-            read = self._ask({"groups": _after(groups, len(replies))}, replies, total)
+            request = {"groups": _after(groups, len(replies)), "one_by_one": one_by_one}
+            read = self._ask(request, replies, total)
             starts = 0 if read else starts + 1
+            # Of replies that are written together it does not show which response ended the process.
+            one_by_one = True
             if starts == STARTS:
                 raise RolloutError(f"the processes that score {self._lane} keep ending before they read a request")
         return replies
@@ -94,7 +97,7 @@ class ScoringProcess:
         replies: list[Reply] = []
         while len(replies) < len(values):
             before = len(replies)
-            self._ask({kind: list(values[before:])}, replies, len(values))
+            self._ask({kind: list(values[before:]), "one_by_one": True}, replies, len(values))
             if len(replies) == before:
                 raise RolloutError(f"the process that scores {self._lane} does not answer")
         return replies
@@ -173,18 +176,15 @@ class ScoringProcess:
             if line == b"+":
                 read = True
                 continue
-            reply: Reply = json.loads(line) if line else {"died": self._ended()}
-            if not (isinstance(reply, dict) and "died" in reply):
-                replies.append(reply)
+            if line:
+                replies.append(json.loads(line))
                 continue
+            died = self._ended()
             if self._stopped:
                 raise RolloutError(CLOSED)
-            if not read:
-                # What it left of the request must not be taken for another.
-                self.close()
-                return False
-            replies.append({"error": reply["died"]})
-            break
+            if read and request["one_by_one"]:
+                replies.append({"error": died})
+            return read
         return True
 
     def _ended(self) -> str:

@@ -47,7 +47,7 @@ def report(config: ScoringConfig | None = None) -> list[str]:
     lines = [f"{name} ({meaning}): {layers[name] or 'missing'}" for name, meaning in MEANING.items()]
     lines.append(
         f"limits: {config.seconds:g} s of processor time and {config.wall_seconds:g} s by the clock for a response, "
-        f"{config.memory_bytes / 2**30:g} GiB of memory, {config.processes} processes for each library"
+        f"{config.memory_bytes / 2**30:g} GiB of memory; processes for each library: {config.processes}"
     )
     allowed = isolated(layers) or config.allow_unisolated
     lines.append("rules that may execute a response: " + ("allowed" if allowed else "refused, for lack of isolation"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -21,6 +22,8 @@ PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
 LARGEST_PROBLEM = 1 << 20
 """Bytes of the largest problem that is generated here."""
+HELD_SECONDS = 0.1
+"""How long replies are held back, to be written together; a reply that took longer is written at once."""
 PATIENCE = 2
 """Responses to a problem that may take all their time by the clock; the others then have only ``seconds`` of it."""
 
@@ -33,7 +36,9 @@ class Worker:
         settings: As ``process`` writes them.
         report: The layers of the sandbox.
         given: File descriptor of the requests, a JSON line each.
-        replies: File descriptor of the replies: ``+`` for a request read, then a JSON line for each response.
+        replies: File descriptor of the replies: ``+`` for a request read, then a JSON line for each response. They are
+            written together, or one by one where the request asks for it, so that it shows which response ended the
+            process.
     """
 
     def __init__(
@@ -41,6 +46,8 @@ class Worker:
     ) -> None:
         self._judge = judge
         self._given, self._replies = given, replies
+        self._held: list[bytes] = []
+        self._one_by_one, self._written = False, 0.0
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
         self._limits = Limits(
@@ -54,6 +61,7 @@ class Worker:
         with os.fdopen(self._given, "rb") as lines:
             for line in lines:
                 request = json.loads(line)
+                self._one_by_one, self._written = request.get("one_by_one", False), time.monotonic()
                 self._say(b"+\n")
                 for base in request.get("check", ()):
                     self._checked(base)
@@ -61,6 +69,7 @@ class Worker:
                     self._scored(*group)
                 for draw in request.get("draws", ()):
                     self._drawn(draw)
+                self._write()
 
     def _scored(self, base: str, words: list[str], answer: str, metadata: str, responses: list[str]) -> None:
         try:
@@ -83,9 +92,8 @@ class Worker:
                 continue
             # Without a handler the signal ends the process, even inside a C function.
             signal.setitimer(signal.ITIMER_PROF, self._seconds)
-            text = reply(response=response)
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            self._say(text)
+            self._say(reply(response=response))
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
     def _checked(self, base: str) -> None:
         try:
@@ -127,9 +135,17 @@ class Worker:
         self._say(said(reply))
 
     def _say(self, line: bytes) -> None:
-        left = memoryview(line)
+        self._held.append(line)
+        # Each write wakes a thread of the engine's process.
+        if self._one_by_one or time.monotonic() - self._written > HELD_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        left = memoryview(b"".join(self._held))
+        self._held.clear()
         while left:
             left = left[os.write(self._replies, left) :]
+        self._written = time.monotonic()
 
 
 def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
