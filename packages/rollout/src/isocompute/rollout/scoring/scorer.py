@@ -266,7 +266,8 @@ class _Pending:
                 _verdict(reply, partial=self._partial or wanted.partial)
                 for reply, wanted in zip(self.found, self._rules, strict=True)
             ]
-        except RolloutError as error:
+        except Exception as error:
+            # Raised in the pool's thread it would be lost, and the batch waited for without end.
             self._batch.set_exception(error)
         else:
             self._batch.set_result(verdicts)

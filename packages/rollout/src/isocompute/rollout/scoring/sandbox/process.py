@@ -176,15 +176,19 @@ class ScoringProcess:
             if line == b"+":
                 read = True
                 continue
-            if line:
-                replies.append(json.loads(line))
+            reply: Reply = json.loads(line) if line else {"died": self._ended()}
+            if not (isinstance(reply, dict) and "died" in reply):
+                replies.append(reply)
                 continue
-            died = self._ended()
             if self._stopped:
                 raise RolloutError(CLOSED)
-            if read and request["one_by_one"]:
-                replies.append({"error": died})
-            return read
+            if not read:
+                # What it left of the request must not be taken for another.
+                self.close()
+                return False
+            if request["one_by_one"]:
+                replies.append({"error": reply["died"]})
+            break
         return True
 
     def _ended(self) -> str:

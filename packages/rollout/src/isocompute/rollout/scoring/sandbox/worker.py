@@ -63,6 +63,7 @@ class Worker:
                 request = json.loads(line)
                 self._one_by_one, self._written = request.get("one_by_one", False), time.monotonic()
                 self._say(b"+\n")
+                self._write()
                 for base in request.get("check", ()):
                     self._checked(base)
                 for group in request.get("groups", ()):
