@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
@@ -23,11 +22,6 @@ from .manifest import Manifest, check_shapes, manifest
 from .models import load_tokenizer, stop_tokens
 from .prompts import Prompting, PromptMaker
 from .sampling import Continue, Draw, Finished, Request, Response, Sampling
-
-SENT_TOGETHER = 512
-"""Responses that are held at most before they are scored."""
-HELD_SECONDS = 0.25
-"""How long after others a group is sent, at least, where groups come fast."""
 
 
 class LocalSampler(Sampler):
@@ -175,7 +169,7 @@ class LocalSampler(Sampler):
 
 
 class _Scoring:
-    """Groups that are being scored, sent together where they come fast.
+    """Groups that are being scored.
 
     Args:
         scorer: Scores them.
@@ -186,50 +180,35 @@ class _Scoring:
         self._scorer = scorer
         self._answers, self._metadata = problems["answer"].to_list(), metadata_of(problems)
         self._verifiers = problems["verifier"].to_list()
-        self._held: list[Group] = []
-        self._sent = 0.0
-        self._waiting: dict[Future[list[Verdict]], list[Group]] = {}
+        self._waiting: dict[Future[list[Verdict]], Group] = {}
 
     def submit(self, group: Group) -> None:
-        """Begin with a group, or hold it until more can be sent along."""
-        self._held.append(group)
-        many = sum(len(held.responses) for held in self._held) >= SENT_TOGETHER
-        if many or time.monotonic() - self._sent > HELD_SECONDS:
-            self._send()
+        """Begin with a group; aborted responses earn 0 and are not scored."""
+        row = group.row
+        items = [
+            Item(verifier=self._verifiers[row], response=text, answer=self._answers[row], metadata=self._metadata[row])
+            for response, text in zip(group.responses, group.texts, strict=True)
+            if response.finish_reason != "aborted"
+        ]
+        self._waiting[self._scorer.submit(items, hold=True)] = group
 
     def ready(self) -> Iterator[tuple[Group, list[Verdict]]]:
-        """Yield the groups that are scored by now: those with responses that hang hold up no others."""
+        """Yield the groups that are scored by now: one with responses that hang holds up no other."""
         for future in [waiting for waiting in self._waiting if waiting.done()]:
-            verdicts = iter(future.result())
-            for group in self._waiting.pop(future):
-                yield group, _in_order(group, verdicts)
+            group = self._waiting.pop(future)
+            yield group, _in_order(group, future.result())
 
     def rest(self) -> Iterator[tuple[Group, list[Verdict]]]:
         """Wait for all other groups and yield each as it is scored."""
-        self._send()
+        self._scorer.flush()
         while self._waiting:
             wait(self._waiting, return_when=FIRST_COMPLETED)
             yield from self.ready()
 
-    def _send(self) -> None:
-        if self._held:
-            items = [item for group in self._held for item in self._items(group)]
-            self._waiting[self._scorer.submit(items)] = self._held
-            self._held, self._sent = [], time.monotonic()
 
-    def _items(self, group: Group) -> Iterator[Item]:
-        """The responses of a group; aborted ones earn 0 and are not scored."""
-        row = group.row
-        for response, text in zip(group.responses, group.texts, strict=True):
-            if response.finish_reason != "aborted":
-                yield Item(
-                    verifier=self._verifiers[row], response=text, answer=self._answers[row],
-                    metadata=self._metadata[row],
-                )  # fmt: skip
-
-
-def _in_order(group: Group, scored: Iterator[Verdict]) -> list[Verdict]:
-    """Take the verdicts on the responses of a group, of which the aborted ones were not scored."""
+def _in_order(group: Group, verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """The verdicts on all responses of a group, of which the aborted ones were not scored."""
+    scored = iter(verdicts)
     return [
         Verdict(reward=0.0) if response.finish_reason == "aborted" else next(scored) for response in group.responses
     ]

@@ -100,11 +100,13 @@ class Scorer:
                 raise RolloutError(f"the verifier {base} cannot be used: {error}")
             self._checked.add(base)
 
-    def submit(self, items: Sequence[Item]) -> Future[list[Verdict]]:
+    def submit(self, items: Sequence[Item], *, hold: bool = False) -> Future[list[Verdict]]:
         """Score items, in the background.
 
         Args:
             items: Responses to be scored.
+            hold: They may wait a moment for others, which makes scoring cheaper where many calls follow one another;
+                ``flush`` ends that.
 
         Returns:
             Their verdicts in order. Its ``result`` raises ``RolloutError`` when an item cannot be scored through no
@@ -127,8 +129,15 @@ class Scorer:
         if not missing:
             pending.finish()
         for lane, places in missing.items():
-            self._send(lane, places, rules, pending)
+            self._send(lane, places, rules, pending, hold=hold)
         return batch
+
+    def flush(self) -> None:
+        """Score what was held without waiting for more."""
+        with self._lock:
+            lanes = list(self._lanes.values())
+        for lane in lanes:
+            lane.flush()
 
     def draw(self, verifier: str, draws: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Generate problems in the sandbox, for a generator that executes programs.
@@ -187,7 +196,9 @@ class Scorer:
             return None
         return self._verdicts.get(key)
 
-    def _send(self, lane: str, places: Mapping[_Key, list[int]], rules: Sequence[Rule], pending: _Pending) -> None:
+    def _send(
+        self, lane: str, places: Mapping[_Key, list[int]], rules: Sequence[Rule], pending: _Pending, *, hold: bool
+    ) -> None:
         """Send what is missing, with each problem once."""
         problems: dict[tuple[str, str, str], list[_Key]] = {}
         for key in places:
@@ -210,7 +221,7 @@ class Scorer:
                     pending.found[place] = reply
             pending.arrived()
 
-        self._lane(lane).score(groups).add_done_callback(arrived)
+        self._lane(lane).score(groups, hold=hold).add_done_callback(arrived)
 
     def _keep(self, key: _Key, reply: Reply) -> None:
         if len(key[3]) > LONGEST_CACHED or (isinstance(reply, dict) and _may_differ(reply)):
