@@ -109,7 +109,7 @@ def faults(session: nox.Session) -> None:
     install_all(session, *TEST_TOOLS)
     more = {
         "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
-        "ISOCOMPUTE_PIPELINE_KILLS": "3", "ISOCOMPUTE_ROLLOUT_FAULTS": "100",
+        "ISOCOMPUTE_PIPELINE_KILLS": "3", "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100",
     }  # fmt: skip
     found = [
         str(p) for name in ("test_torture.py", "test_fold.py") for p in ROOT.glob(f"packages/budget/tests/**/{name}")
@@ -120,6 +120,7 @@ def faults(session: nox.Session) -> None:
     chosen = session.posargs or [
         *sorted(found),
         "packages/rollout/tests/faults",
+        "packages/learner/tests/faults",
         "experiments/tests/test_stale_weights.py",
         pipeline,
     ]
@@ -206,13 +207,14 @@ def interpreter(version: str) -> str | None:
 
 @nox.session
 def trainers(session: nox.Session) -> None:
-    """Check the budget's converted settings with TRL, veRL, SkyRL and OpenRLHF, installed; run TRL for a few steps."""
+    """Compare with the trainers, installed: the budget's settings with four, the learner's losses with TRL and veRL."""
     torch = [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")] or ["torch"]
-    # veRL pins an older transformers for its engines; its configuration needs only these of its requirements.
+    # veRL pins an older transformers for its engines; its configuration and losses need only these requirements.
     of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")
-    session.install("packages/budget[test]", "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
+    ours = ("packages/budget[test]", "-e", "packages/learner")
+    session.install(*ours, "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
-    tests = ["packages/budget/tests/test_trainers.py", "-rs", *session.posargs]
+    tests = ["packages/budget/tests/test_trainers.py", "packages/learner/tests/parity", "-rs", *session.posargs]
     session.run("python", "-m", "pytest", "-q", *tests, env={**run_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
     newer_trainers(session)
 
@@ -277,6 +279,13 @@ def figures(session: nox.Session) -> None:
         ("forecast", "forecast"), ("trl-fitted/curves", "trl-curves"), ("trl-fitted/trade", "trl-trade"),
     ):  # fmt: skip
         shutil.copy(out / f"{made}.png", docs / f"{name}.png")
+
+
+@nox.session
+def bandit(session: nox.Session) -> None:
+    """Print the tables of docs/bandit.md and draw its figure: one problem, exact (half a minute on a quiet core)."""
+    install_all(session)
+    session.run("python", "-m", "experiments.bandit", "--out", *(session.posargs or ["docs"]), env=run_variables())
 
 
 @nox.session

@@ -1,6 +1,7 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
 
-``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json.
+``anchor SET`` searches learning rates under a budget, and is no stage of the pipeline. ``schema`` prints the JSON
+schema of params.yaml, which is kept in params.schema.json.
 """
 
 from __future__ import annotations
@@ -19,21 +20,25 @@ from isocompute.budget import tracking
 
 from .errors import ExperimentError
 from .settings import Preset, load, schema
-from .stages import SET_STAGES, STAGES
+from .stages import COMMANDS, SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
 """How long stages took, one line per stage; never a DVC output."""
+OF_A_SET = (*SET_STAGES, *COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *SET_STAGES, "repro", "schema"])
-    parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(SET_STAGES)}: the problem set")
+    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema"])
+    parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(OF_A_SET)}: the problem set")
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
+    parser.add_argument("--budget", type=_rollouts, help="for anchor: rollouts that its pilots may be trained on")
     arguments = parser.parse_args(argv)
-    if (arguments.stage in SET_STAGES) != (arguments.problem_set is not None):
-        parser.error(f"{', '.join(SET_STAGES)} take a problem set; the other stages take none")
+    if (arguments.stage in OF_A_SET) != (arguments.problem_set is not None):
+        parser.error(f"{', '.join(OF_A_SET)} take a problem set; the other stages take none")
+    if arguments.budget is not None and arguments.stage not in COMMANDS:
+        parser.error("--budget is an option of anchor; what a stage spends is in params.yaml")
     if arguments.stage == "schema":
         print(schema.text(), end="")
         return 0
@@ -44,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.preset:
                 raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
             return repro(load())
-        stage(load(preset=arguments.preset), arguments.stage, arguments.problem_set)
+        options = {} if arguments.budget is None else {"budget": arguments.budget}
+        stage(load(preset=arguments.preset), arguments.stage, arguments.problem_set, **options)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -54,7 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def stage(preset: Preset, name: str, problem_set: str | None) -> None:
+def _rollouts(text: str) -> int:
+    """A whole number of rollouts."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no budget; it must be a whole number of rollouts, 1 or more")
+    return int(text)
+
+
+def stage(preset: Preset, name: str, problem_set: str | None, **options: int) -> None:
     """Run one stage, and note how long it took."""
     # Imported here: not every stage needs what another one does.
     run = import_module(f"experiments.stages.{name}").run
@@ -63,7 +76,7 @@ def stage(preset: Preset, name: str, problem_set: str | None) -> None:
         run(preset)
     else:
         preset.sweep_of(problem_set)
-        run(preset, problem_set)
+        run(preset, problem_set, **options)
     if name != "plan":
         took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
         SECONDS.parent.mkdir(exist_ok=True)

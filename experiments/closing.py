@@ -10,7 +10,10 @@ from typing import Any
 import polars as pl
 from isocompute.rollout import tables
 
-from .report import gains, metric_label
+from .rates.record import Pilot
+from .report.gains import gains, metric_label
+from .report.health import caveats
+from .report.rates import leader_lines
 from .settings import Preset
 
 
@@ -42,10 +45,25 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
         lines += _n_star_lines(pl.read_parquet(frontier), within_run=fits["within_run"])
         lines += [f"  {statement}" for statement in fits["statements"]]
     states = json.loads((sweep / "cells.json").read_text())["cells"]
-    for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, scores["validation"]["fresh"]):
+    pilot = Pilot.read(json.loads((sweep / "pilot.json").read_text()))
+    for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, pilot.base.score):
         size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
         lines.append(f"  n = {gain.rollouts_per_problem}{size}: {metric_label(metric)} {gain.text()}")
+    lines += _rates(pilot)
+    lines += [f"  {what}: {said}" for what, said in caveats(states)]
     return lines + _prescribed(out / "prescribe" / name)
+
+
+def _rates(pilot: Pilot) -> list[str]:
+    """The learning rate found at each n, and whether another would change which n leads."""
+    several = len({each.problems_per_batch for each in pilot.searches}) > 1
+    found = ", ".join(
+        f"{each.chosen.learning_rate:.3g} at n = {each.rollouts_per_problem}"
+        + (f", B_p = {each.problems_per_batch}" if several else "")
+        + (" (edge of the grid)" if each.edge else "")
+        for each in pilot.searches
+    )
+    return [f"  learning rates ({pilot.rule}): {found}", *(f"  {line}" for line in leader_lines(pilot))]
 
 
 def _base_scores(found: Mapping[str, Any]) -> str:

@@ -18,12 +18,13 @@ from typing import Any
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, RunConfig, Sampler, protocols, train
+from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
 from experiments import tiny_model
 from experiments.tiny_config import TinyModelConfig
 
-CONFIG = LearnerConfig(learning_rate=5e-4, kl_coefficient=0.001, entropy_coefficient=0.001)
+CONFIG = LearnerConfig(learning_rate=5e-4, kl=KLConfig(coefficient=0.001), entropy=EntropyConfig(coefficient=0.001))
 BATCH = 8 * 4
 
 

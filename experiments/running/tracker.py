@@ -20,12 +20,16 @@ from isocompute.learner import EvaluationRecord
 
 from . import starts, work
 from .cells import Cell
+from .health import health_of
 from .spool import Position, Spool
 
 RETRY_SECONDS = 15.0
+LARGEST_BATCH = 100
+"""Parameters that MLflow takes at a time."""
 TABLES = ("evals", "ledger", "pass_rates", "timings")
 """Tables that the run of a finished cell carries."""
 STATUS_TAG = "isocompute.status"
+HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
 
 
@@ -81,13 +85,16 @@ class Tracker:
         except Exception:
             self.unsent[cell.start_id] = name
 
-    def close(self, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
+    def close(self, cells: Sequence[Cell], folders: Mapping[str, Path], *, supersede: bool = True) -> None:
         """Make ``mlflow:EXPERIMENT`` mean these cells, and print which could not be sent.
 
         Args:
             cells: The cells.
             folders: Their folders by run id.
+            supersede: Whether these are all cells that the experiment means; else what it means stays as it is.
         """
+        if not self.unsent and not supersede:
+            return
         if not self.unsent:
             with contextlib.suppress(Exception):
                 places = [*(folders[c.run_id] for c in cells), *(work.start_of(c) for c in cells)]
@@ -122,6 +129,8 @@ class Tracker:
         diverged = found is not None and found.diverged_at is not None
         tracking.attach(sent["run"], {name: folder / f"{name}.parquet" for name in TABLES})
         client.set_tag(sent["run"], BUDGET_TAG, str(cell.rollouts))
+        unhealthy = ", ".join(flag.name for flag in health_of(cell, folder))
+        client.set_tag(sent["run"], HEALTH_TAG, unhealthy or "no flags")
         client.set_tag(sent["run"], STATUS_TAG, "diverged" if diverged else "finished")
         client.set_terminated(sent["run"], status="FAILED" if diverged else "FINISHED")
         sent["finished"] = found.rollouts if found else cell.rollouts
@@ -152,14 +161,17 @@ class Tracker:
 
     def _create(self, client: Any, cell: Cell) -> str:
         """Make the run of a cell, and delete one that another work folder left behind."""
+        from mlflow.entities import Param
+
         for old in client.search_runs([self._id], f"tags.`isocompute.run_id` = '{cell.run_id}'"):
             client.delete_run(old.info.run_id)
         tags = {"isocompute.run_id": cell.run_id, "isocompute.problem_set": cell.origin.problem_set}
         run = client.create_run(self._id, run_name=cell.name, tags=tags)
         plain = asdict(cell)
         del plain["rollouts"]
-        for key, value in _flatten(plain):
-            client.log_param(run.info.run_id, key, value)
+        params = [Param(key, str(value)) for key, value in _flatten(plain)]
+        for begin in range(0, len(params), LARGEST_BATCH):
+            client.log_batch(run.info.run_id, params=params[begin : begin + LARGEST_BATCH])
         return str(run.info.run_id)
 
     @staticmethod

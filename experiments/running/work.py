@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS
+from isocompute.budget import TRAINING_COHORTS, Counts
 from isocompute.rollout import tables
 from isocompute.rollout.contract.files import write_text
 
@@ -90,6 +90,53 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step-*"))
 
 
+def keeps_policy(cell: Cell, which: str) -> bool:
+    """Whether the trained policy of a cell is kept.
+
+    Args:
+        cell: The cell.
+        which: ``none``, ``last`` or ``all``; see ``ResourcesConfig.keep_policies``.
+    """
+    return which == "all" or (which == "last" and cell.purpose == "prescribe")
+
+
+def policy_of(folder: Path) -> Path:
+    """The Hugging Face folder of a cell's trained policy."""
+    return folder / "policy"
+
+
+def has_policy(folder: Path) -> bool:
+    """Whether the policy of a finished cell is there, as it was at its end; one of a shorter run does not count."""
+    found, mark = done(folder), folder / "policy.json"
+    if found is None or not mark.exists() or not policy_of(folder).is_dir():
+        return False
+    return bool(json.loads(mark.read_text())["step"] == found.step)
+
+
+def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
+    """Whether the policy of a finished cell is kept, not there, and can be saved; one that diverged has none.
+
+    Args:
+        cell: The cell.
+        folder: Its folder.
+        which: See ``keeps_policy``.
+    """
+    found = done(folder)
+    if found is None or found.diverged_at is not None or not keeps_policy(cell, which):
+        return False
+    return not has_policy(folder) and has_checkpoint(folder)
+
+
+def set_policy(folder: Path, step: int) -> None:
+    """Record that the policy of a cell was saved whole.
+
+    Args:
+        folder: The folder of the cell.
+        step: Update steps after which it is the policy.
+    """
+    write_json(folder / "policy.json", {"step": step})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a cell found within its budget, of a run that may have gone on beyond it.
@@ -130,6 +177,17 @@ def outcome(cell: Cell, folder: Path) -> Outcome:
     )
 
 
+def training_counts(cell: Cell, folder: Path) -> Counts:
+    """What a finished cell generated for training within its budget; less than that where it diverged.
+
+    Args:
+        cell: The cell.
+        folder: Its folder.
+    """
+    trained = outcome(cell, folder).ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))
+    return Counts(**{f.name: int(trained[f.name].sum()) for f in fields(Counts)})
+
+
 def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
     """The last step that a budget admits: the rollouts used before it and B together do not exceed it.
 
@@ -149,26 +207,28 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
 
 
 def prune(gigabytes: float, *, keep: Collection[str] = ()) -> list[str]:
-    """Delete checkpoints of finished cells, the oldest first, until they fit into a disk limit.
+    """Delete checkpoints, then policies, of finished cells, the oldest first, until they fit into a disk limit.
 
     Args:
         gigabytes: The limit, for all of them together (10⁹ bytes each).
         keep: Run ids that are left alone.
 
     Returns:
-        The run ids whose checkpoints went; extended later, such a cell is trained again.
+        What was deleted, as ``RUN_ID/checkpoints`` or ``RUN_ID/policy``; a cell without a checkpoint is trained again
+        when it is extended.
     """
-    held = []
-    for mark in (WORK / "cells").glob("*/done.json"):
-        size = sum(p.stat().st_size for p in (mark.parent / "checkpoints").rglob("*") if p.is_file())
-        if size:
-            held.append((mark.stat().st_mtime_ns, mark.parent, size))
-    total, gone = sum(size for *_, size in held), []
-    for _, folder, size in sorted(held):
+    cells = sorted((mark.stat().st_mtime_ns, mark.parent) for mark in (WORK / "cells").glob("*/done.json"))
+    held = [(folder / part, _size(folder / part)) for part in ("checkpoints", "policy") for _, folder in cells]
+    total, gone = sum(size for _, size in held), []
+    for place, size in held:
         if total <= gigabytes * 1e9:
             break
-        if folder.name not in keep:
-            shutil.rmtree(folder / "checkpoints")
+        if size and place.parent.name not in keep:
+            shutil.rmtree(place)
             total -= size
-            gone.append(folder.name)
+            gone.append(f"{place.parent.name}/{place.name}")
     return gone
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -22,6 +22,7 @@ from isocompute.learner import (
     timings_table,
     train,
 )
+from isocompute.learner.export import save_policy
 from isocompute.rollout import (
     EvaluationResult,
     engine_from,
@@ -126,7 +127,7 @@ class Worker:
         starts.write(folder, starts.Start.of(found))
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
-        """Run a cell, or what is left of it, in its folder; does nothing when it is finished.
+        """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
 
         Args:
             cell: The cell.
@@ -137,9 +138,15 @@ class Worker:
         Raises:
             SyncError: The engine does not hold the learner's weights.
             CheckpointError, LedgerError: The folder cannot be written to, or what is in it is damaged.
+            LearnerError: The policy cannot be saved.
         """
-        if work.finished(cell, home):
-            return
+        if not work.finished(cell, home):
+            self._run(cell, problems, home, start)
+        if work.lacks_policy(cell, home, self.config.keep_policies):
+            self._save_policy(cell, home)
+
+    def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
+        """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
         if not starts.exists(start):
             self.start(cell, problems, start)
@@ -197,6 +204,13 @@ class Worker:
                 lost=asdict(totals.lost_training),
             ),
         )
+
+    def _save_policy(self, cell: Cell, home: Path) -> None:
+        """Save the policy of a finished cell, from the checkpoint at its end."""
+        learner = self._fresh_learner(cell.learner)
+        progress = restore(learner=learner, checkpoints=Checkpoints(home / "checkpoints"))
+        save_policy(learner.weights(), self._model, work.policy_of(home))
+        work.set_policy(home, progress.step)
 
     def _base_weights(self) -> None:
         if self._sampler.weights_version:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from isocompute.rollout import RolloutError
 
-from .strict import SettingError
-from .sweep import PrescribeConfig, SweepConfig, check_budget
+from .strict import SettingError, check_budget
+from .sweep import PrescribeConfig, SweepConfig
 
 if TYPE_CHECKING:
     from .model import Preset
@@ -47,7 +47,7 @@ def _engine_can_run(preset: Preset) -> None:
 
 def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
     """Refuse a batch of more problems than the set has for training."""
-    pairs = [("", size) for _, size in sweep.grid()] + [("pilot.", sweep.pilot.problems_per_batch)]
+    pairs = [("", size) for _, size in sweep.grid()] + [("learning_rate.", size) for _, size in sweep.searched()]
     for part, size in pairs:
         if size > most:
             raise SettingError(
@@ -59,13 +59,18 @@ def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
 def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: PrescribeConfig) -> None:
     """Refuse a test whose budget cannot be run or is not above the sweep's, or that reuses seeds of sweep or pilot."""
     where = f"prescribe.{name}"
+    try:
+        sweep.check_groups(test.baselines, where=f"{where}.baselines")
+    except SettingError as error:
+        own = error.where.startswith(where)
+        raise SettingError(error.where if own else f"sweep.{name}.{error.where}", str(error)) from None
     pairs = sweep.within_largest_batch(sorted({*test.baselines, *sweep.rollouts_per_problem}))
     check_budget(test.rollouts, test.evaluate_every, [n * size for n, size in pairs], where=f"{where}.")
     if test.rollouts <= sweep.rollouts:
         raise SettingError(
             f"{where}.rollouts", f"is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
         )
-    used = sorted(set(test.seeds) & {*sweep.seeds, sweep.pilot.seed})
+    used = sorted(set(test.seeds) & {*sweep.seeds, *sweep.learning_rate.seeds})
     if used:
         raise SettingError(
             f"{where}.seeds", f"holds {used[0]}, which was used to choose the prescription; test with other seeds"

@@ -25,14 +25,13 @@ from ..tiny_config import TinyModelConfig
 from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, SettingError, Settings, with_names
-from .sweep import PilotConfig, PrescribeConfig, SweepConfig
+from .sweep import PrescribeConfig, SweepConfig
 
 __all__ = [
     "DifficultyConfig",
     "EvaluationConfig",
     "FrontierConfig",
     "ModelConfig",
-    "PilotConfig",
     "PrescribeConfig",
     "Preset",
     "ResourcesConfig",

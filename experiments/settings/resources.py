@@ -19,8 +19,9 @@ Seconds = Annotated[float, Field(ge=1)]
 class ResourcesConfig(Settings):
     """Workers, engines, devices and time limits.
 
-    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds`` and ``checkpoint_gigabytes`` do not affect results;
-    the others are part of a run's identity, because engines, dtypes and sums over ranks round differently.
+    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds``, ``checkpoint_gigabytes`` and ``keep_policies`` do
+    not affect results; the others are part of a run's identity, because engines, dtypes and sums over ranks round
+    differently.
     """
 
     workers: Count = 2
@@ -47,7 +48,11 @@ class ResourcesConfig(Settings):
     """How long a worker may show no progress before it is replaced (seconds); longer than one step, and than 256
     problems take while difficulty is measured."""
     checkpoint_gigabytes: Annotated[float, Field(ge=0)] = 5.0
-    """Disk space for the checkpoints of finished cells (GB); the oldest go first."""
+    """Disk space for the checkpoints and policies of finished cells (GB); the oldest checkpoints go first, then the
+    oldest policies."""
+    keep_policies: Literal["none", "last", "all"] = "last"
+    """Whose trained policy is kept as a Hugging Face folder: nobody's; that of the ``last`` cells trained, which test
+    the prescription; or that of ``all`` cells, pilots and sweep included."""
 
     @model_validator(mode="after")
     def _separate_engines_are_vllm(self) -> Self:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -13,7 +13,6 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
-    WithJsonSchema,
 )
 from pydantic_core import CoreSchema, core_schema
 
@@ -52,17 +51,11 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-def _group(n: int) -> int:
-    if n < 2:
-        raise SettingError("", f"is {n}; it must be at least 2: a group baseline needs 2 or more responses")
-    return n
-
-
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A learning rate."""
-GroupSize = Annotated[int, AfterValidator(_group), WithJsonSchema({"type": "integer", "minimum": 2})]
-"""Rollouts per problem, n."""
+GroupSize = Annotated[int, Field(ge=1)]
+"""Rollouts per problem, n; 1 where the objective's baseline is no group's."""
 Distinct = Annotated[tuple[T, ...], Field(json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 """Values of which each is listed once; there may be none."""
 Grid = Annotated[tuple[T, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
@@ -122,3 +115,26 @@ def with_names(entries: Any) -> Any:
         if isinstance(entry, Mapping) and "name" in entry:
             raise SettingError(key, f"has no setting 'name': its name is its key, {key}")
     return {key: {"name": key, **entry} if isinstance(entry, Mapping) else entry for key, entry in entries.items()}
+
+
+def check_budget(rollouts: int, evaluate_every: int, batches: Iterable[int], *, where: str = "") -> None:
+    """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
+
+    Args:
+        rollouts: The budget of a cell.
+        evaluate_every: Rollouts between its evaluations.
+        batches: Rollouts of one step, B = B_p · n, of every cell.
+        where: Dotted path of the settings with its last dot, in front of the names ``rollouts`` and
+            ``evaluate_every``.
+
+    Raises:
+        SettingError: A batch does not fit.
+    """
+    for batch in batches:
+        if batch > rollouts:
+            raise SettingError(f"{where}rollouts", f"is {rollouts}; one step takes {batch}: no step could be taken")
+        if evaluate_every % batch or rollouts % evaluate_every:
+            raise SettingError(
+                f"{where}evaluate_every",
+                f"is {evaluate_every}; it must be a multiple of every batch ({batch}) and divide rollouts ({rollouts})",
+            )

@@ -1,72 +1,15 @@
-"""Settings of the cells: the pilot, the sweep, and the test of what was prescribed."""
+"""Settings of the cells: the sweep, and the test of what was prescribed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
-from isocompute.learner import LearnerConfig
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidatorFunctionWrapHandler, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import model_validator
 
-from .strict import Count, Distinct, Grid, GroupSize, Rate, SettingError, Settings
-
-
-class PilotConfig(Settings):
-    """The search for the learning-rate anchor, at one batch (IsoCompute Playbook, section 3, Factor 3)."""
-
-    learning_rates: Grid[Rate]
-    """Learning rates tried, one cell each."""
-    rollouts_per_problem: GroupSize
-    """Rollouts per problem (group size), n, of its cells."""
-    problems_per_batch: Count
-    """Problems per batch, B_p, of its cells."""
-    rollouts: Count
-    """Budget of each cell (rollouts)."""
-    evaluate_every: Count
-    """Rollouts between evaluations; divides ``rollouts``, so that the end is evaluated."""
-    seed: int
-    """A seed that no measured cell uses."""
-
-    @model_validator(mode="after")
-    def _budget_is_whole(self) -> Self:
-        check_budget(self.rollouts, self.evaluate_every, [self.rollouts_per_problem * self.problems_per_batch])
-        return self
-
-
-class LearnerSettings:
-    """Marks the settings of the learner that a sweep gives: those of ``LearnerConfig`` but two, all optional.
-
-    They are checked as a ``LearnerConfig`` is, and kept as they were given: what is left out is the learner's default.
-    """
-
-    ELSEWHERE: Mapping[str, str] = {
-        "learning_rate": "the pilot finds it; see pilot.learning_rates",
-        "temperature": "it is the sampler's; see sampling.temperature",
-    }
-    """Settings of the learner that a sweep does not give, and where they come from."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """A mapping whose values a ``LearnerConfig`` takes."""
-        return core_schema.no_info_wrap_validator_function(self._checked, handler.generate_schema(LearnerConfig))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """The schema of ``LearnerConfig`` without what is given elsewhere."""
-        shown = dict(handler.resolve_ref_schema(handler(schema)))
-        shown["properties"] = {k: v for k, v in shown["properties"].items() if k not in self.ELSEWHERE}
-        del shown["required"]
-        return shown
-
-    def _checked(self, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-        if not isinstance(given, Mapping):
-            return validate(given)
-        for name, advice in self.ELSEWHERE.items():
-            if name in given:
-                raise SettingError("", f"has no setting {name!r}: {advice}")
-        # A cell has a learning rate and a horizon of its own; any that pass will do here.
-        horizon = {} if given.get("decay", "constant") == "constant" else {"decay_steps": 2**31}
-        validate({"learning_rate": 1.0, **horizon, **given})
-        return dict(given)
+from .learner import LearnerSettings, objective_of
+from .rates import LearningRate, TunedRate
+from .strict import Count, Distinct, Grid, GroupSize, SettingError, Settings, check_budget
 
 
 class SweepConfig(Settings):
@@ -84,8 +27,8 @@ class SweepConfig(Settings):
     """Rollouts between evaluations; the same for every budget, since runs are extended."""
     learner: Annotated[Mapping[str, Any], LearnerSettings()]
     """Settings of the learner, without the learning rate."""
-    pilot: PilotConfig
-    """The search for the learning rate."""
+    learning_rate: LearningRate
+    """How the learning rate of the cells is found."""
     max_batch_rollouts: int | None = None
     """B_max (rollouts): pairs with B_p · n above it are left out; null keeps all."""
 
@@ -98,6 +41,13 @@ class SweepConfig(Settings):
         most = self.max_batch_rollouts
         return [(n, size) for n in group_sizes for size in self.problems_per_batch if most is None or n * size <= most]
 
+    def searched(self) -> list[tuple[int, int]]:
+        """Every (n, B_p) at which learning rates are tried."""
+        found = self.learning_rate
+        if not isinstance(found, TunedRate):
+            return [(found.rollouts_per_problem, found.problems_per_batch)]
+        return self.within_largest_batch(found.rollouts_per_problem or self.rollouts_per_problem)
+
     @model_validator(mode="after")
     def _a_pair_is_left(self) -> Self:
         if not self.grid():
@@ -109,17 +59,54 @@ class SweepConfig(Settings):
     @model_validator(mode="after")
     def _budget_is_whole(self) -> Self:
         check_budget(self.rollouts, self.evaluate_every, [n * size for n, size in self.grid()])
+        search = self.learning_rate
+        batches = [n * size for n, size in self.searched()]
+        if not batches:
+            raise SettingError(
+                "learning_rate.rollouts_per_problem", f"holds no n with B_p · n of {self.max_batch_rollouts} or less"
+            )
+        check_budget(search.rollouts, search.evaluate_every, batches, where="learning_rate.")
         return self
 
     @model_validator(mode="after")
     def _what_selects_never_measures(self) -> Self:
         # Responses that chose the learning rate must not measure it.
-        if self.pilot.seed in self.seeds:
+        used = sorted(set(self.learning_rate.seeds) & set(self.seeds))
+        if used:
             raise SettingError(
-                "pilot.seed",
-                f"is {self.pilot.seed}, which is also a seed of the sweep; the pilot needs a seed of its own",
+                "learning_rate.seeds",
+                f"holds {used[0]}, which is also a seed of the sweep; a search needs seeds of its own",
             )
         return self
+
+    @model_validator(mode="after")
+    def _groups_suit_the_learner(self) -> Self:
+        self.check_groups({n for n, _ in [*self.grid(), *self.searched()]}, where="rollouts_per_problem")
+        return self
+
+    def check_groups(self, group_sizes: Iterable[int], *, where: str) -> None:
+        """Refuse group sizes that the learner cannot make advantages of.
+
+        Args:
+            group_sizes: Every n.
+            where: Dotted path of the setting that holds them.
+
+        Raises:
+            SettingError: n is 1 and advantages are relative to a group, or n is below ``batch.trained_rollouts``.
+        """
+        least = min(group_sizes, default=None)
+        if least is None:
+            return
+        objective = objective_of(self.learner)
+        if least == 1 and objective.baseline == "group":
+            raise SettingError(
+                where, f"holds 1; a group baseline needs 2 or more responses ({objective.algorithm}; ppo has none)"
+            )
+        trained = self.learner.get("batch", {}).get("trained_rollouts")
+        if trained is not None and trained > least:
+            raise SettingError(
+                "learner.batch.trained_rollouts", f"is {trained}; it must be at most every n, and {where} holds {least}"
+            )
 
 
 class PrescribeConfig(Settings):
@@ -141,26 +128,3 @@ class PrescribeConfig(Settings):
                 "seeds", f"is {list(self.seeds)}; one seed gives no interval: give two or more, or none to test nothing"
             )
         return self
-
-
-def check_budget(rollouts: int, evaluate_every: int, batches: Iterable[int], *, where: str = "") -> None:
-    """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
-
-    Args:
-        rollouts: The budget of a cell.
-        evaluate_every: Rollouts between its evaluations.
-        batches: Rollouts of one step, B = B_p · n, of every cell.
-        where: Dotted path of the settings with its last dot, in front of the names ``rollouts`` and
-            ``evaluate_every``.
-
-    Raises:
-        SettingError: A batch does not fit.
-    """
-    for batch in batches:
-        if batch > rollouts:
-            raise SettingError(f"{where}rollouts", f"is {rollouts}; one step takes {batch}: no step could be taken")
-        if evaluate_every % batch or rollouts % evaluate_every:
-            raise SettingError(
-                f"{where}evaluate_every",
-                f"is {evaluate_every}; it must be a multiple of every batch ({batch}) and divide rollouts ({rollouts})",
-            )

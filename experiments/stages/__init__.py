@@ -7,3 +7,5 @@ STAGES = ("problems", "base", "difficulty", "report", "plan")
 """Stages of the whole preset."""
 SET_STAGES = ("sweep", "frontier", "prescribe")
 """Stages of one problem set."""
+COMMANDS = ("anchor",)
+"""Of one problem set, too, and none of DVC's stages."""

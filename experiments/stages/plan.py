@@ -6,11 +6,13 @@ from pathlib import Path
 
 import yaml
 
+from ..rates.rule import Found, Rates
 from ..running.cells import Cell, Origin
-from ..running.design import Anchor, Design
+from ..running.design import Design
 from ..running.identity import Surroundings
 from ..settings import Preset
 from ..settings.paper import leaves, section_of
+from . import footprint
 
 PAPER = "paper"
 
@@ -35,16 +37,17 @@ def run(preset: Preset) -> None:
 
 
 def _plan(preset: Preset, name: str) -> None:
-    """Cells and rollouts of one problem set; the anchor is not known before the pilot has run."""
+    """Cells and rollouts of one problem set; learning rates are not known before the pilots have run."""
     settings, test = preset.sweep[name], preset.prescribe[name]
     origin = Origin(
         problem_set=name, base="", problems="", generation=preset.generation,
         surroundings=Surroundings.of(preset.resources),
     )  # fmt: skip
     design = Design(preset=preset, sweep=settings, origin=origin)
-    pilot = design.pilot()
-    anchor = Anchor(learning_rate=settings.pilot.learning_rates[0], batch_rollouts=pilot[0].batch_rollouts)
-    cells = design.cells(anchor)
+    search = settings.learning_rate
+    pilot = design.trials(search.learning_rates)
+    any_rate = Found(rollouts_per_problem=1, problems_per_batch=1, learning_rate=search.learning_rates[0])
+    cells = design.cells(Rates(rule="constant", found=(any_rate,)))
     tested = (len(test.baselines) + 1) * len(test.seeds)
     chosen = preset.difficulty.sets[name]
     measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
@@ -59,9 +62,15 @@ def _plan(preset: Preset, name: str) -> None:
         ("measured", "", measured),
     ):
         _print_row(name, purpose, count, total, length)
+    if search.extensions:
+        most = len(settings.searched()) * len(search.seeds) * search.extensions
+        print(f"    pilot: at most {most} cells more, where the best rate lies at the edge of its grid")
     for cell in cells:
         steps = cell.rollouts // cell.batch_rollouts
         print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
+    # Micro-batches have the same size in all cells; that of the largest batch is full.
+    for line in footprint.lines(preset, max(cells, key=lambda cell: cell.batch_rollouts)):
+        print(line)
 
 
 def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 from isocompute.frontier import compare, prescribe
 from isocompute.rollout import tables
 
-from ..running.design import Anchor
+from ..rates.record import Pilot
+from ..rates.rule import Rates
 from ..running.pool import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..running.work import write_json
 from ..settings import PrescribeConfig, Preset
 from .shared import OUT, log
-from .training import collect, design_of
+from .training import collect, design_of, prune
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -28,17 +30,15 @@ def run(preset: Preset, problem_set: str) -> None:
     """
     settings = preset.prescribe[problem_set]
     out = OUT / "prescribe" / problem_set
-    pilot = json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())
-    anchor = Anchor(learning_rate=pilot["learning_rate"], batch_rollouts=pilot["batch_rollouts"])
-    allocation = prescribe(
-        OUT / "frontier" / problem_set, budget=settings.rollouts, anchor=anchor.learning_rate,
-        anchor_batch=anchor.batch_rollouts,
-    )  # fmt: skip
-    write_json(out / "allocation.json", allocation.as_dict())
-    print(f"prescribe {problem_set}: {allocation.summary()}")
+    rates = Pilot.read(json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())).rates()
+    allocation = prescribe(OUT / "frontier" / problem_set, budget=settings.rollouts)
+    chosen = (allocation.rollouts_per_problem, allocation.problems_per_batch)
+    rate = rates.at(*chosen)
+    allocation = replace(allocation, learning_rate=rate.learning_rate)
+    write_json(out / "allocation.json", {**allocation.as_dict(), "learning_rate_source": rate.source})
+    print(f"prescribe {problem_set}: {allocation.summary()}; the learning rate is {rate.source}")
     if settings.seeds:
-        chosen = (allocation.rollouts_per_problem, allocation.problems_per_batch)
-        _train(preset, problem_set, settings, anchor, chosen)
+        _train(preset, problem_set, settings, rates, chosen)
         result = _compared(preset, problem_set, settings, chosen[0])
     else:
         result = {"tested": False, "reason": "no seeds are set for a test"}
@@ -52,16 +52,15 @@ def run(preset: Preset, problem_set: str) -> None:
     )
 
 
-def _train(
-    preset: Preset, problem_set: str, settings: PrescribeConfig, anchor: Anchor, chosen: tuple[int, int]
-) -> None:
+def _train(preset: Preset, problem_set: str, settings: PrescribeConfig, rates: Rates, chosen: tuple[int, int]) -> None:
     """Train the prescribed n and the fixed ones with fresh seeds."""
     design, problems, model = design_of(preset, problem_set)
     n, problems_per_batch = chosen
     cells = [
         design.cell(
             "prescribe", n=each, problems_per_batch=problems_per_batch, seed=seed,
-            rollouts=settings.rollouts, evaluate_every=settings.evaluate_every, anchor=anchor,
+            rollouts=settings.rollouts, evaluate_every=settings.evaluate_every,
+            learning_rate=rates.at(each, problems_per_batch).learning_rate,
         )
         for each in sorted({n, *settings.baselines})
         for seed in settings.seeds
@@ -71,7 +70,8 @@ def _train(
         folders = run_cells(
             cells, problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )
-    collect(cells, folders, OUT / "prescribe" / problem_set)
+    collect(cells, folders, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
+    prune(preset, cells, title=f"prescribe {problem_set}")
 
 
 def _compared(preset: Preset, problem_set: str, settings: PrescribeConfig, prescribed: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..report import write
+from ..report.page import write
 from ..settings import Preset
 from .shared import OUT, log
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ..errors import ExperimentError
 from ..running import work
 from ..running.cells import Cell, Origin, problems_hash
 from ..running.design import Design
+from ..running.health import health_of
 from ..running.identity import Surroundings
 from ..settings import Preset
 from .base import model_of
@@ -45,13 +45,14 @@ def design_of(preset: Preset, problem_set: str) -> tuple[Design, pl.DataFrame, s
     return Design(preset=preset, sweep=preset.sweep_of(problem_set), origin=origin), problems, model
 
 
-def base_score(problem_set: str) -> float:
-    """The base model's score on the validation problems, of responses that selected nothing."""
-    scores = json.loads((OUT / "difficulty" / "base.json").read_text())
-    return float(scores[problem_set]["validation"]["fresh"])
-
-
-def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, pilot: Sequence[Cell] = ()) -> None:
+def collect(
+    wanted: Sequence[Cell],
+    folders: Mapping[str, Path],
+    out: Path,
+    *,
+    pilot: Sequence[Cell] = (),
+    keep_policies: str = "none",
+) -> None:
     """Join the tables of finished cells, each cut off at its budget, into one folder.
 
     What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
@@ -62,6 +63,7 @@ def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, p
         folders: Folder of every cell by run id, those of the pilot included.
         out: The folder written to.
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
+        keep_policies: Whose trained policies are named; see ``ResourcesConfig``.
     """
     outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
@@ -72,7 +74,7 @@ def collect(wanted: Sequence[Cell], folders: Mapping[str, Path], out: Path, *, p
     tables.write(tables.concat([o.evals for o in own], "evals"), "evals", out / "evals.parquet")
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     tables.write(tables.concat([o.pass_rates for o in own], "pass_rates"), "pass_rates", out / "pass_rates.parquet")
-    states = [_state(cell, outcomes[cell.run_id]) for cell in [*wanted, *pilot]]
+    states = [_state(cell, outcomes[cell.run_id], folders[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
     work.write_json(out / "cells.json", {"cells": states})
 
 
@@ -83,7 +85,11 @@ def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
     return ledger.group_by("run_id", "step", cohort).agg(counts)
 
 
-def _state(cell: Cell, found: work.Outcome) -> dict[str, Any]:
+def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) -> dict[str, Any]:
+    ended = work.done(folder)
+    # A run that went on beyond this budget has the policy of its own end.
+    own = ended is not None and ended.step == found.step
+    kept = own and work.keeps_policy(cell, keep_policies) and work.has_policy(folder)
     return {
         "run_id": cell.run_id,
         "purpose": cell.purpose,
@@ -94,4 +100,18 @@ def _state(cell: Cell, found: work.Outcome) -> dict[str, Any]:
         "rollouts": cell.rollouts,
         "steps": found.step,
         "status": "diverged" if found.diverged else "finished",
+        "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in health_of(cell, folder)],
+        "policy": str(work.policy_of(folder)) if kept else None,
     }
+
+
+def prune(preset: Preset, cells: Sequence[Cell], *, title: str) -> None:
+    """Bring what is kept of other cells under the disk limit.
+
+    Args:
+        preset: The preset.
+        cells: Cells that are left alone.
+        title: Name shown with what is deleted.
+    """
+    for place in work.prune(preset.resources.checkpoint_gigabytes, keep={cell.run_id for cell in cells}):
+        print(f"{title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit")

@@ -1,12 +1,16 @@
-"""Cells made by hand, for tests that need no engine."""
+"""Cells and settings made by hand, for tests that need no engine."""
 
+from pathlib import Path
 from typing import Any
 
+import yaml
 from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
+from isocompute.learner.config import EntropyConfig, KLConfig
 
 from experiments.running.cells import Cell, Origin
 from experiments.running.identity import Surroundings
 
+PARAMS = Path(__file__).parents[2] / "params.yaml"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
 SURROUNDINGS = {
     "code": "c", "versions": {}, "sampler": "vllm", "device": "cpu", "engine": {"dtype": "float32"},
@@ -23,15 +27,17 @@ def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **chang
     settings: dict[str, Any] = {
         "purpose": "sweep", "origin": origin, "rollouts_per_problem": 4, "problems_per_batch": 2, "seed": 7,
         "rollouts": 96, "evaluate_every": 32, "evaluation_samples": 4,
-        "learner": LearnerConfig(learning_rate=3e-3, kl_coefficient=0.01, entropy_coefficient=0.01),
+        "learner": LearnerConfig(
+            learning_rate=3e-3, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01)
+        ),
     }  # fmt: skip
     return Cell(**{**settings, **changes})
 
 
-def step_record(step: int, *, reward: float = 0.5) -> StepRecord:
+def step_record(step: int, *, reward: float = 0.5, length: float = 5.0) -> StepRecord:
     """A step of eight rollouts without an update."""
     responses = ResponseStatistics(
-        reward=reward, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.0
+        reward=reward, reward_std=0.5, zero_variance_share=0.0, response_length=length, truncated_share=0.0
     )
     return StepRecord(
         step=step, rollouts=8 * step, sample_seconds=0.5, update_seconds=0.25, sync_seconds=0.125, responses=responses
@@ -41,3 +47,16 @@ def step_record(step: int, *, reward: float = 0.5) -> StepRecord:
 def evaluation_record(step: int, score: float) -> EvaluationRecord:
     """An evaluation after such a step."""
     return EvaluationRecord(step=step, rollouts=8 * step, scores={"avg_at_4": score}, evaluate_seconds=0.5)
+
+
+def changed(tmp_path: Path, change: str, value: object) -> Path:
+    """The settings of the checkout with one of ``smoke`` changed, by its dotted path."""
+    raw = yaml.safe_load(PARAMS.read_text())
+    place = raw["smoke"]
+    *parents, last = change.split(".")
+    for key in parents:
+        place = place[key]
+    place[last] = value
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    return path

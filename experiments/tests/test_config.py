@@ -12,25 +12,14 @@ from experiments.errors import ExperimentError
 from experiments.settings import FrontierConfig, ResourcesConfig, load
 from experiments.settings.paper import SECTIONS, leaves, section_of
 
-PARAMS = Path(__file__).parents[2] / "params.yaml"
+from .made import PARAMS, changed
+
 SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
 
 
 @pytest.mark.parametrize("preset", ["tiny", "smoke", "paper"])
 def test_every_preset_is_a_configuration(preset: str) -> None:
     assert load(PARAMS, preset).name == preset
-
-
-def changed(tmp_path: Path, change: str, value: object) -> Path:
-    raw = yaml.safe_load(PARAMS.read_text())
-    place = raw["smoke"]
-    *parents, last = change.split(".")
-    for key in parents:
-        place = place[key]
-    place[last] = value
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(raw))
-    return path
 
 
 @pytest.mark.parametrize(
@@ -41,7 +30,6 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("colour", "red", "smoke has no setting 'colour'; it has base, difficulty"),
         ("name", "other", "smoke has no setting 'name'"),
         ("difficulty.sets.easy.name", "other", "smoke.difficulty.sets.easy has no setting 'name'"),
-        ("sweep.easy.pilot", {"seed": 1}, "pilot lacks evaluate_every, learning_rates, problems_per_batch, rollouts"),
         ("sweep", 3, "smoke.sweep is 3; it must be a mapping"),
         ("sweep.easy", None, "smoke.sweep.easy is None; it must be a mapping"),
         ("sweep.easy.seeds", 1, "smoke.sweep.easy.seeds is 1; it must be a list"),
@@ -57,35 +45,17 @@ def changed(tmp_path: Path, change: str, value: object) -> Path:
         ("problems", [{"kind": "file", "path": "p", "sed": 1}], r"problems\[0\] has no setting 'sed'.*'seed'"),
         ("problems", [{"kind": "web"}], r"problems\[0\].kind is 'web'; it must be one of reasoning_gym, hub, file"),
         ("resources.sampler", "hf", "sampler is 'hf'; it must be one of auto, vllm, transformers"),
-        ("sweep.easy.rollouts_per_problem", [1, 2], "a group baseline needs 2 or more"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("sweep.easy.learner", {"kl": 1}, "no setting 'kl'"),
         ("base", {"kind": "huge"}, "tiny or model"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
-        (
-            "sweep.easy.learner",
-            {"temperature": 0.5},
-            "no setting 'temperature': it is the sampler's; see sampling.temperature",
-        ),
-        ("sweep.easy.learner", {"learning_rate": 0.5}, "the pilot finds it"),
-        ("sweep.easy.learner", {"decay": "exponential"}, "decay is 'exponential'"),
-        ("sweep.easy.pilot.evaluate_every", 24, "must be a multiple of every batch .16. and divide rollouts .32."),
-        (
-            "sweep.easy.pilot.seed",
-            1,
-            "pilot.seed is 1, which is also a seed of the sweep; the pilot needs",
-        ),
         ("prescribe.easy.seeds", [0, 100], "seeds holds 0, which was used to choose the prescription"),
         ("prescribe.easy.seeds", [900, 100], "seeds holds 900, which was used to choose the prescription"),
         ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
         ("sweep.easy.max_batch_rollouts", "many", "must be of type int"),
         ("prescribe.easy.seeds", [7, 7], "smoke.prescribe.easy.seeds holds 7 twice"),
         ("prescribe.easy.baselines", [4, 4], "smoke.prescribe.easy.baselines holds 4 twice"),
-        ("sweep.easy.pilot.learning_rates", [-1.0], r"learning_rates\[0\] is -1.0; it must be greater than 0"),
-        ("sweep.easy.pilot.learning_rates", [1.0e-3, 0.0], r"learning_rates\[1\] is 0.0; it must be greater than 0"),
-        ("sweep.easy.pilot.learning_rates", [float("inf")], r"learning_rates\[0\] is inf; it must be a finite number"),
         ("frontier.form", "sigmoid", "form is 'sigmoid'; it must be one of auto, exp, hill, power"),
         ("frontier.bootstrap", 5, "smoke.frontier.bootstrap is 5; it must be at least 20"),
         ("base.steps", 0, "smoke.base.steps is 0; it must be at least 1"),
@@ -150,9 +120,6 @@ def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tm
     preset = load(changed(tmp_path, "sampling.temperature", 1), "smoke")
     assert preset.sweep["easy"].seeds == (0, 1)
     assert repr(preset.sampling.temperature) == "1.0"
-    # The learner's settings stay as they were given: they are part of a run's identity.
-    learner = load(changed(tmp_path, "sweep.easy.learner", {"kl_coefficient": 1}), "smoke").sweep["easy"].learner
-    assert repr(learner) == "{'kl_coefficient': 1}"
 
 
 def test_a_prescription_may_have_no_seeds_and_no_baselines(tmp_path: Path) -> None:
@@ -187,11 +154,6 @@ def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
         load(tmp_path / "params.yaml")
 
 
-def test_a_schedule_with_a_horizon_is_a_setting(tmp_path: Path) -> None:
-    path = changed(tmp_path, "sweep.easy.learner", {"decay": "cosine"})
-    assert load(path, "smoke").sweep["easy"].learner["decay"] == "cosine"
-
-
 def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
     sweep = load(changed(tmp_path, "sweep.easy.max_batch_rollouts", 8), "smoke").sweep["easy"]
     assert sweep.grid() == [(2, 4)]
@@ -221,9 +183,11 @@ def test_every_value_of_the_papers_preset_says_where_it_is_from() -> None:
 def test_the_papers_preset_is_the_papers_experiment() -> None:
     paper = load(PARAMS, "paper")
     easy = paper.sweep["easy"]
-    assert easy.pilot.rollouts_per_problem * easy.pilot.problems_per_batch == 1024
-    assert 1e-6 in easy.pilot.learning_rates
-    assert min(easy.pilot.learning_rates) < 1e-6 < max(easy.pilot.learning_rates)
+    assert [n * size for n, size in easy.searched()] == [1024]
+    assert easy.learning_rate.rule == "sqrt"
+    rates = easy.learning_rate.learning_rates
+    assert 1e-6 in rates
+    assert min(rates) < 1e-6 < max(rates)
     assert (paper.sampling.max_new_tokens, paper.sampling.top_p, paper.sampling.temperature) == (8192, 1.0, 0.6)
     assert len(paper.problems[0].revision) == 40  # type: ignore[union-attr]
 

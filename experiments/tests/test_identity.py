@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.running import identity, imports, models
 from experiments.running.cells import problems_hash
@@ -21,7 +22,8 @@ import polars as pl
 from pathlib import Path
 from dataclasses import asdict
 from experiments.running.cells import Origin
-from experiments.running.design import Anchor, Design
+from experiments.rates.rule import Found, Rates
+from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import load
 
@@ -30,7 +32,8 @@ for name, sweep in preset.sweep.items():
     origin = Origin(problem_set=name, base="b", problems="p", generation=preset.generation,
                     surroundings=Surroundings.of(preset.resources))
     design = Design(preset=preset, sweep=sweep, origin=origin)
-    for cell in [*design.pilot(), *design.cells(Anchor(learning_rate=1e-3, batch_rollouts=16))]:
+    rates = Rates(rule="sqrt", found=(Found(rollouts_per_problem=4, problems_per_batch=4, learning_rate=1e-3),))
+    for cell in [*design.trials([1e-3]), *design.cells(rates)]:
         print(cell.run_id, cell.rollouts, cell.name)
 """
 
@@ -40,8 +43,8 @@ def test_the_budget_and_the_purpose_are_no_part_of_the_identity() -> None:
     assert one.run_id == cell(rollouts=192).run_id == cell(purpose="prescribe").run_id
     others = [
         cell(seed=8), cell(rollouts_per_problem=8), cell(evaluate_every=96), cell(base="retrained"),
-        cell(learner=replace(one.learner, decay="cosine", decay_steps=12)),
-        cell(learner=replace(one.learner, advantage_std="population")),
+        cell(learner=replace(one.learner, optimizer=OptimizerConfig(decay="cosine", decay_steps=12))),
+        cell(learner=replace(one.learner, objective=ObjectiveConfig(std="population"))),
         cell(surroundings={"device": "cuda"}), cell(surroundings={"engine": {"dtype": "bfloat16"}}),
         cell(surroundings={"code": "other"}), cell(surroundings={"versions": {"torch": "9"}}),
         cell(surroundings={"learner_ranks": 2}),
@@ -82,14 +85,15 @@ def tree(tmp_path: Path) -> Path:
 def test_a_flipped_sign_is_another_run_for_every_cell_and_a_docstring_for_none(tree: Path) -> None:
     before = run_ids(tree)
     assert len(before) >= 8
-    losses = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "objective" / "losses.py"
-    text = losses.read_text()
-    assert text.count("return -weights * advantages * ratio") == 1
-    losses.write_text(text.replace("per-token", "PER-TOKEN").replace("    ratio =", "    # A comment.\n    ratio ="))
-    report = tree / "experiments" / "report.py"
+    surrogates = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "objective" / "surrogates.py"
+    text = surrogates.read_text()
+    assert text.count("loss=-advantages * policies.logprobs,") == 1
+    commented = text.replace("    ratio =", "    # A comment.\n    ratio =")
+    surrogates.write_text(commented.replace("token by token", "TOKEN BY TOKEN"))
+    report = tree / "experiments" / "report" / "page.py"
     report.write_text(report.read_text() + "\nLATER = 1\n")
     assert run_ids(tree) == before
-    losses.write_text(text.replace("return -weights * advantages * ratio", "return weights * advantages * ratio"))
+    surrogates.write_text(text.replace("loss=-advantages * policies.logprobs,", "loss=advantages * policies.logprobs,"))
     after = run_ids(tree)
     assert not set(after) & set(before)
     # The names are the same cells.
@@ -108,16 +112,17 @@ def test_the_budget_of_smoke_changes_no_run(tree: Path) -> None:
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     found = imports.closure(identity.LOOP, without=identity.CARRIES_NO_RESULT)
     for needed in (
-        "isocompute.learner.objective.grpo", "isocompute.learner.objective.losses",
-        "isocompute.learner.objective.advantages", "isocompute.learner.loop", "isocompute.learner.group",
+        "isocompute.learner.objective.loss", "isocompute.learner.objective.surrogates",
+        "isocompute.learner.objective.prepare", "isocompute.learner.loop", "isocompute.learner.group",
         "isocompute.rollout.samplers.vllm.sampler", "isocompute.rollout.scoring.judges.tasks",
         "isocompute.rollout.scoring.sandbox.worker", "isocompute.rollout.scoring.estimators",
         "isocompute.budget.ledger.meter", "experiments.running.worker",
     ):  # fmt: skip
         assert needed in found, needed
     for free in (
-        "experiments.report", "experiments.settings.model", "isocompute.rollout.problems.hub",
-        "isocompute.budget.waste", "isocompute.budget.tracking", "experiments.running.tracker",
+        "experiments.report.page", "experiments.settings.model", "isocompute.learner.export",
+        "isocompute.rollout.problems.hub", "isocompute.budget.waste", "isocompute.budget.tracking",
+        "experiments.running.tracker", "experiments.rates.search", "experiments.settings.learner",
     ):  # fmt: skip
         assert free not in found, free
 

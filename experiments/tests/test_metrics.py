@@ -7,22 +7,43 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.learner import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+from isocompute.learner import (
+    EntropyConfig,
+    EvaluationRecord,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    ResponseStatistics,
+    StepRecord,
+    UpdateReport,
+)
+from isocompute.learner.objective.loss import loss_metrics
+from isocompute.learner.records import AdvantageStatistics, Average
 from isocompute.rollout import evaluate
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import rewarded
 from isocompute.rollout.contract import tracking
 
 GLOSSARY = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+# The settings with which everything is measured that can be.
+CONFIG = LearnerConfig(
+    learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"), kl=KLConfig(coefficient=1.0),
+    entropy=EntropyConfig(coefficient=1.0),
+)  # fmt: skip
 UPDATE = UpdateReport(
-    loss=0.0, kl=0.0, entropy=0.0, importance_weight=1.0, gradient_norm=0.0, learning_rate=0.0, sync_error=0.0
-)
+    # Returns that differ, so that there is a variance to be explained.
+    objective={name: Average(total=1.0 + (name == "return_square"), count=1.0) for name in loss_metrics(CONFIG)},
+    gradient_norm=0.0, learning_rate=0.0, trained_tokens=1, skipped=Average(total=0.0, count=1.0), operations=1.0,
+    machine_rate=1.0,
+)  # fmt: skip
 RESPONSES = ResponseStatistics(
-    reward=0.0, reward_std=0.0, zero_variance_share=0.0, response_length=0.0, truncated_share=0.0
-)
+    reward=0.0, reward_std=0.0, zero_variance_share=0.0, response_length=0.0, truncated_share=0.0,
+    response_length_max=1, sampled_entropy=0.0,
+)  # fmt: skip
 STEP = StepRecord(
-    step=1, rollouts=8, sample_seconds=0.0, update_seconds=0.0, sync_seconds=0.0, responses=RESPONSES, update=UPDATE,
-    gradient_retries=1,
+    step=1, rollouts=8, sample_seconds=1.0, update_seconds=1.0, sync_seconds=0.0, responses=RESPONSES,
+    advantages=AdvantageStatistics(advantage=0.0, advantage_std=0.0), update=UPDATE, gradient_retries=1,
+    sampled_tokens=1, dropped_problems=1,
 )  # fmt: skip
 
 

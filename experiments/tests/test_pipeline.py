@@ -82,6 +82,46 @@ def test_it_prints_what_was_found(finished: tuple[Path, str]) -> None:
     assert "http" not in page.replace("http://www.w3.org", "")
     assert "as selected" in page
     assert "measured again" in page
+    # One set tunes a rate for each n, the other scales that of one batch.
+    for expected in ("learning rates (tuned)", "learning rates (sqrt)", "with each n at its best rate"):
+        assert expected in end, expected
+    assert page.count("<h3>The learning rates</h3>") == 2
+
+
+def test_pilots_are_charged_as_pilots_and_measure_nothing(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    smoke = yaml.safe_load((folder / "params.yaml").read_text())["smoke"]
+    for problem_set in SETS:
+        out = folder / "outputs" / "sweep" / problem_set
+        settings, found = smoke["sweep"][problem_set], json.loads((out / "pilot.json").read_text())
+        ledger = pl.read_parquet(out / "ledger.parquet")
+        assert found["rule"] == settings["learning_rate"]["rule"]
+        assert ledger.filter(pl.col("cohort") == "pilot")["rollouts"].sum() == found["rollouts"] > 0
+        assert set(pl.read_parquet(out / "evals.parquet")["seed"]) == set(settings["seeds"])
+        states = json.loads((out / "cells.json").read_text())["cells"]
+        chosen = {each["rollouts_per_problem"]: each["learning_rate"] for each in found["searches"]}
+        for state in states:
+            pilots = state["purpose"] == "pilot"
+            assert (state["seed"] in settings["learning_rate"]["seeds"]) == pilots
+            if not pilots and found["rule"] == "tuned":
+                assert state["learning_rate"] == chosen[state["rollouts_per_problem"]]
+    allocation = json.loads((folder / "outputs" / "prescribe" / "easy" / "allocation.json").read_text())
+    assert allocation["learning_rate_source"] == f"tuned at n = {allocation['rollouts_per_problem']}"
+
+
+def test_the_policies_that_were_tested_are_kept_as_models(finished: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, _ = finished
+    states = json.loads((folder / "outputs" / "prescribe" / "easy" / "cells.json").read_text())["cells"]
+    assert states
+    base = AutoModelForCausalLM.from_pretrained(folder / "outputs" / "base").state_dict()
+    for state in states:
+        trained = AutoModelForCausalLM.from_pretrained(folder / state["policy"]).state_dict()
+        assert trained.keys() == base.keys()
+        assert any(not tensor.equal(base[name]) for name, tensor in trained.items())
+    swept = json.loads((folder / "outputs" / "sweep" / "easy" / "cells.json").read_text())["cells"]
+    assert {state["policy"] for state in swept} == {None}
 
 
 @pytest.mark.parametrize("problem_set", SETS)
@@ -120,7 +160,7 @@ def test_no_response_seed_that_selected_is_used_again(finished: tuple[Path, str]
     for problem_set in SETS:
         sweep, test = smoke["sweep"][problem_set], smoke["prescribe"][problem_set]
         evals = [pl.read_parquet(p) for p in folder.glob(f"outputs/*/{problem_set}/evals.parquet")]
-        for seed in (*sweep["seeds"], sweep["pilot"]["seed"], *test["seeds"]):
+        for seed in (*sweep["seeds"], *sweep["learning_rate"]["seeds"], *test["seeds"]):
             for at in {point for table in evals for point in table["rollouts"].to_list()}:
                 again |= of("eval", seed, at, smoke["evaluation"]["samples"])
             for step in range(1, 17):
@@ -142,7 +182,7 @@ def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple
     )
     sweep = pl.read_parquet(folder / "outputs" / "sweep" / "easy" / "ledger.parquet")
     first = sweep.filter((pl.col("step") == 0) & (pl.col("cohort") == "eval"))
-    # Of four cells and two pilots: one for each of two seeds, and one for the pilot's.
+    # Of four cells and the pilots: one for each of two seeds, and one for the pilots'.
     questions = difficulty["sets"]["easy"]["validation"] * smoke["evaluation"]["samples"]
     assert first["rollouts"].to_list() == [questions] * 3
 

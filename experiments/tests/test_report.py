@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 from isocompute.rollout import tables
 
-from experiments.report import _diverged, gains, metric_label
+from experiments.report.gains import gains, metric_label
+from experiments.report.spent import diverged
 from experiments.running.work import write_json
 from experiments.settings import load
 from experiments.stages import prescribe
@@ -31,6 +32,7 @@ def state(n: int, seed: int, status: str) -> dict[str, Any]:
     return {
         "run_id": f"n{n}s{seed}", "purpose": "sweep", "rollouts_per_problem": n, "problems_per_batch": 4, "seed": seed,
         "learning_rate": 1e-3, "rollouts": 128, "steps": 3, "status": status,
+        "health": [], "policy": None,
     }  # fmt: skip
 
 
@@ -48,10 +50,10 @@ def test_gains_are_over_the_fresh_score_and_of_the_seeds_that_ended() -> None:
 
 
 def test_the_report_names_runs_that_diverged_and_only_those() -> None:
-    shown = _diverged(STATES)
+    shown = diverged(STATES)
     assert shown.count("<tr>") == 2
     assert "<td>n = 4</td><td>4</td><td>1</td>" in shown
-    assert _diverged([s for s in STATES if s["status"] == "finished"]) == ""
+    assert diverged([s for s in STATES if s["status"] == "finished"]) == ""
     assert metric_label("worst_at_4") == "worst@4"
 
 

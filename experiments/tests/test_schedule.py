@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,20 +17,24 @@ from typing import Any
 import polars as pl
 import pytest
 import ray
+import torch
 import yaml
+from isocompute.budget import tracking
+from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout import load_problems, source_from, tables
 
 from experiments import tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
+from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.pool import Pool, workers
 from experiments.running.schedule import run_cells
 from experiments.running.spool import Spool
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
-from experiments.stages.sweep import choose_learning_rate
+from experiments.stages.anchor import search_within
 
 from .made import SAMPLING, cell
 
@@ -121,7 +126,11 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
 
 def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     stable = make(purpose="pilot", seed=31)
-    wild = make(purpose="pilot", seed=31, learner=replace(stable.learner, learning_rate=1e30, warmup_steps=0))
+    wild = make(
+        purpose="pilot",
+        seed=31,
+        learner=replace(stable.learner, learning_rate=1e30, optimizer=OptimizerConfig(warmup_steps=0)),
+    )
     folders, _ = run([wild, stable], problems, pool, "wild")
     found = {name: work.outcome(one, folders[one.run_id]) for name, one in (("wild", wild), ("stable", stable))}
     assert found["wild"].diverged
@@ -133,11 +142,6 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
     assert run_of[wild.name].data.tags["isocompute.status"] == "diverged"
     assert run_of[wild.name].info.status == "FAILED"
     assert run_of[stable.name].data.tags["isocompute.status"] == "finished"
-    chosen = choose_learning_rate([wild, stable], folders, "avg_at_4", base=0.0)
-    assert chosen["learning_rate"] == stable.learner.learning_rate
-    assert [each["diverged"] for each in chosen["grid"]] == [True, False]
-    with pytest.raises(ExperimentError, match=r"every learning rate of the pilot diverged \(1e\+30\)"):
-        choose_learning_rate([wild], folders, "avg_at_4", base=0.0)
 
 
 def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
@@ -188,12 +192,73 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
     short, long = make(seed=61), make(seed=61, rollouts=128)
     folders, _ = run([short], problems, pool, "pruned")
     before = work.outcome(short, folders[short.run_id])
-    assert short.run_id in work.prune(0.0)
+    assert f"{short.run_id}/checkpoints" in work.prune(0.0)
     _, said = run([long], problems, pool, "pruned")
     assert f"trained again, since their checkpoints were pruned: {long.name}" in said
     after = work.outcome(short, folders[short.run_id])
     assert after.evals.equals(before.evals)
     assert after.ledger.equals(before.ledger)
+
+
+def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkpoint(
+    make: Any, problems: pl.DataFrame, pool: Pool
+) -> None:
+    """The preset keeps the ``last`` policies: those of a test of the prescription, and of no sweep."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tested, swept = make(seed=71, purpose="prescribe"), make(seed=72)
+    folders, _ = run([tested, swept], problems, pool, "kept")
+    home = folders[tested.run_id]
+    assert work.has_policy(home)
+    assert not work.policy_of(folders[swept.run_id]).exists()
+    (saved,) = (home / "checkpoints").glob("step-*/tensors.safetensors")
+    trained = {k.removeprefix("policy."): v for k, v in load_file(saved).items() if k.startswith("policy.")}
+    loaded = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
+    assert trained
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in trained.items())
+    assert len(AutoTokenizer.from_pretrained(work.policy_of(home))) > 0
+    shutil.rmtree(work.policy_of(home))
+    before = (home / "ledger.parquet").read_bytes()
+    run([tested, swept], problems, pool, "kept")
+    again = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in loaded.items())
+    assert (home / "ledger.parquet").read_bytes() == before
+
+
+def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
+    home: Path, preset: Preset, make: Any, problems: pl.DataFrame, pool: Pool
+) -> None:
+    base = {"validation": {"fresh": 0.3, "fresh_standard_error": 0.02}}
+    work.write_json(home / "outputs" / "difficulty" / "base.json", {"easy": base})
+    design = Design(preset=preset, sweep=preset.sweep["easy"], origin=make().origin)
+    pilot, cells = search_within(48, design, problems, pool)
+    # Three of four pilots of 16 rollouts: the second rate was tried with one n only.
+    assert [(cell.rollouts_per_problem, cell.learner.learning_rate) for cell in cells] == [
+        (2, 1e-3), (4, 1e-3), (2, 2e-3),
+    ]  # fmt: skip
+    assert pilot.rollouts == 48
+    assert {each.rollouts_per_problem: len(each.grid) for each in pilot.searches} == {2: 2, 4: 1}
+    for found in pilot.searches:
+        for line in found.grid:
+            (own,) = (
+                work.outcome(cell, work.folder_of(cell)).evals["avg_at_4"][-1]
+                for cell in cells
+                if cell.rollouts_per_problem == found.rollouts_per_problem
+                and cell.learner.learning_rate == line.learning_rate
+            )
+            assert line.score == own
+    # Continued without a limit, what is finished is not trained again.
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        _, every = search_within(None, design, problems, pool)
+    assert "4 cells: 3 finished, 0 continued, 1 from the base model" in said.getvalue()
+    assert len(every) >= 4
+    # And of what was found before nothing is superseded, in whatever order it is found again.
+    search_within(16, design, problems, pool)
+    sent = mlflow_runs(f"{preset.name}-easy-pilot")
+    assert {cell.name for cell in every} <= set(sent)
+    assert all(tracking.SUPERSEDED_TAG not in run.data.tags for run in sent.values())
 
 
 def test_a_cluster_that_is_too_small_is_said_at_once(home: Path, preset: Preset) -> None:

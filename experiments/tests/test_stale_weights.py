@@ -7,8 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from isocompute.learner import Learner, LearnerConfig, SyncError
-from isocompute.learner.objective.advantages import with_advantages
+from isocompute.learner import Learner, LearnerConfig, SyncError, prepare, with_cohorts
 from isocompute.rollout import Sampling, open_sampler
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -41,14 +40,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("number", range(FAULTS * 10 // 100))
 def test_weights_that_are_not_the_learners_stop_it_before_an_update(number: int, model: Path) -> None:
     source = random.Random(number)
-    learner = Learner(model, LearnerConfig(learning_rate=1e-2))
+    config = LearnerConfig(learning_rate=1e-2)
+    learner = Learner(model, config)
     sampler = open_sampler("transformers", str(model), Sampling(max_new_tokens=8, max_prompt_tokens=8))
 
     def batch(step: int) -> pl.DataFrame:
         rollouts = sampler.sample(PROBLEMS, samples=8, seed=number, step=step, run_id="r")
         # Rewards of a random model are rarely both 0 and 1.
         rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
-        return with_advantages(rollouts.with_columns(reward=rewards), filter_zero_variance=False)
+        return prepare(with_cohorts(rollouts.with_columns(reward=rewards), config.batch), config)
 
     learner.update(batch(1))
     fresh = {name: tensor.clone() for name, tensor in learner.weights()}

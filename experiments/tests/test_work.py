@@ -1,5 +1,6 @@
 """What is kept of cells: outcomes within a budget, and checkpoints under a disk limit."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from isocompute.rollout import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell
+from experiments.running.spool import Spool
 from experiments.stages.training import collect
 
-from .made import cell
+from .made import cell, step_record
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +88,86 @@ def test_checkpoints_are_kept_under_a_limit_and_the_oldest_go_first() -> None:
         (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
         os.utime(folder / "done.json", (age, age))
     assert work.prune(3e-6) == []
-    assert work.prune(2e-6) == [cells[0].run_id]
+    assert work.prune(2e-6) == [f"{cells[0].run_id}/checkpoints"]
     assert [work.has_checkpoint(work.folder_of(one)) for one in cells] == [False, True, True]
-    assert work.prune(0.0, keep={cells[1].run_id}) == [cells[2].run_id]
+    assert work.prune(0.0, keep={cells[1].run_id}) == [f"{cells[2].run_id}/checkpoints"]
     # What was found stays; only extending it means training it again.
     assert work.finished(cells[0], work.folder_of(cells[0]))
+
+
+def keep_policy(one: Cell, *, step: int) -> Path:
+    """What a worker leaves of a cell's policy."""
+    policy = work.policy_of(work.folder_of(one))
+    policy.mkdir(parents=True)
+    (policy / "model.safetensors").write_bytes(b"\0" * 500)
+    work.set_policy(work.folder_of(one), step)
+    return policy
+
+
+def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
+    cells = [cell(seed=seed) for seed in range(2)]
+    for age, one in enumerate(cells):
+        folder = finish(one, budget=96)
+        kept = folder / "checkpoints" / "step-000000012"
+        kept.mkdir(parents=True)
+        (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
+        keep_policy(one, step=12)
+        os.utime(folder / "done.json", (age, age))
+    assert work.prune(3e-6) == []
+    assert work.prune(1e-6) == [f"{one.run_id}/checkpoints" for one in cells]
+    assert work.prune(0.5e-6) == [f"{cells[0].run_id}/policy"]
+    assert [work.has_policy(work.folder_of(one)) for one in cells] == [False, True]
+
+
+def test_a_policy_counts_only_as_that_of_the_runs_end() -> None:
+    one = cell(purpose="prescribe")
+    folder = finish(one, budget=96)
+    keep_policy(one, step=12)
+    assert work.has_policy(folder)
+    # The run went on.
+    finish(one, budget=192)
+    assert not work.has_policy(folder)
+
+
+@pytest.mark.parametrize(
+    ("which", "purpose", "kept"),
+    [("none", "prescribe", False), ("last", "prescribe", True), ("last", "sweep", False), ("last", "pilot", False),
+     ("all", "sweep", True), ("all", "pilot", True)],
+)  # fmt: skip
+def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, purpose: str, kept: bool) -> None:
+    one = cell(purpose=purpose)
+    folder = finish(one, budget=96)
+    assert work.keeps_policy(one, which) == kept
+    # Without a checkpoint there is nothing to save.
+    assert not work.lacks_policy(one, folder, which)
+    (folder / "checkpoints" / "step-000000012").mkdir(parents=True)
+    assert work.lacks_policy(one, folder, which) == kept
+    keep_policy(one, step=12)
+    assert not work.lacks_policy(one, folder, which)
+    finish(one, budget=96, diverged_at=12)
+    assert not work.lacks_policy(one, folder, which)
+
+
+def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget(tmp_path: Path) -> None:
+    one = cell(purpose="prescribe", rollouts=192)
+    folders = {one.run_id: finish(one, budget=192)}
+    keep_policy(one, step=24)
+    for rollouts, which, kept in ((192, "last", True), (192, "none", False), (96, "last", False)):
+        collect([cell(purpose="prescribe", rollouts=rollouts)], folders, tmp_path / "out", keep_policies=which)
+        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
+        assert state["policy"] == (f"work/cells/{one.run_id}/policy" if kept else None)
+        assert state["health"] == []
+
+
+def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
+    """Responses four times as long from step 25 on: a run of 48 steps is flagged, its first 24 steps are not."""
+    one = cell(rollouts=384)
+    folders = {one.run_id: finish(one, budget=384)}
+    spool = Spool(folders[one.run_id] / "metrics.jsonl")
+    for step in range(1, 49):
+        spool.write(step_record(step, length=40.0 if step > 24 else 10.0))
+    for rollouts, names in ((192, []), (384, ["length_explosion"])):
+        collect([cell(rollouts=rollouts)], folders, tmp_path / "out")
+        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
+        assert [flag["name"] for flag in state["health"]] == names
+    assert "mean response length rose from 10" in state["health"][0]["reason"]

@@ -1,19 +1,25 @@
 """A tiny random model, rollouts recorded from it, and a sampler that replays recorded rollouts."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig
 from isocompute.learner.learner import Learner
-from isocompute.learner.objective.advantages import with_advantages
+from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.prepare import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)
+
+# Helpers of several files of tests.
+sys.path.insert(0, str(Path(__file__).parent))
+
+from recordings import recorded, scored  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -38,30 +44,6 @@ def tied_model(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tied")
     policy.save_pretrained(folder)
     return folder
-
-
-def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:
-    """Rollouts with random tokens and rewards; their log-probabilities are for ``scored`` to fill in."""
-    rng = np.random.default_rng([seed, step])
-    prompts = [rng.integers(0, 12, rng.integers(2, 6)).tolist() for _ in range(groups)]
-    return pl.DataFrame([
-        {
-            "run_id": "r", "step": step, "phase": "train", "problem_id": f"p{g}", "sample": s,
-            "prompt_ids": prompts[g], "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
-            "reward": float(s < 1 + g % 2), "finish_reason": "stop", "weights_version": version,
-        }
-        for g in range(groups) for s in range(n)
-    ])  # fmt: skip
-
-
-def scored(policy: LlamaForCausalLM, rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Rollouts with the log-probabilities that a model gives them, one response at a time."""
-    logprobs = []
-    for prompt, response in rollouts.select("prompt_ids", "response_ids").iter_rows():
-        with torch.no_grad():
-            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
-        logprobs.append([float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)])
-    return rollouts.with_columns(pl.Series("logprobs", logprobs, dtype=pl.List(pl.Float32)))
 
 
 class Replay:
@@ -104,13 +86,13 @@ def cluster() -> Iterator[None]:
 def rollouts(model: Path) -> pl.DataFrame:
     """Four groups of four."""
     policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    return with_advantages(scored(policy, recorded()), filter_zero_variance=False)
+    return prepare(with_cohorts(scored(policy, recorded()), BatchConfig()), LearnerConfig(learning_rate=1.0))
 
 
 @pytest.fixture
 def config() -> LearnerConfig:
     """All terms of the objective on."""
-    return LearnerConfig(learning_rate=1e-2, kl_coefficient=0.01, entropy_coefficient=0.01)
+    return LearnerConfig(learning_rate=1e-2, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01))
 
 
 @pytest.fixture

@@ -6,10 +6,18 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import (
+    ComputeConfig,
+    EntropyConfig,
+    KLConfig,
+    LearnerConfig,
+    OptimizerConfig,
+    SyncConfig,
+)
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.learner import Learner
-from isocompute.learner.objective.advantages import with_advantages
+from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.prepare import prepare
 
 
 def weights(learner: Learner) -> torch.Tensor:
@@ -17,21 +25,34 @@ def weights(learner: Learner) -> torch.Tensor:
 
 
 def gradient(learner: Learner) -> torch.Tensor:
-    return torch.cat([p.grad.flatten() for p in learner.policy.parameters()])
+    """After the first update: Adam's first moment is a tenth of the gradient."""
+    moments = learner.state()[0]
+    names = [name for name, _ in learner.policy.named_parameters()]
+    return torch.cat([10 * moments[f"optimizer.policy.{name}.exp_avg"].flatten() for name in names])
+
+
+def tolerant(config: LearnerConfig) -> LearnerConfig:
+    """The same for a sampler that is far off."""
+    return replace(config, sync=SyncConfig(tolerance=1e9))
+
+
+def of_tokens(config: LearnerConfig, tokens: int) -> LearnerConfig:
+    """The same with micro-batches of another size."""
+    return replace(config, compute=ComputeConfig(micro_batch_tokens=tokens))
 
 
 def test_on_policy_the_importance_ratio_is_one(learner: Learner, rollouts: pl.DataFrame) -> None:
     report = learner.update(rollouts)
-    assert report.importance_weight == pytest.approx(1.0, abs=1e-4)
+    assert report.objective["importance_weight"].value == pytest.approx(1.0, abs=1e-4)
     assert report.sync_error < 1e-4
-    assert report.kl == pytest.approx(0.0, abs=1e-6)
+    assert report.objective["kl"].value == pytest.approx(0.0, abs=1e-6)
 
 
 def test_micro_batches_of_one_and_of_all_give_the_same_update(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame
 ) -> None:
-    one = Learner(model, replace(config, micro_batch_rollouts=1))
-    all_at_once = Learner(model, replace(config, micro_batch_rollouts=64))
+    one = Learner(model, of_tokens(config, 1))
+    all_at_once = Learner(model, of_tokens(config, 10**6))
     first, second = one.update(rollouts), all_at_once.update(rollouts)
     assert first.gradient_norm == pytest.approx(second.gradient_norm, rel=1e-5)
     # Gradients, not weights: Adam's first step is a sign, which rounding decides where a gradient is 0.
@@ -47,7 +68,7 @@ def test_a_group_of_equal_rewards_adds_nothing_to_the_policy_gradient(model: Pat
 
 def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, rollouts: pl.DataFrame) -> None:
     """Written out row by row, without padding or micro-batches; see the parity chain in ``sync``."""
-    learner = Learner(model, LearnerConfig(learning_rate=1e-2, gradient_clip=1e9))
+    learner = Learner(model, LearnerConfig(learning_rate=1e-2, optimizer=OptimizerConfig(gradient_clip=1e9)))
     reference = Learner(model, learner.config).policy
     tokens = int(rollouts["response_ids"].list.len().sum())
     for row in rollouts.iter_rows(named=True):
@@ -62,7 +83,10 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, rollouts: 
 
 def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(model: Path, rollouts: pl.DataFrame) -> None:
     """As above, written out with all terms: a token that was not sampled has no loss, no entropy, KL or weight."""
-    config = LearnerConfig(learning_rate=1e-2, gradient_clip=1e9, kl_coefficient=0.1, entropy_coefficient=0.02)
+    config = LearnerConfig(
+        learning_rate=1e-2, optimizer=OptimizerConfig(gradient_clip=1e9), kl=KLConfig(coefficient=0.1),
+        entropy=EntropyConfig(coefficient=0.02), sync=SyncConfig(tolerance=10.0),
+    )  # fmt: skip
     marks = [[(i + row) % 3 != 1 for i in range(len(r))] for row, r in enumerate(rollouts["response_ids"].to_list())]
     # What a sampler reports of an inserted token; and one response of which nothing was sampled.
     marks[5] = [False] * len(marks[5])
@@ -75,7 +99,7 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(model: 
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter += 3e-3 * torch.sin(torch.arange(parameter.numel())).view_as(parameter)
-    learner.config = replace(config, sync_tolerance=10.0)
+    inserted = prepare(inserted, config)
     reference, base = Learner(model, config).policy, Learner(model, config).policy
     reference.load_state_dict(learner.policy.state_dict())
     tokens = sum(map(sum, marks))
@@ -88,7 +112,7 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(model: 
             if not row["sampled"][place]:
                 continue
             own, spread = scores[i, token], -(scores[i].exp() * scores[i]).sum()
-            weight = (own.detach() - row["logprobs"][place]).exp().clamp(max=config.importance_cap)
+            weight = (own.detach() - row["logprobs"][place]).exp().clamp(max=config.importance.cap)
             apart = known[i, token].detach() - own
             term = -weight * row["advantage"] * own + 0.1 * (apart.exp() - apart - 1) - 0.02 * spread
             (term / tokens).backward(retain_graph=True)
@@ -97,7 +121,7 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(model: 
     report = learner.update(inserted)
     written = torch.cat([p.grad.flatten() for p in reference.parameters()])
     assert torch.allclose(gradient(learner), written, rtol=1e-3, atol=1e-6)
-    assert report.entropy == pytest.approx(entropy, rel=1e-5)
+    assert report.objective["entropy"].value == pytest.approx(entropy, rel=1e-5)
     assert report.sync_error == pytest.approx(worst, rel=1e-2)
     assert worst > 0.01
 
@@ -128,7 +152,7 @@ def test_a_tied_model_learns_is_synced_saved_and_continued(
     def batch(step: int) -> pl.DataFrame:
         problems = pl.DataFrame({"problem_id": ["p0", "p1", "p2"]})
         asked = {"samples": 4, "seed": 0, "step": step, "phase": "train", "run_id": "r"}
-        return with_advantages(tied_replay.sample(problems, **asked), filter_zero_variance=False)
+        return prepare(with_cohorts(tied_replay.sample(problems, **asked), config.batch), config)
 
     for step in range(2):
         assert learner.update(batch(step)).sync_error < 1e-4
@@ -192,8 +216,7 @@ def test_a_state_continues_bit_for_bit(
     other = Learner(model, config)
     other.load_state({k: t.clone() for k, t in tensors.items()}, values)
     # The next batch must be sampled with the new weights: take the learner's own log-probabilities.
-    tolerant = replace(config, sync_tolerance=1e9)
-    learner.config = other.config = tolerant
+    learner.config = other.config = tolerant(config)
     again = rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))
     assert learner.update(again) == other.update(again)
     assert torch.equal(weights(learner), weights(other))
@@ -205,7 +228,7 @@ def test_a_state_is_copied_when_it_is_taken_up(model: Path, config: LearnerConfi
     tensors = {name: tensor.clone() for name, tensor in first.state()[0].items()}
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     second.load_state(tensors, {"version": 0})
-    second.config = replace(config, sync_tolerance=1e9)
+    second.config = tolerant(config)
     second.update(rollouts)
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
 
@@ -219,7 +242,7 @@ def test_a_state_of_another_model_is_refused(learner: Learner) -> None:
 
 def test_every_response_is_compared(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
     """The last one, too, however small the micro-batches."""
-    learner = Learner(model, replace(config, micro_batch_rollouts=3))
+    learner = Learner(model, of_tokens(config, 3))
     assert learner.sync_error(rollouts) < 1e-4
     last = pl.int_range(pl.len()) == pl.len() - 1
     off = pl.when(last).then(pl.col("logprobs").list.eval(pl.element() - 0.5)).otherwise(pl.col("logprobs"))
@@ -248,12 +271,12 @@ def test_a_gradient_that_is_not_finite_makes_no_update(learner: Learner, rollout
     assert weights(learner).isfinite().all()
 
 
-@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("tokens", [1, 10**6])
 def test_a_sampler_whose_last_log_probability_is_not_finite_is_no_divergence(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame, rows: int
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame, tokens: int
 ) -> None:
     """Also beyond the first micro-batch, which alone is compared before the backward pass."""
-    learner = Learner(model, replace(config, micro_batch_rollouts=rows))
+    learner = Learner(model, of_tokens(config, tokens))
     before = weights(learner).clone()
     last = pl.int_range(pl.len()) == pl.len() - 1
     off = pl.when(last).then(pl.col("logprobs").list.eval(pl.element() * float("nan"))).otherwise(pl.col("logprobs"))
@@ -283,7 +306,7 @@ def test_a_learner_whose_own_log_probabilities_are_not_finite_has_diverged(
 def test_a_policy_so_far_from_the_base_model_that_its_kl_overflows_has_diverged(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame
 ) -> None:
-    learner = Learner(model, replace(config, sync_tolerance=1e9))
+    learner = Learner(model, tolerant(config))
     with torch.no_grad():
         learner.policy.get_output_embeddings().weight.mul_(1e4)
     with pytest.raises(DivergenceError, match="the policy has diverged; no update was made"):
@@ -292,7 +315,7 @@ def test_a_policy_so_far_from_the_base_model_that_its_kl_overflows_has_diverged(
 
 def test_responses_without_a_token_change_nothing(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
     """Even where they fill whole micro-batches, the first one included."""
-    config = replace(config, micro_batch_rollouts=2)
+    config = of_tokens(config, 2)
     none = rollouts.head(4).with_columns(pl.col("response_ids", "logprobs").list.head(0))
     one, other = Learner(model, config), Learner(model, config)
     one.update(rollouts)
@@ -307,7 +330,7 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
 def test_the_gradient_is_clipped_to_its_norm_and_warmed_up(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame
 ) -> None:
-    learner = Learner(model, replace(config, gradient_clip=1e-3, warmup_steps=4))
+    learner = Learner(model, replace(config, optimizer=OptimizerConfig(gradient_clip=1e-3, warmup_steps=4)))
     report = learner.update(rollouts)
     assert report.gradient_norm > 1e-3
     assert float(gradient(learner).norm()) == pytest.approx(1e-3, rel=1e-3)

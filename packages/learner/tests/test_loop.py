@@ -1,6 +1,6 @@
 """The hot loop with a real model, a sampler of recorded tokens and a meter of steps."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,79 +9,11 @@ import pytest
 import torch
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoints
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.learner import Learner
 from isocompute.learner.timings import timings_table
-
-PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
-RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)
-
-
-@dataclass
-class Steps:
-    """A meter that admits a number of steps."""
-
-    limit: int
-    charged: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-
-    def admit(self, *, step: int, rollouts: int) -> bool:
-        return step <= self.limit
-
-    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
-        self.charged.append((step, dict(rollouts["cohort"].value_counts().sort("count", descending=True).iter_rows())))
-
-    def sync(self) -> None:
-        self.charged.append((0, {"synced": True}))
-
-
-@dataclass
-class LogLikelihood:
-    """An evaluator: what the policy thinks of recorded answers, which a change of any weight changes."""
-
-    sampler: Any
-
-    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Any:
-        table = self.sampler.sample(PROBLEMS.head(2), samples=2, seed=99, step=0, phase="eval", run_id="r")
-        score = float(table["logprobs"].explode().mean())
-        row = {"step": step, "rollouts": rollouts, "tokens": tokens, "at": at, "avg_at_2": score}
-        return Evaluated(row, {"avg_at_2": score}, table)
-
-
-@dataclass
-class Evaluated:
-    row: dict[str, Any]
-    scores: dict[str, float]
-    rollouts_table: pl.DataFrame
-
-
-def run(
-    learner: Any,
-    sampler: Any,
-    folder: Path,
-    *,
-    steps: int,
-    records: list[Any] | None = None,
-    meter: Steps | None = None,
-) -> loop.Progress:
-    """Train, or go on training, for so many steps in all."""
-    store = Checkpoints(folder)
-    progress = loop.restore(learner=learner, checkpoints=store)
-    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
-    return loop.train(
-        run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),
-        meter=meter or Steps(steps), checkpoints=store, progress=progress,
-        watch=[].append if records is None else records.append,
-    )  # fmt: skip
-
-
-def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
-    """What was charged for training, step by step."""
-    return [(step, counts) for step, counts in meter.charged if not counts.keys() & {"eval", "synced"}]
-
-
-def weights(learner: Any) -> torch.Tensor:
-    return torch.cat([tensor.flatten() for _, tensor in learner.weights()])
+from small_run import PROBLEMS, RUN, LogLikelihood, Steps, paid, run, weights
 
 
 def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -95,47 +27,33 @@ def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner,
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
 
 
-def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
+def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
     model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
-    straight = Learner(model, config)
-    whole = run(straight, replay, tmp_path / "straight", steps=6)
-    # Cut off one step after a checkpoint, which is then taken again.
-    run(Learner(model, config), replay, tmp_path / "cut", steps=3)
-    resumed = Learner(model, config)
-    assert run(resumed, replay, tmp_path / "cut", steps=6) == whole
-    assert torch.equal(weights(straight), weights(resumed))
-
-
-def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_nothing(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    learner = Learner(model, replace(config, filter_zero_variance=True))
+    learner = Learner(model, replace(config, batch=BatchConfig(filter_zero_variance=True)))
     before = weights(learner).clone()
-    answered = replay.sample
+    answered, synced, taken = replay.sample, [], replay.sync
 
-    def never_right(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
-        return answered(problems, **settings).with_columns(reward=pl.lit(0.0))
+    def right_in_the_last_step(problems: pl.DataFrame, *, step: int, **settings: Any) -> pl.DataFrame:
+        rollouts = answered(problems, step=step, **settings)
+        return rollouts if step == 3 else rollouts.with_columns(reward=pl.lit(0.0))
 
-    replay.sample = never_right
+    def sync(weights: Any, version: int) -> None:
+        synced.append(version)
+        taken(weights, version)
+
+    replay.sample, replay.sync = right_in_the_last_step, sync
     meter, records = Steps(2), []
-    run(learner, replay, tmp_path, steps=2, records=records, meter=meter)
+    progress = run(learner, replay, tmp_path, steps=2, records=records, meter=meter)
     assert paid(meter) == [(1, {"filtered": 16}), (2, {"filtered": 16})]
     assert torch.equal(before, weights(learner))
+    assert (progress.step, learner.version, replay.weights_version) == (2, 0, 0)
     assert records[1].responses.zero_variance_share == 1.0
-
-
-def test_a_run_extended_is_the_run_at_once_bit_for_bit(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    at_once = Learner(model, config)
-    whole = run(at_once, replay, tmp_path / "at once", steps=10)
-    first = run(Learner(model, config), replay, tmp_path / "extended", steps=6)
-    assert first.evals == whole.evals[:4]
-    extended, meter = Learner(model, config), Steps(10)
-    assert run(extended, replay, tmp_path / "extended", steps=10, meter=meter) == whole
-    assert torch.equal(weights(at_once), weights(extended))
-    assert [step for step, _ in paid(meter)] == [7, 8, 9, 10]
+    assert (records[1].update, records[1].sync_seconds) == (None, None)
+    # The step after it is learnt from as ever, and one sync is for the canary of each start.
+    progress = run(learner, replay, tmp_path, steps=3)
+    assert (progress.step, learner.version, replay.weights_version, synced) == (3, 1, 1, [0, 0, 1])
+    assert not torch.equal(before, weights(learner))
 
 
 def with_a_failed_try(sampler: Any, step: int) -> None:
@@ -223,64 +141,6 @@ def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
     assert [(step, counts) for step, counts in meter.charged if "eval" in counts] == [(2, {"eval": 4})]
 
 
-class Hot(Learner):
-    """A learner whose third update leaves weights so large that the next gradient is not finite."""
-
-    def update(self, rollouts: pl.DataFrame) -> Any:
-        report = super().update(rollouts)
-        if self.version == 3:
-            with torch.no_grad():
-                for parameter in self.policy.parameters():
-                    parameter.mul_(1e20)
-        return report
-
-
-class Flickering(Learner):
-    """A learner whose device errs in the first try of its second update."""
-
-    tries = 0
-
-    def update(self, rollouts: pl.DataFrame) -> Any:
-        self.tries += 1
-        if self.tries == 2:
-            rollouts = rollouts.with_columns(advantage=pl.lit(float("nan")))
-        return super().update(rollouts)
-
-
-def test_a_gradient_that_is_not_finite_once_is_tried_again_and_recorded(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
-) -> None:
-    steady, flickering = Learner(model, config), Flickering(model, config)
-    expected = run(steady, replay, tmp_path / "steady", steps=4)
-    records: list[Any] = []
-    assert run(flickering, replay, tmp_path / "flickering", steps=4, records=records) == expected
-    assert expected.diverged_at is None
-    assert [record.step for record in records if "gradient_retries" in record.metrics()] == [2]
-    assert torch.equal(weights(steady), weights(flickering))
-
-
-def test_a_run_that_diverges_ends_with_its_evaluations_and_does_so_again_when_resumed(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    steady = run(Learner(model, config), replay, tmp_path / "steady", steps=2)
-    records: list[Any] = []
-    hot, meter = Hot(model, config), Steps(9)
-    ended = run(hot, replay, tmp_path / "hot", steps=9, records=records, meter=meter)
-    assert (ended.diverged_at, ended.step, hot.version, replay.weights_version) == (4, 3, 3, 3)
-    assert ended.evals == steady.evals
-    assert paid(meter)[-1] == (4, {"trained": 16})
-    assert ended.rollouts == records[-1].rollouts == 64
-    assert (records[-1].step, records[-1].gradient_retries, records[-1].sync_seconds) == (4, 1, None)
-    assert caplog.text.count("the policy has diverged; no update was made") == 2
-    saved = Checkpoints(tmp_path / "hot").newest()
-    assert saved is not None
-    assert saved.step == 2
-    # Killed one step before it diverged, and started again; and asked once more after it had.
-    run(Hot(model, config), replay, tmp_path / "killed", steps=3)
-    for folder in ("killed", "hot"):
-        assert run(Hot(model, config), replay, tmp_path / folder, steps=9) == ended
-
-
 def test_the_canary_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
     with torch.no_grad():
         for parameter in learner.policy.parameters():
@@ -324,7 +184,7 @@ def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"rollouts_per_problem": 1}, "a group baseline needs 2 or more"),
+        ({"rollouts_per_problem": 0}, "a problem needs 1 or more"),
         ({"problems_per_batch": 0}, "a batch needs 1 or more"),
         ({"evaluate_every": 24}, "not a multiple of the batch of 16"),
         ({"evaluate_every": 0}, "not a multiple of the batch of 16"),
@@ -333,3 +193,28 @@ def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: 
 def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: str) -> None:
     with pytest.raises(LearnerError, match=message):
         replace(RUN, **changed)
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "message"),
+    [
+        (1, {}, "the advantage of grpo is relative to its group: it must be 2 or more"),
+        (
+            1,
+            {"objective": ObjectiveConfig(algorithm="ppo"), "batch": BatchConfig(filter_zero_variance=True)},
+            "every group has equal rewards, and batch.filter_zero_variance is on: it must be off",
+        ),
+        (4, {"batch": BatchConfig(trained_rollouts=5)}, "trained_rollouts is 5; it must be at most"),
+    ],
+)
+def test_a_run_that_the_learner_cannot_learn_from_is_refused_before_anything_is_paid_for(
+    n: int, settings: dict[str, Any], message: str, model: Path, replay: Any, tmp_path: Path
+) -> None:
+    meter, learner = Steps(2), Learner(model, LearnerConfig(learning_rate=1e-2, **settings))
+    with pytest.raises(LearnerError, match=message):
+        loop.train(
+            run=replace(RUN, rollouts_per_problem=n), problems=PROBLEMS, sampler=replay, learner=learner,
+            evaluator=LogLikelihood(replay), meter=meter, checkpoints=Checkpoints(tmp_path),
+            progress=loop.Progress(step=0, rollouts=0, tokens=0, evals=[]), watch=[].append,
+        )  # fmt: skip
+    assert meter.charged == []

@@ -1,10 +1,11 @@
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.records import ResponseStatistics
-from isocompute.learner.statistics import response_statistics
+from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.records import AdvantageStatistics, ResponseStatistics
+from isocompute.learner.settings.batch import BatchConfig
+from isocompute.learner.statistics import advantage_statistics, response_statistics
 
 GROUPS = st.lists(
     st.lists(
@@ -26,21 +27,35 @@ def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
     schema = {
         "problem_id": pl.String, "reward": pl.Float32, "response_ids": pl.List(pl.Int32), "finish_reason": pl.String
     }  # fmt: skip
-    return with_cohorts(pl.DataFrame(rows, schema=schema), filter_zero_variance=False)
+    return with_cohorts(pl.DataFrame(rows, schema=schema), BatchConfig())
+
+
+def scored(logprobs: list[list[float] | None], sampled: list[list[bool] | None] | None = None) -> float | None:
+    """The entropy estimate of one group whose tokens have these log-probabilities."""
+    table = batch([[(0.0, len(given or []), "stop") for given in logprobs]])
+    table = table.with_columns(logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)))
+    if sampled is not None:
+        table = table.with_columns(sampled=pl.Series(sampled, dtype=pl.List(pl.Boolean)))
+    found = response_statistics(table)
+    assert found is not None
+    return found.sampled_entropy
 
 
 def test_a_batch_worked_out_by_hand() -> None:
     first = [(1.0, 2, "stop"), (0.0, 4, "stop"), (0.0, 6, "stop"), (0.0, 8, "length")]
     found = response_statistics(batch([first]))
     assert found == ResponseStatistics(
-        reward=0.25, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.25
-    )
+        reward=0.25, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.25,
+        response_length_max=8,
+    )  # fmt: skip
     solved = response_statistics(batch([first, [(1.0, 1, "stop")] * 4]))
     assert solved == ResponseStatistics(
-        reward=0.625, reward_std=0.25, zero_variance_share=0.5, response_length=3.0, truncated_share=0.125
-    )
+        reward=0.625, reward_std=0.25, zero_variance_share=0.5, response_length=3.0, truncated_share=0.125,
+        response_length_max=8,
+    )  # fmt: skip
 
 
+@settings(deadline=None, max_examples=50)
 @given(GROUPS)
 def test_the_reward_spread_is_the_mean_over_groups_of_that_of_torch(groups: list[list[tuple[float, int, str]]]) -> None:
     """What TRL logs as ``reward_std``."""
@@ -50,6 +65,12 @@ def test_the_reward_spread_is_the_mean_over_groups_of_that_of_torch(groups: list
     found = response_statistics(batch(groups))
     assert found is not None
     assert found.reward_std == pytest.approx(float(expected), abs=1e-9)
+
+
+def test_a_group_of_one_has_no_spread() -> None:
+    found = response_statistics(batch([[(1.0, 2, "stop")], [(0.0, 2, "stop")]]))
+    assert found is not None
+    assert (found.reward, found.reward_std) == (0.5, 0.0)
 
 
 def test_failed_responses_are_left_out() -> None:
@@ -71,3 +92,30 @@ def test_broken_verifiers_and_interrupted_responses_are_shares_of_the_completed_
     plain = response_statistics(four)
     assert plain is not None
     assert (plain.score_error_share, plain.interrupted_share) == (0.0, 0.0)
+
+
+def test_the_entropy_is_estimated_from_the_tokens_that_were_sampled() -> None:
+    assert scored([[-1.0, -2.0], [-3.0]]) == pytest.approx(2.0)
+    # Tokens, and not responses, are averaged; what was forced upon the policy does not count.
+    assert scored([[-1.0, -99.0, -2.0], [-3.0], []], [[True, False, True], None, []]) == pytest.approx(2.0)
+    assert scored([None, []]) is None
+    assert scored([[-99.0], []], [[False], []]) is None
+
+
+def test_the_estimate_of_the_entropy_has_no_bias() -> None:
+    """4,000 tokens of a known distribution; the tolerance is four standard errors of their mean."""
+    import numpy as np
+
+    shares = np.array([0.5, 0.3, 0.15, 0.05])
+    entropy = -(shares * np.log(shares)).sum()
+    error = np.sqrt((shares * np.log(shares) ** 2).sum() - entropy**2) / np.sqrt(4000)
+    drawn = np.log(shares)[np.random.default_rng(0).choice(4, size=4000, p=shares)]
+    assert scored([part.tolist() for part in drawn.reshape(100, 40)]) == pytest.approx(entropy, abs=4 * error)
+
+
+def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> None:
+    by_response = pl.DataFrame({"advantage": [1.5, -0.5, -0.5, -0.5]})
+    assert advantage_statistics(by_response) == AdvantageStatistics(advantage=0.0, advantage_std=0.75**0.5)
+    by_token = pl.DataFrame({"advantages": [[1.0, 3.0], [2.0], []]}, schema={"advantages": pl.List(pl.Float32)})
+    assert advantage_statistics(by_token) == AdvantageStatistics(advantage=2.0, advantage_std=(2 / 3) ** 0.5)
+    assert advantage_statistics(by_response.head(0)) is None

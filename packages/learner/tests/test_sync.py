@@ -9,15 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner import Agreement, Learner, LearnerConfig, SyncError
-from isocompute.learner.batch import MicroBatch
-from isocompute.learner.objective.advantages import with_advantages
-from isocompute.learner.objective.losses import TokenTerms
+from isocompute.learner import Agreement, Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
 from isocompute.learner.sync import agreement, check_sync, compare
 from transformers import LlamaForCausalLM
 
 FLOAT32 = LearnerConfig(learning_rate=1e-2)
-BFLOAT16 = replace(FLOAT32, sync_tolerance=None, sync_mean=0.03, sync_k3=0.003, sync_quantile=0.2)
+BFLOAT16 = replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=0.03, k3=0.003, quantile=0.2))
 PAIRS = st.lists(st.tuples(st.floats(-9, 0, width=32), st.floats(-9, 0, width=32)), min_size=1, max_size=300)
 
 
@@ -27,12 +24,7 @@ def alone(tensor: torch.Tensor) -> None:
 
 def compared(pairs: list[tuple[float, float]]) -> torch.Tensor:
     """Pairs of the learner's and the sampler's log-probability, compared."""
-    learner, sampler = torch.tensor(pairs).T
-    empty = torch.zeros(0)
-    batch = MicroBatch(
-        input_ids=empty, attention_mask=empty, predicts=empty, tokens=empty, sampler_logprobs=sampler, advantages=empty
-    )
-    return compare(TokenTerms(logprobs=learner, entropy=empty), batch)
+    return compare(*torch.tensor(pairs).T)
 
 
 def figures(pairs: list[tuple[float, float]]) -> Agreement:
@@ -62,24 +54,24 @@ def test_one_stray_token_of_a_thousand_moves_the_maximum_and_not_the_quantile() 
 def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(value: float) -> None:
     found = figures([(-1.0, -1.0), (-1.0, value)])
     assert found.maximum == found.mean == found.quantile == math.inf
-    for off in (FLOAT32, replace(FLOAT32, sync_tolerance=None, sync_mean=1e9), BFLOAT16):
+    for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=1e9)), BFLOAT16):
         with pytest.raises(SyncError):
             check_sync(found, off, step=1)
 
 
 def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
     found = Agreement(maximum=0.5, mean=0.02, k3=0.001, quantile=0.3)
-    config = replace(BFLOAT16, sync_tolerance=0.4, sync_k3=None)
+    config = replace(BFLOAT16, sync=replace(BFLOAT16.sync, tolerance=0.4, k3=None))
     with pytest.raises(SyncError) as error:
         check_sync(found, config, step=7)
     message = str(error.value)
     assert message.startswith(
         "before step 7 the sampler's log-probabilities differ from the learner's by up to 0.5 nats"
     )
-    for part in ("above sync_tolerance = 0.4", "0.02 (sync_mean = 0.03)", "0.3 (above sync_quantile = 0.2)",
-                 "0.001 (sync_k3 is off)"):  # fmt: skip
+    for part in ("above sync.tolerance = 0.4", "0.02 (sync.mean = 0.03)", "0.3 (above sync.quantile = 0.2)",
+                 "0.001 (sync.k3 is off)"):  # fmt: skip
         assert part in message
-    check_sync(found, replace(config, sync_tolerance=0.6, sync_quantile=0.4), step=7)
+    check_sync(found, replace(config, sync=replace(config.sync, tolerance=0.6, quantile=0.4)), step=7)
 
 
 def test_ranks_together_have_the_figures_of_all_tokens() -> None:
@@ -125,19 +117,19 @@ def sampled_in_bfloat16(policy: LlamaForCausalLM, *, groups: int = 4, samples: i
         "logprobs": logprobs.tolist(), "reward": [float(s % 3 == 0) for s in range(samples)] * groups,
         "finish_reason": "length", "weights_version": 0,
     })  # fmt: skip
-    return with_advantages(rows, filter_zero_variance=False)
+    return prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
 
 
 def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:
     learner = Learner(model, BFLOAT16)
     rollouts = sampled_in_bfloat16(learner.policy)
-    with pytest.raises(SyncError, match=r"above sync_tolerance = 0\.0001"):
+    with pytest.raises(SyncError, match=r"above sync\.tolerance = 0\.0001"):
         Learner(model, FLOAT32).update(rollouts)
     report = learner.update(rollouts)
     assert 1e-3 < report.sync_mean < report.sync_quantile < report.sync_error
-    assert 0 < report.sync_k3 < BFLOAT16.sync_k3
+    assert 0 < report.sync_k3 < BFLOAT16.sync.k3
     # The sampler kept the weights of before that one update: stamped as new, they are found out.
     before = {name: tensor.clone() for name, tensor in learner.weights()}
-    with pytest.raises(SyncError, match=r"above sync_mean .*above sync_quantile .*above sync_k3"):
+    with pytest.raises(SyncError, match=r"above sync.mean .*above sync.quantile .*above sync.k3"):
         learner.update(rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())

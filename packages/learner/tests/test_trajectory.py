@@ -11,27 +11,40 @@ objective, schedule or optimizer does. Where the numbers are meant to change, th
 
 import json
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import (
+    BatchConfig,
+    ComputeConfig,
+    EntropyConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+)
 from isocompute.learner.learner import Learner
-from isocompute.learner.objective.advantages import with_advantages
+from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.prepare import prepare
 from transformers import LlamaConfig, LlamaForCausalLM
 
+REPORTED = ("loss", "kl", "entropy", "importance_weight", "gradient_norm", "learning_rate")
 STORED = Path(__file__).with_name("trajectory.json")
 TRAJECTORIES = {
-    "plain": LearnerConfig(learning_rate=2e-3, warmup_steps=2),
+    "plain": LearnerConfig(
+        learning_rate=2e-3, optimizer=OptimizerConfig(warmup_steps=2), entropy=EntropyConfig(measured=True)
+    ),
     "kl and entropy": LearnerConfig(
-        learning_rate=2e-3, warmup_steps=0, kl_coefficient=0.05, entropy_coefficient=0.02, micro_batch_rollouts=3
+        learning_rate=2e-3, optimizer=OptimizerConfig(warmup_steps=0), kl=KLConfig(coefficient=0.05),
+        entropy=EntropyConfig(coefficient=0.02), compute=ComputeConfig(micro_batch_tokens=20),
     ),
     "filtered, clipped and decaying": LearnerConfig(
-        learning_rate=1e-3, warmup_steps=1, decay="cosine", decay_steps=6, weight_decay=0.1, gradient_clip=0.5,
-        filter_zero_variance=True, advantage_std="population", temperature=0.8,
+        learning_rate=1e-3, temperature=0.8, objective=ObjectiveConfig(std="population"),
+        optimizer=OptimizerConfig(warmup_steps=1, decay="cosine", decay_steps=6, weight_decay=0.1, gradient_clip=0.5),
+        batch=BatchConfig(filter_zero_variance=True), entropy=EntropyConfig(measured=True),
     ),
 }  # fmt: skip
 
@@ -76,19 +89,14 @@ def on_policy(policy: Any, rollouts: pl.DataFrame, *, temperature: float, versio
 
 def trajectory(folder: Path, config: LearnerConfig, *, double: bool = False) -> list[dict[str, float]]:
     """What five updates report."""
-    learner = Learner(folder, config)
-    if double:
-        learner.policy.double()
-        learner.reset(config)
-    batch = with_advantages(
-        written_out_rollouts(), filter_zero_variance=config.filter_zero_variance, advantage_std=config.advantage_std
-    ).filter(pl.col("cohort") == "trained")
+    learner = Learner(folder, config, dtype=torch.float64 if double else torch.float32)
+    batch = prepare(with_cohorts(written_out_rollouts(), config.batch), config)
     reports = []
     for version in range(5):
         rollouts = on_policy(learner.policy, batch, temperature=config.temperature, version=version)
-        report = asdict(learner.update(rollouts))
+        report = learner.update(rollouts).metrics()
         # How far the two ways of computing log-probabilities differ is rounding and nothing else.
-        reports.append({name: value for name, value in report.items() if not name.startswith("sync_")})
+        reports.append({name: value for name, value in report.items() if name in REPORTED})
     return reports
 
 

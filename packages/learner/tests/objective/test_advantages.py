@@ -1,17 +1,30 @@
 import numpy as np
-import polars as pl
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.advantages import group_advantages, with_advantages, with_cohorts
+from isocompute.learner.objective.advantages import (
+    BASELINES,
+    SCALES,
+    group_advantages,
+    response_advantages,
+    zero_variance,
+)
+
+GROUPS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16), min_size=1, max_size=5)
+
+
+PAIRS = [(baseline, scale) for baseline in BASELINES for scale in SCALES if (baseline, scale) != ("batch", "group")]
+
+
+def joined(groups: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(groups).astype(float), np.repeat(np.arange(len(groups)), [len(g) for g in groups])
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5))
 def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[float]]) -> None:
-    rewards = np.array([r for g in groups for r in g])
-    index = np.array([i for i, g in enumerate(groups) for _ in g])
+    rewards, index = joined(groups)
     advantages = group_advantages(rewards, index)
     for i, group in enumerate(groups):
         own = advantages[index == i]
@@ -23,16 +36,22 @@ def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[f
 
 
 @pytest.mark.parametrize(("std", "correction"), [("sample", 1), ("population", 0)])
-@given(st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16), min_size=1, max_size=5))
-def test_advantages_are_those_of_torch(std: str, correction: int, groups: list[list[float]]) -> None:
+@pytest.mark.parametrize(("baseline", "scale"), PAIRS)
+@given(GROUPS)
+@settings(max_examples=25)
+def test_advantages_are_the_formula_written_out_with_torch(
+    baseline: str, scale: str, std: str, correction: int, groups: list[list[float]]
+) -> None:
     """``torch.std`` divides by n − 1 by default, as veRL and TRL do."""
-    index = np.array([i for i, g in enumerate(groups) for _ in g])
-    found = group_advantages(np.concatenate(groups), index, std=std)
-    for i, group in enumerate(groups):
-        rewards = torch.tensor(group, dtype=torch.float64)
-        deviation = torch.std(rewards) if std == "sample" else torch.std(rewards, correction=correction)
-        expected = (rewards - rewards.mean()) / (deviation + 1e-6)
-        assert found[index == i] == pytest.approx(expected.numpy(), abs=1e-6)
+    rewards, index = joined(groups)
+    found = response_advantages(rewards, index, baseline=baseline, scale=scale, std=std)
+    tensors = [torch.tensor(group, dtype=torch.float64) for group in groups]
+    mean = torch.cat(tensors).mean()
+    centred = [group - (group.mean() if baseline == "group" else mean) for group in tensors]
+    whole = torch.std(torch.cat(centred), correction=correction)
+    for i, group in enumerate(centred):
+        divisor = {"none": 1.0, "group": torch.std(group, correction=correction) + 1e-6, "batch": whole + 1e-6}[scale]
+        assert found[index == i] == pytest.approx((group / divisor).numpy(), abs=1e-6)
 
 
 def test_the_two_standard_deviations_differ_by_a_factor_that_depends_on_n() -> None:
@@ -44,66 +63,56 @@ def test_the_two_standard_deviations_differ_by_a_factor_that_depends_on_n() -> N
         assert ratio == pytest.approx(np.full(n, (n / (n - 1)) ** 0.5), rel=1e-5)
 
 
-def test_a_table_takes_the_standard_deviation_it_is_asked_for() -> None:
-    batch = table([1, 0, 1], ["a", "a", "a"], ["stop", "stop", "aborted"])
-    sample = with_advantages(batch, filter_zero_variance=False)
-    population = with_advantages(batch, filter_zero_variance=False, advantage_std="population")
-    assert sample["advantage"].to_list() == pytest.approx([0.5**0.5, -(0.5**0.5), 0.0], abs=1e-5)
-    assert population["advantage"].to_list() == pytest.approx([1.0, -1.0, 0.0], abs=1e-5)
-    with pytest.raises(LearnerError, match="advantage_std is 'mad'; it must be one of sample, population"):
-        with_advantages(batch, filter_zero_variance=False, advantage_std="mad")
+@given(GROUPS, st.floats(0.1, 0.9))
+def test_equal_rewards_have_an_advantage_of_exactly_0(groups: list[list[float]], reward: float) -> None:
+    """Though the mean of three times 0.1 is not 0.1."""
+    rewards, index = joined([*groups, [reward] * 3])
+    for baseline, scale in PAIRS:
+        if baseline == "group":
+            assert (response_advantages(rewards, index, scale=scale)[-3:] == 0.0).all()
+        assert (response_advantages(np.full(7, reward), np.zeros(7), baseline=baseline, scale=scale) == 0.0).all()
 
 
-def test_a_group_of_one_is_refused() -> None:
-    with pytest.raises(LearnerError, match="rollouts_per_problem of 2 or more"):
-        group_advantages(np.array([1.0]), np.array([0]))
+def test_the_order_of_rows_and_the_names_of_groups_do_not_matter() -> None:
+    rewards, groups = np.array([1.0, 0.0, 0.5, 0.25, 0.0]), np.array([7, 3, 7, 3, 3])
+    order = np.array([4, 2, 0, 1, 3])
+    for baseline, scale in PAIRS:
+        whole = response_advantages(rewards, groups, baseline=baseline, scale=scale)
+        moved = response_advantages(rewards[order], groups[order] * 10, baseline=baseline, scale=scale)
+        assert moved == pytest.approx(whole[order])
 
 
-def table(rewards: list[float], problems: list[str], reasons: list[str]) -> pl.DataFrame:
-    return pl.DataFrame({"reward": rewards, "problem_id": problems, "finish_reason": reasons})
+def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
+    one = np.array([1.0]), np.array([0])
+    with pytest.raises(LearnerError, match="a group baseline needs rollouts_per_problem of 2 or more"):
+        group_advantages(*one)
+    assert response_advantages(*one, baseline="batch", scale="batch").tolist() == [0.0]
+    both = response_advantages(np.array([1.0, 0.0]), np.array([0, 1]), baseline="batch", scale="batch")
+    assert both == pytest.approx([0.5**0.5, -(0.5**0.5)], abs=1e-5)
 
 
-def test_cohorts_are_a_partition() -> None:
-    batch = table([1, 0, 1, 1, 0], ["a", "a", "b", "b", "b"], ["stop", "stop", "stop", "length", "aborted"])
-    kept = with_advantages(batch, filter_zero_variance=False)["cohort"].to_list()
-    filtered = with_advantages(batch, filter_zero_variance=True)["cohort"].to_list()
-    assert kept == ["trained", "trained", "trained", "trained", "failed"]
-    assert filtered == ["trained", "trained", "filtered", "filtered", "failed"]
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from([0.0, 1.0, float("nan"), float("inf")]),
-            st.sampled_from(["a", "b"]),
-            st.sampled_from(["stop", "length", "aborted"]),
-        ),
-        min_size=1,
-    ),
-    st.booleans(),
-)
-def test_whatever_was_sampled_has_a_cohort(rows: list[tuple[float, str, str]], filtered: bool) -> None:
-    """Also where no advantage can be made of it: it was paid for."""
-    batch = table(*map(list, zip(*rows, strict=True)))
-    cohorts = with_cohorts(batch, filter_zero_variance=filtered)["cohort"].to_list()
-    assert [cohort == "failed" for cohort in cohorts] == [reason == "aborted" for _, _, reason in rows]
-    assert set(cohorts) <= {"trained", "filtered", "failed"}
-
-
-def test_the_middle_of_unequal_rewards_is_no_zero_variance() -> None:
-    batch = table([0.0, 0.5, 1.0, 0.1, 0.1, 0.1], ["a"] * 3 + ["b"] * 3, ["stop"] * 6)
-    found = with_advantages(batch, filter_zero_variance=True)
-    assert found["cohort"].to_list() == ["trained"] * 3 + ["filtered"] * 3
-    assert found["zero_variance"].to_list() == [False] * 3 + [True] * 3
-    # Exactly 0, though the mean of three times 0.1 is not 0.1.
-    assert found["advantage"].to_list()[3:] == [0.0] * 3
-
-
-def test_a_reward_that_is_not_finite_is_refused() -> None:
+def test_what_is_no_advantage_is_refused() -> None:
+    two = np.array([1.0, 0.0]), np.array([0, 0])
+    with pytest.raises(LearnerError, match="std is 'mad'; it must be one of sample, population"):
+        group_advantages(*two, std="mad")
+    with pytest.raises(
+        LearnerError, match="baseline is 'gae'; for advantages of responses it must be one of group, ba"
+    ):
+        response_advantages(*two, baseline="gae")
+    with pytest.raises(LearnerError, match="scale is 'max'; for advantages of responses it must be one of none, group"):
+        response_advantages(*two, scale="max")
+    with pytest.raises(LearnerError, match="scale is 'group' and baseline 'batch'; without a group's mean it must be"):
+        response_advantages(*two, baseline="batch")
     with pytest.raises(LearnerError, match="rollout 1 of the batch is not a finite number"):
         group_advantages(np.array([1.0, np.nan]), np.array([0, 0]))
 
 
-def test_a_batch_of_failed_responses_has_no_advantages() -> None:
-    found = with_advantages(table([0, 0], ["a", "a"], ["aborted"] * 2), filter_zero_variance=True)
-    assert found["cohort"].to_list() == ["failed"] * 2
+def test_the_middle_of_unequal_rewards_is_no_zero_variance() -> None:
+    rewards, groups = np.array([0.0, 0.5, 1.0, 0.1, 0.1, 0.1]), np.repeat([0, 1], 3)
+    assert zero_variance(rewards, groups).tolist() == [False] * 3 + [True] * 3
+    assert group_advantages(rewards, groups)[1] == 0.0
+
+
+def test_no_responses_have_no_advantages() -> None:
+    for baseline, scale in PAIRS:
+        assert len(response_advantages(np.zeros(0), np.zeros(0, int), baseline=baseline, scale=scale)) == 0

@@ -1,4 +1,4 @@
-"""What does the policy learn from its rollouts? GRPO with verified syncs and exact resume.
+"""What does the policy learn from its rollouts? Policy-gradient learning with verified syncs and exact resume.
 
 ``train`` drives a ``Learner`` in this process, or a ``LearnerGroup`` of Ray actors, with a ``Sampler``, an
 ``Evaluator`` and a ``Meter`` of yours, and saves ``Checkpoints``. Importing the package is quick: torch, ray,
@@ -10,49 +10,100 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .config import LearnerConfig
+from .config import (
+    BatchConfig,
+    ComputeConfig,
+    CriticConfig,
+    EntropyConfig,
+    ImportanceConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    SyncConfig,
+)
 from .errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint, Checkpoints
+    from .export import save_policy
     from .group import LearnerGroup
+    from .health import Flag, Thresholds, flags
     from .learner import Learner
     from .loop import canary, restore, train
-    from .objective.advantages import group_advantages, with_advantages, with_cohorts
-    from .order import ProblemOrder
+    from .objective.advantages import group_advantages
+    from .objective.cohorts import with_cohorts
+    from .objective.minibatches import minibatches
+    from .objective.prepare import prepare
+    from .order import Place, ProblemOrder
     from .protocols import Evaluation, Evaluator, Meter, Sampler, Updater
-    from .records import Agreement, EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+    from .rate import matmul_rate
+    from .records import (
+        AdvantageStatistics,
+        Agreement,
+        Average,
+        EvaluationRecord,
+        ResponseStatistics,
+        StepRecord,
+        UpdateReport,
+    )
     from .run import Progress, RunConfig
     from .timings import timings_table
 
 _MODULES = {
     "checkpoint": ("Checkpoint", "Checkpoints"),
+    "export": ("save_policy",),
     "group": ("LearnerGroup",),
+    "health": ("Flag", "Thresholds", "flags"),
     "learner": ("Learner",),
     "loop": ("canary", "restore", "train"),
-    "objective.advantages": ("group_advantages", "with_advantages", "with_cohorts"),
-    "order": ("ProblemOrder",),
+    "objective.advantages": ("group_advantages",),
+    "objective.cohorts": ("with_cohorts",),
+    "objective.minibatches": ("minibatches",),
+    "objective.prepare": ("prepare",),
+    "order": ("Place", "ProblemOrder"),
     "protocols": ("Evaluation", "Evaluator", "Meter", "Sampler", "Updater"),
-    "records": ("Agreement", "EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport"),
+    "rate": ("matmul_rate",),
+    "records": (
+        "AdvantageStatistics",
+        "Agreement",
+        "Average",
+        "EvaluationRecord",
+        "ResponseStatistics",
+        "StepRecord",
+        "UpdateReport",
+    ),
     "run": ("Progress", "RunConfig"),
     "timings": ("timings_table",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "AdvantageStatistics",
     "Agreement",
+    "Average",
+    "BatchConfig",
     "Checkpoint",
     "CheckpointError",
     "Checkpoints",
+    "ComputeConfig",
+    "CriticConfig",
     "DivergenceError",
+    "EntropyConfig",
     "Evaluation",
     "EvaluationRecord",
     "Evaluator",
+    "Flag",
+    "ImportanceConfig",
+    "KLConfig",
     "Learner",
     "LearnerConfig",
     "LearnerError",
     "LearnerGroup",
     "Meter",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "Place",
     "ProblemOrder",
     "Progress",
     "RankError",
@@ -60,15 +111,21 @@ __all__ = [
     "RunConfig",
     "Sampler",
     "StepRecord",
+    "SyncConfig",
     "SyncError",
+    "Thresholds",
     "UpdateReport",
     "Updater",
     "canary",
+    "flags",
     "group_advantages",
+    "matmul_rate",
+    "minibatches",
+    "prepare",
     "restore",
+    "save_policy",
     "timings_table",
     "train",
-    "with_advantages",
     "with_cohorts",
 ]
 

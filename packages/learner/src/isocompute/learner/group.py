@@ -9,13 +9,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 
+from .batch import shares
 from .config import LearnerConfig
 from .errors import LearnerError, RankError
 from .rank import RankActor
-from .records import Agreement, UpdateReport
+from .reports import Agreement, UpdateReport
+from .skipping import skipped
 from .waiting import outcomes
 
 
@@ -80,18 +83,41 @@ class LearnerGroup:
             self._wait([rank.reset.remote(config) for rank in self._ranks], "reset")
         self.config, self.version = config, 0
 
-    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Split the responses over ranks by index and take one step together; see ``Learner.update``.
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model, each rank its share; see ``Learner.measure``.
 
         Raises:
             RankError: A rank died or timed out; the group is broken.
         """
         ranks = self._in_use()
-        shares = [rollouts[i :: len(ranks)] for i in range(len(ranks))]
-        updates = [rank.update.remote(share) for rank, share in zip(ranks, shares, strict=True)]
-        first: UpdateReport = self._wait(updates, "update")[0]
-        self.version += 1
+        parts = shares(rollouts, len(ranks))
+        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
+        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
+        return measured
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
+        """Split the responses over ranks, by the tokens that they cost, and take one step together.
+
+        Args:
+            batch: As for ``Learner.update``.
+            advance: The same.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        ranks = self._in_use()
+        parts = shares(batch, len(ranks), free=self._free(batch))
+        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
+        first: UpdateReport = self._wait(calls, "update")[0]
+        self.version += advance
         return first
+
+    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
+        """Which responses do not pass through the model."""
+        if "advantage" not in batch.columns:
+            return None
+        zero_variance = batch["zero_variance"].to_numpy()
+        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``; asked of the first rank."""

@@ -7,59 +7,82 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
 
 from . import policy as policies
-from .batch import MicroBatch, micro_batches, sampled_tokens
+from .adam import Optimizer
+from .batch import MicroBatch, Responses, read, sampled_tokens
+from .collective import Collective
 from .config import LearnerConfig
 from .errors import DivergenceError, LearnerError, SyncError
-from .objective.grpo import ObjectiveInputs, objective
-from .objective.losses import TokenTerms
-from .records import Agreement, UpdateReport
+from .metrics import Mean, added, reduced
+from .objective.loss import ObjectiveInputs, loss_metrics, objective
+from .objective.ragged import Ragged, listed
+from .rate import matmul_rate, shape_of, training_operations
+from .reports import Agreement, Average, UpdateReport
+from .skipping import skipped
+from .state import take_over, tensors_of
 from .sync import BROKEN, agreement, check_finite, check_sync, compare
 
 
 class Learner:
-    """A policy, its AdamW state and, when the KL term is on, the base model.
+    """A policy, its AdamW state, and the base model or a critic where the settings need them.
 
-    With a process group, each rank is given its share of the rollouts (which may be empty) and all ranks
-    take the same update: gradients are sums over tokens divided by the tokens of the whole batch. Tokens are those
-    that the policy sampled (column ``sampled``).
+    With a process group, each rank is given its share of the batch (which may be empty) and all ranks take the same
+    update: a gradient is a weighted sum over tokens, and sums add up. Tokens are those that the policy sampled (column
+    ``sampled``).
 
     Args:
         model: The base model.
         config: The learner's settings.
         device: A torch device.
-        ranks: The learners that take every update together, or None for this one alone. Never taken from
-            the process: an engine in the same process has a process group of its own.
+        ranks: The learners that take every update together, or None for this one alone.
+        dtype: Type of weights, gradients and moments.
 
     Raises:
-        LearnerError: The model cannot be used; see ``load_policy``.
+        LearnerError: The model cannot be used; see ``policy.load_policy``.
     """
 
     def __init__(
-        self, model: str | Path, config: LearnerConfig, *, device: str = "cpu", ranks: dist.ProcessGroup | None = None
+        self,
+        model: str | Path,
+        config: LearnerConfig,
+        *,
+        device: str = "cpu",
+        ranks: dist.ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.device, self._ranks = device, ranks
-        self.model = str(model)
-        self.policy = policies.load_policy(model, device=device)
-        self.reset(config)
+        self.device, self.model, self._dtype = device, str(model), dtype
+        self._together = Collective(ranks, device)
+        self._load(config)
 
     def reset(self, config: LearnerConfig) -> None:
         """Go back to the base model's weights, a fresh optimizer and version 0."""
-        if not hasattr(self, "_base"):
-            self._base = {name: tensor.clone() for name, tensor in policies.tensors(self.policy).items()}
-            self._reference: Any = None
-        policies.load_tensors(self.policy, self._base)
-        self.config = config
-        self.version = 0
-        if config.kl_coefficient and self._reference is None:
-            self._reference = policies.load_policy(self.model, device=self.device).requires_grad_(False)
-        self._optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-        )
+        # The base model is read again, so that no copy of it is held; what there was is freed first.
+        del self.policy, self._forward, self._optimizer, self._reference
+        self._load(config)
+
+    def _load(self, config: LearnerConfig) -> None:
+        self.config, self.version = config, 0
+        settings: dict[str, Any] = {"temperature": config.temperature, "device": self.device}
+        self.policy = policies.load_policy(self.model, device=self.device, dtype=self._dtype)
+        self._forward = policies.Forward(self.policy, config.compute, **settings)
+        self._reference: policies.Forward | None = None
+        if config.kl.coefficient:
+            lower = config.compute.precision == "bfloat16" and self._dtype == torch.float32
+            kind = torch.bfloat16 if lower else self._dtype
+            base = policies.reference_of(self.model, device=self.device, dtype=kind)
+            self._reference = policies.Forward(base, config.compute, **settings)
+        self.critic: policies.ValueHead | None = None
+        if config.objective.resolved.baseline == "gae":
+            share = config.critic.coefficient if config.critic.through_policy else 0.0
+            size = self.policy.get_output_embeddings().weight.shape[1]
+            self.critic = policies.ValueHead(size, share=share, device=self.device, dtype=self._dtype)
+        self._optimizer = Optimizer(self.policy, self.critic, config)
+        self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's tensors by their Hugging Face names; see ``policy.tensors``."""
@@ -73,7 +96,8 @@ class Learner:
             DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: There is no response token to compare.
         """
-        compared = [self._compare(batch) for batch in self._batches(rollouts)]
+        batches = self._batches(self._read(rollouts))
+        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for batch in batches]
         if not compared:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
         joined = torch.cat(compared, dim=1)
@@ -83,88 +107,190 @@ class Learner:
         """The largest difference alone (nats); see ``agreement``."""
         return self.agreement(rollouts).maximum
 
-    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model without learning from them.
+
+        Args:
+            rollouts: This rank's share of completed responses.
+
+        Returns:
+            The table with list columns of a number for each sampled token: ``old_logprobs``, with a KL term
+            ``reference_logprobs``, with a critic ``values``.
+
+        Raises:
+            SyncError: The responses were sampled with other weights than the learner's.
+            DivergenceError: A log-probability of the learner's own is not finite.
+            LearnerError: The rollouts do not fit the model.
+        """
+        self._check_version(rollouts)
+        found: dict[str, list[torch.Tensor]] = {"old_logprobs": []}
+        found |= {"reference_logprobs": []} if self._reference is not None else {}
+        found |= {"values": []} if self.critic is not None else {}
+        compared = [self._nothing(3, 0)]
+        for batch in self._batches(self._read(rollouts)):
+            with torch.no_grad(), self._forward.attending(batch):
+                hidden = self._forward.hidden(batch)
+                found["old_logprobs"].append(self._forward.terms(hidden, batch).logprobs)
+                if self.critic is not None:
+                    found["values"].append(self.critic(hidden))
+            if self._reference is not None:
+                found["reference_logprobs"].append(self._reference.logprobs(batch))
+            compared.append(compare(found["old_logprobs"][-1], batch.sampler_logprobs))
+        self._verify(torch.cat(compared, dim=1))
+        lengths = sampled_tokens(rollouts).to_numpy()
+        return rollouts.with_columns(
+            listed(name, Ragged(values=torch.cat([self._nothing(0), *parts]).cpu().numpy(), lengths=lengths))
+            for name, parts in found.items()
+        )
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step.
 
         Args:
-            rollouts: This rank's share of the batch: completed responses with ``advantage``.
+            batch: This rank's share of an update's responses, with the columns of ``objective.prepare``.
+            advance: Whether the version of the weights is counted up: with the last optimizer step of a batch.
 
         Returns:
-            What the step did, over the batch of all ranks.
+            What the step did, over the shares of all ranks.
 
         Raises:
-            SyncError: The responses were sampled with other weights than the learner's. The policy is as
-                it was.
+            SyncError: The responses were sampled with other weights than the learner's. The policy is as it was.
             DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite. The
                 policy is as it was.
-            LearnerError: No rank has a response token, or the rollouts do not fit the model. The policy is as
-                it was.
+            LearnerError: No rank has a response token, or the rollouts do not fit the model. The policy is as it was.
         """
-        self._check_version(rollouts)
-        tokens = self._total(sampled_tokens(rollouts))
+        self._check_version(batch)
+        responses = self._read(batch)
+        tokens = int(self._together.total(int(responses.counts.sum())))
         if not tokens:
             raise LearnerError(f"step {self.version + 1} has no response token to learn from")
-        found, sums = self._backward(rollouts, tokens)
-        norm = self._reduce_gradients()
-        self._all_reduce(sums)
-        loss, weight, kl, entropy = (sums[:4] / tokens).tolist()
-        self._check_outcome(norm, loss, *sums[4:].tolist())
-        rate = self.config.learning_rate_at(self.version + 1)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        self._optimizer.step()
-        self.version += 1
+        left_out = skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
+        found, means, broken, operations = self._backward(responses, np.flatnonzero(~left_out))
+        self._together.gradients(self._optimizer.parameters)
+        norm = self._optimizer.clip()
+        means = reduced(means, self._together.sum)
+        self._check_outcome(norm, means["loss"].value, broken)
+        rate = self._optimizer.step(self.version + 1)
+        self._optimizer.forget_gradients()
+        self.version += advance
+        counted = [self._together.total(int(count)) for count in (left_out.sum(), len(responses))]
         return UpdateReport(
-            loss=loss,
-            kl=kl,
-            entropy=entropy,
-            importance_weight=weight,
+            objective={name: Average.of(mean) for name, mean in means.items()},
             gradient_norm=norm,
             learning_rate=rate,
             sync_error=found.maximum,
             sync_mean=found.mean,
             sync_k3=found.k3,
             sync_quantile=found.quantile,
+            trained_tokens=tokens,
+            skipped=Average(total=counted[0], count=counted[1]),
+            operations=self._together.total(operations),
+            machine_rate=self._together.total(matmul_rate(self.device, self._forward.dtype)),
         )
+
+    def _read(self, rollouts: pl.DataFrame) -> Responses:
+        return read(rollouts, vocabulary=policies.vocabulary(self.policy))
+
+    def _batches(self, responses: Responses, rows: np.ndarray | None = None) -> Iterator[MicroBatch]:
+        rows = np.arange(len(responses)) if rows is None else rows
+        for piece in self._forward.pieces(responses, rows):
+            yield self._forward.micro_batch(responses, piece)
 
     def _check_version(self, rollouts: pl.DataFrame) -> None:
         stale = rollouts.filter(pl.col("weights_version") != self.version)
-        if self._total(len(stale)):
+        if self._together.total(len(stale)):
             versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
             raise SyncError(
                 f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
                 f"and the learner is at {self.version}: a sync was skipped"
             )
 
-    def _backward(self, rollouts: pl.DataFrame, tokens: int) -> tuple[Agreement, torch.Tensor]:
+    def _backward(
+        self, responses: Responses, rows: np.ndarray
+    ) -> tuple[Agreement, dict[str, Mean], tuple[float, float], float]:
         """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
 
         Returns:
-            How the sampler agrees (over all ranks), and this rank's sums over tokens: objective, importance
-            weight, KL, entropy, then how many log-probabilities of the learner and of the sampler are not finite.
+            How the sampler agrees (over all ranks), this rank's metrics, and how many log-probabilities of the learner
+            and of the sampler are not finite (over all ranks), and this rank's arithmetic.
         """
-        self._optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(6, dtype=torch.float64, device=self.device)
-        found = None
-        for batch in self._batches(rollouts):
-            terms = self._terms(self.policy, batch)
-            if found is None:
-                found = self._verify(compare(terms, batch))
-            loss, metrics = objective(self._inputs(terms, batch, tokens), self.config)
-            loss.backward()
-            broken = [(~logprobs.isfinite()).sum() for logprobs in (terms.logprobs, batch.sampler_logprobs)]
-            parts = [metrics.loss, metrics.importance_weight, metrics.kl, metrics.entropy, *broken]
-            sums += torch.stack(parts).double()
-        if found is None:
-            # This rank's share is empty, and the others wait for it in the collective.
-            found = self._verify(torch.zeros(3, 0, dtype=torch.float64, device=self.device))
-        return found, sums
+        self._optimizer.forget_gradients()
+        operations = 0.0
+        means = loss_metrics(self.config, self.device)
+        broken = self._nothing(2)
+        measured = "old_logprobs" in responses.of_tokens
+        found = self._verify(self._compared(responses, rows)) if measured or not len(rows) else None
+        for batch in self._batches(responses, rows):
+            with self._forward.attending(batch):
+                inputs = self._inputs(batch)
+                if found is None:
+                    found = self._verify(compare(inputs.logprobs, batch.sampler_logprobs))
+                loss, parts = objective(inputs, self.config)
+                loss.backward()
+            means = added(means, parts)
+            operations += self._operations(batch)
+            broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, batch.sampler_logprobs)])
+        assert found is not None
+        self._together.sum(broken)
+        learner_broken, sampler_broken = broken.tolist()
+        return found, means, (learner_broken, sampler_broken), operations
 
-    def _check_outcome(self, norm: float, loss: float, learner_broken: float, sampler_broken: float) -> None:
+    def _compared(self, responses: Responses, rows: np.ndarray) -> torch.Tensor:
+        """Compare with the sampler where no forward pass of a policy that just sampled follows."""
+        if "old_logprobs" in responses.of_tokens:
+            old = torch.tensor(responses.of_tokens["old_logprobs"].values, dtype=self._dtype)
+            sampler = torch.tensor(responses.logprobs.values[responses.sampled], dtype=self._dtype)
+            return compare(old.to(self.device), sampler.to(self.device))
+        if not len(rows) and len(responses):
+            # Nothing can change the update; stale weights must show all the same.
+            batch = next(self._batches(responses, np.arange(1)))
+            return compare(self._forward.logprobs(batch), batch.sampler_logprobs)
+        # This rank's share is empty, and the others wait for it in the collective.
+        return self._nothing(3, 0)
+
+    def _inputs(self, batch: MicroBatch) -> ObjectiveInputs:
+        entropy = self.config.entropy
+        hidden = self._forward.hidden(batch)
+        terms = self._forward.terms(
+            hidden,
+            batch,
+            entropy=bool(entropy.coefficient) or entropy.measured,
+            entropy_gradient=bool(entropy.coefficient),
+        )
+        reference = batch.measured.get("reference_logprobs")
+        if self._reference is not None and reference is None and self.config.kl.place == "loss":
+            reference = self._reference.logprobs(batch)
+        return ObjectiveInputs(
+            logprobs=terms.logprobs,
+            sampler_logprobs=batch.sampler_logprobs,
+            advantages=batch.advantages,
+            weights=batch.weights,
+            response=batch.response,
+            responses=batch.responses,
+            zero_variance=batch.zero_variance,
+            entropy=terms.entropy,
+            old_logprobs=batch.measured.get("old_logprobs"),
+            reference_logprobs=reference,
+            values=None if self.critic is None else self.critic(hidden),
+            old_values=batch.measured.get("old_values"),
+            returns=batch.measured.get("returns"),
+        )
+
+    def _operations(self, batch: MicroBatch) -> float:
+        """Arithmetic of a forward and a backward pass; see ``rate.training_operations``."""
+        if self._shape is None:
+            return 0.0
+        places = batch.position_ids
+        if batch.attention_mask is not None:
+            places = places[batch.attention_mask.bool()]
+        keys = int((places + 1).sum())
+        return training_operations(self._shape, tokens=places.numel(), predictions=len(batch.tokens), keys=keys)
+
+    def _check_outcome(self, norm: float, loss: float, broken: tuple[float, float]) -> None:
         """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does."""
         step = self.version + 1
-        check_finite(learner_broken, step=step)
-        if sampler_broken:
+        check_finite(broken[0], step=step)
+        if broken[1]:
             check_sync(BROKEN, self.config, step=step)
         if not math.isfinite(norm):
             raise DivergenceError(
@@ -176,96 +302,31 @@ class Learner:
                 f"step {step} has a loss that is not finite ({loss}): the policy has diverged; no update was made"
             )
 
-    def _batches(self, rollouts: pl.DataFrame) -> Iterator[MicroBatch]:
-        if "advantage" not in rollouts.columns:
-            rollouts = rollouts.with_columns(advantage=pl.lit(0.0))
-        known = policies.vocabulary(self.policy)
-        return micro_batches(rollouts, self.config.micro_batch_rollouts, self.device, vocabulary=known)
-
-    def _terms(self, policy: Any, batch: MicroBatch) -> TokenTerms:
-        return policies.terms(policy, batch, temperature=self.config.temperature)
-
-    def _compare(self, batch: MicroBatch) -> torch.Tensor:
-        with torch.no_grad():
-            return compare(self._terms(self.policy, batch), batch)
-
     def _verify(self, compared: torch.Tensor) -> Agreement:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
         step = self.version + 1
-        found = agreement(compared, step=step, largest=self._largest, total=self._all_reduce)
+        found = agreement(compared, step=step, largest=self._together.largest, total=self._together.sum)
         check_sync(found, self.config, step=step)
         return found
 
-    def _inputs(self, terms: TokenTerms, batch: MicroBatch, tokens: int) -> ObjectiveInputs:
-        reference = None
-        if self.config.kl_coefficient:
-            with torch.no_grad():
-                reference = self._terms(self._reference, batch).logprobs
-        return ObjectiveInputs(
-            terms=terms,
-            sampler_logprobs=batch.sampler_logprobs,
-            advantages=batch.advantages,
-            reference_logprobs=reference,
-            batch_tokens=tokens,
-        )
-
-    def _reduce_gradients(self) -> float:
-        """Sum gradients over ranks, clip, and return the norm before clipping."""
-        parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        if self._ranks is not None:
-            flat = torch.cat([p.grad.flatten() for p in parameters])
-            self._all_reduce(flat)
-            for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-                parameter.grad = part.view_as(parameter)
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.config.gradient_clip))
-
-    def _total(self, count: int) -> int:
-        total = torch.tensor(count, device=self.device)
-        self._all_reduce(total)
-        return int(total)
-
-    def _all_reduce(self, tensor: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """Combine a tensor of this learner's device over the ranks, in place."""
-        if self._ranks is not None:
-            dist.all_reduce(tensor, op=operation, group=self._ranks)
-
-    def _largest(self, tensor: torch.Tensor) -> None:
-        self._all_reduce(tensor, dist.ReduceOp.MAX)
+    def _nothing(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Return what a checkpoint must hold: tensors, the live ones and not copies, and plain values."""
-        tensors = {f"policy.{name}": t.contiguous() for name, t in policies.tensors(self.policy).items()}
-        optimizer = self._optimizer.state_dict()["state"]
-        for index, entries in optimizer.items():
-            for key, value in entries.items():
-                tensors[f"optimizer.{index}.{key}"] = value.contiguous()
-        return tensors, {"version": self.version}
+        return tensors_of(self.policy, self.critic, self._optimizer), {"version": self.version}
 
     def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
 
         Args:
-            tensors: The policy's and the optimizer's tensors by their names in the state.
+            tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
             values: The plain values of the state.
 
         Raises:
             LearnerError: It is the state of another model.
         """
-        policy = {k.removeprefix("policy."): t for k, t in tensors.items() if k.startswith("policy.")}
-        mine = policies.tensors(self.policy)
-        if {k: t.shape for k, t in policy.items()} != {k: t.shape for k, t in mine.items()}:
-            raise LearnerError(f"the state to continue from is not one of the model {self.model}")
-        policies.load_tensors(self.policy, policy)
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for name, tensor in tensors.items():
-            if name.startswith("optimizer."):
-                _, index, key = name.split(".", 2)
-                moments.setdefault(int(index), {})[key] = tensor.clone()
-        full = self._optimizer.state_dict()
-        self._optimizer.load_state_dict({"state": moments, "param_groups": full["param_groups"]})
+        take_over(tensors, self.policy, self.critic, self._optimizer, model=self.model)
         self.version = int(values["version"])
 
 

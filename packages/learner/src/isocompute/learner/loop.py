@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from time import perf_counter
 
 import polars as pl
 
 from .checkpoint import Checkpoint, Checkpoints
-from .errors import DivergenceError
-from .objective.advantages import with_advantages, with_cohorts
+from .errors import CheckpointError, DivergenceError
+from .learning import learn
+from .objective.cohorts import with_cohorts
 from .order import ProblemOrder
 from .protocols import Evaluator, Meter, Sampler, Updater, Watch
-from .records import EvaluationRecord, StepRecord, UpdateReport
+from .records import EvaluationRecord, StepRecord
 from .run import Progress, RunConfig
 from .statistics import response_statistics
 from .sync import check_sync
 
 __all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
-
-logger = logging.getLogger(__name__)
 
 
 def restore(*, learner: Updater, checkpoints: Checkpoints) -> Progress:
@@ -40,8 +38,16 @@ def restore(*, learner: Updater, checkpoints: Checkpoints) -> Progress:
     saved = checkpoints.newest()
     if saved is None:
         return Progress(step=0, rollouts=0, tokens=0, evals=[])
+    try:
+        progress = Progress.restored(saved.step, saved.progress)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{checkpoints.folder}: the progress in the checkpoint of step {saved.step} cannot be read "
+            f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
+            "again"
+        ) from None
     learner.load_state(saved.tensors, saved.values)
-    return Progress(step=saved.step, **saved.progress)
+    return progress
 
 
 def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
@@ -96,7 +102,7 @@ def train(
         learner: Learns.
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
         meter: The budget; charged with what each step and each evaluation generated.
-        checkpoints: Where to save, after every evaluation.
+        checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.
         progress: From ``restore``.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
@@ -104,21 +110,31 @@ def train(
         The progress at the end, its evaluations included.
 
     Raises:
-        LearnerError: No advantages or no update can be made of what was sampled; that was charged before.
+        LearnerError: The run and the learner's settings contradict each other; or no advantages or no update can be
+            made of what was sampled, which was charged before.
     """
-    order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed)
+    run.check(learner.config)
+    drop_above = learner.config.batch.drop_above
+    order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
     cell = _Cell(
         run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
         checkpoints=checkpoints, progress=progress, watch=watch,
     )  # fmt: skip
+    saved_at = progress.step
     if progress.step == 0 and not progress.evals:
         cell.evaluate()
+        saved_at = cell.save_if_due(saved_at, evaluated=True)
     while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
         if not cell.take(progress.step + 1):
-            break
+            return progress
         # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        if progress.step * run.batch_rollouts % run.evaluate_every == 0:
+        evaluated = progress.step * run.batch_rollouts % run.evaluate_every == 0
+        if evaluated:
             cell.evaluate()
+        # After the evaluation: a run that continues from here would not make it.
+        saved_at = cell.save_if_due(saved_at, evaluated=evaluated)
+    if saved_at != progress.step:
+        cell.save()
     return progress
 
 
@@ -137,22 +153,25 @@ class _Cell:
     watch: Watch
 
     def take(self, step: int) -> bool:
-        """Take a step: sample, charge, update, sync. False when the policy has diverged and no update was made."""
-        progress, config = self.progress, self.learner.config
+        """Take a step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
+        progress, version = self.progress, self.learner.version
         began = perf_counter()
         rollouts = self.sample(step)
         sampled = perf_counter()
+        rollouts = with_cohorts(rollouts, self.learner.config.batch)
         # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
-        self.charge(step, with_cohorts(rollouts, filter_zero_variance=config.filter_zero_variance))
-        batch = with_advantages(
-            rollouts, filter_zero_variance=config.filter_zero_variance, advantage_std=config.advantage_std
-        )
+        tokens = self.charge(step, rollouts)
         ready = perf_counter()
-        report, retries = self.learn(step, batch.filter(pl.col("cohort") == "trained"))
+        learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
         learned, sync_seconds = perf_counter(), None
-        if progress.diverged_at is None:
-            self.sampler.sync(self.learner.weights(), self.learner.version)
-            sync_seconds = perf_counter() - learned
+        dropped = len(progress.place.dropped)
+        if learnt.diverged:
+            progress.diverged_at = step
+        else:
+            if self.learner.version != version:
+                self.sampler.sync(self.learner.weights(), self.learner.version)
+                sync_seconds = perf_counter() - learned
+            progress.place = self.order.after(progress.place, rollouts)
             progress.step = step
         self.watch(
             StepRecord(
@@ -161,17 +180,20 @@ class _Cell:
                 sample_seconds=sampled - began,
                 update_seconds=learned - ready,
                 sync_seconds=sync_seconds,
-                responses=response_statistics(batch),
-                update=report,
-                gradient_retries=retries,
+                responses=response_statistics(rollouts),
+                advantages=learnt.advantages,
+                update=learnt.update,
+                gradient_retries=learnt.retries,
+                sampled_tokens=tokens,
+                dropped_problems=dropped,
             )
         )
-        return progress.diverged_at is None
+        return not learnt.diverged
 
     def sample(self, step: int) -> pl.DataFrame:
         """Sample n responses to each problem of a step's batch."""
         return self.sampler.sample(
-            self.order.batch(step),
+            self.order.batch(self.progress.place),
             samples=self.run.rollouts_per_problem,
             seed=self.run.seed,
             step=step,
@@ -179,31 +201,16 @@ class _Cell:
             run_id=self.run.run_id,
         )
 
-    def charge(self, step: int, rollouts: pl.DataFrame) -> None:
-        """Charge what a step generated, by cohort, and count it."""
+    def charge(self, step: int, rollouts: pl.DataFrame) -> int:
+        """Charge what a step generated, by cohort, and count it; returns its response tokens."""
         self.meter.charge(step, rollouts)
+        tokens = int(rollouts["response_ids"].list.len().sum())
         self.progress.rollouts += len(rollouts)
-        self.progress.tokens += int(rollouts["response_ids"].list.len().sum())
-
-    def learn(self, step: int, trained: pl.DataFrame) -> tuple[UpdateReport | None, int]:
-        """Update; returns what the update did, and how often it was tried again.
-
-        A batch of filtered groups only is paid for and teaches nothing. A gradient that is not finite is tried once
-        more on the same batch, since a device may err once. A policy that has diverged errs again: the run then ends
-        at this step, with the policy as it was.
-        """
-        if not len(trained):
-            return None, 0
-        for retries in (0, 1):
-            try:
-                return self.learner.update(trained), retries
-            except DivergenceError as error:
-                logger.warning("run %s: %s", self.run.run_id, error)
-        self.progress.diverged_at = step
-        return None, 1
+        self.progress.tokens += tokens
+        return tokens
 
     def evaluate(self) -> None:
-        """Evaluate, charge it, and save a checkpoint that continues after it."""
+        """Evaluate, and charge it."""
         progress, began = self.progress, perf_counter()
         result = self.evaluator(
             step=progress.step,
@@ -220,12 +227,20 @@ class _Cell:
                 step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
             )
         )
+
+    def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
+        """Save a checkpoint where one is due; returns the step of the newest one."""
+        progress = self.progress
+        if not self.checkpoints.due(step=progress.step, evaluations=len(progress.evals) if evaluated else None):
+            return saved_at
         self.save()
+        return progress.step
 
     def save(self) -> None:
         """Save a checkpoint of the run as it is."""
         tensors, values = self.learner.state()
-        kept = {k: v for k, v in asdict(self.progress).items() if k not in ("step", "diverged_at")}
         # A checkpoint that outlives its charges in a power cut could not be continued.
         self.meter.sync()
-        self.checkpoints.save(Checkpoint(step=self.progress.step, tensors=tensors, values=values, progress=kept))
+        self.checkpoints.save(
+            Checkpoint(step=self.progress.step, tensors=tensors, values=values, progress=self.progress.saved())
+        )

@@ -1,5 +1,26 @@
-"""The parts of the objective, token by token: the public address of ``objective.losses``."""
+"""The loss and its parts as functions of tensors: the public address of what ``objective`` has of them."""
 
-from .objective.losses import TokenTerms, importance_weights, kl_k3, policy_loss, token_terms
+from .objective.critic import value_loss
+from .objective.importance import TIS, importance_weights
+from .objective.kl import KL_ESTIMATORS, kl_k1, kl_k2, kl_k3
+from .objective.loss import ObjectiveInputs, loss_metrics, objective
+from .objective.surrogates import SURROGATES, Policies, Surrogate
+from .objective.terms import TokenTerms, token_terms
 
-__all__ = ["TokenTerms", "importance_weights", "kl_k3", "policy_loss", "token_terms"]
+__all__ = [
+    "KL_ESTIMATORS",
+    "SURROGATES",
+    "TIS",
+    "ObjectiveInputs",
+    "Policies",
+    "Surrogate",
+    "TokenTerms",
+    "importance_weights",
+    "kl_k1",
+    "kl_k2",
+    "kl_k3",
+    "loss_metrics",
+    "objective",
+    "token_terms",
+    "value_loss",
+]

@@ -24,7 +24,7 @@ class Updater(Protocol):
 
     Attributes:
         config: The settings it was last reset to.
-        version: Updates taken since, which is the version of its weights (the policy version).
+        version: Batches learnt from since, which is the version of its weights (the policy version).
     """
 
     config: LearnerConfig
@@ -38,11 +38,30 @@ class Updater(Protocol):
         """Go back to the base model's weights, a fresh optimizer and version 0."""
         ...
 
-    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model without learning from them.
+
+        Args:
+            rollouts: Completed responses as a ``rollouts`` table.
+
+        Returns:
+            The table with list columns of a number for each response token that was sampled: ``old_logprobs``, with a
+            KL term ``reference_logprobs``, with a critic ``values``.
+
+        Raises:
+            SyncError: Other weights than the learner's sampled the responses.
+            DivergenceError: A log-probability of the learner's own is not finite.
+            LearnerError: The rollouts do not fit the model.
+        """
+        ...
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step on a batch, or none at all.
 
         Args:
-            rollouts: Completed responses as a ``rollouts`` table with a column ``advantage``.
+            batch: Completed responses as a ``rollouts`` table with the columns of ``objective.prepare`` and
+                ``objective.minibatches``.
+            advance: Whether the version of the weights is counted up: with the last optimizer step of a batch.
 
         Raises:
             SyncError: Other weights than the learner's sampled the responses.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .config import LearnerConfig
 from .learner import Learner
-from .records import Agreement, UpdateReport
+from .reports import Agreement, UpdateReport
 
 COLLECTIVE_PATIENCE = timedelta(minutes=30)
 """Timeout of a collective: how long a rank waits for another in the middle of an update; the group ends it earlier."""
@@ -65,9 +65,18 @@ class RankActor:
         """See ``Learner.reset``."""
         self._learner.reset(config)
 
-    def update(self, rollouts: pl.DataFrame) -> UpdateReport:
-        """Update from this rank's share."""
-        return self._learner.update(rollouts)
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Measure this rank's share; see ``Learner.measure``."""
+        return self._learner.measure(rollouts)
+
+    def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
+        """Update from this rank's share; see ``Learner.update``.
+
+        Args:
+            batch: The share.
+            advance: Whether the version is counted up.
+        """
+        return self._learner.update(batch, advance=advance)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``."""

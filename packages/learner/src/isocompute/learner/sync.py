@@ -23,11 +23,10 @@ from collections.abc import Callable
 
 import torch
 
-from .batch import MicroBatch
-from .config import SYNC_CHECKS, LearnerConfig
+from .config import LearnerConfig
 from .errors import DivergenceError, SyncError
-from .objective.losses import TokenTerms, kl_k3
-from .records import Agreement
+from .reports import Agreement
+from .settings.sync import CHECKS
 
 QUANTILE = 0.99
 BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)
@@ -37,24 +36,23 @@ Reduce = Callable[[torch.Tensor], None]
 """Combines a tensor over the ranks, in place."""
 
 
-def compare(terms: TokenTerms, batch: MicroBatch) -> torch.Tensor:
-    """Compare the sampler's log-probabilities of a micro-batch with the learner's, over the tokens that were sampled.
+def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
+    """Compare the sampler's log-probabilities with the learner's, over the tokens that were sampled.
 
     Args:
-        terms: The learner's log-probabilities, shape ``(tokens,)``.
-        batch: The micro-batch, with the sampler's.
+        learner: The learner's, shape ``(tokens,)``.
+        sampler: The sampler's, shape ``(tokens,)``.
 
     Returns:
         Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
         where they are not numbers, and 1 where the learner's own log-probability is not finite, so that the sampler
         cannot be judged.
     """
-    learner, sampler = terms.logprobs.detach(), batch.sampler_logprobs
-    difference = (learner - sampler).abs().double()
     # In float32 the rounding error of k3 would exceed k3 itself.
-    k3 = kl_k3(sampler.double(), learner.double())
+    difference = learner.detach().double() - sampler.double()
+    k3 = difference.exp() - 1.0 - difference
     # The maximum of NaNs is a NaN, which no comparison would catch.
-    measured = torch.nan_to_num(torch.stack([difference, k3]), nan=math.inf, posinf=math.inf)
+    measured = torch.nan_to_num(torch.stack([difference.abs(), k3]), nan=math.inf, posinf=math.inf)
     return torch.cat([measured, (~learner.isfinite()).double()[None]])
 
 
@@ -133,8 +131,8 @@ def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
         found: The agreement.
         config: The tolerances.
     """
-    figures = dict(zip(SYNC_CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
-    limits = {name: getattr(config, name) for name in SYNC_CHECKS}
+    figures = dict(zip(CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
+    limits = {name: getattr(config.sync, name) for name in CHECKS}
     # Not «above»: a NaN is no agreement.
     return [name for name, limit in limits.items() if limit is not None and not figures[name] <= limit]
 
@@ -149,13 +147,13 @@ def described(found: Agreement, config: LearnerConfig) -> str:
     above = exceeded(found, config)
 
     def limit(name: str) -> str:
-        value = getattr(config, name)
+        value = getattr(config.sync, name)
         if value is None:
-            return f"{name} is off"
-        return f"{'above ' if name in above else ''}{name} = {value:g}"
+            return f"sync.{name} is off"
+        return f"{'above ' if name in above else ''}sync.{name} = {value:g}"
 
     return (
-        f"up to {found.maximum:.2g} nats ({limit('sync_tolerance')}), on average {found.mean:.2g} "
-        f"({limit('sync_mean')}), at the {QUANTILE} quantile {found.quantile:.2g} ({limit('sync_quantile')}) and by a "
-        f"k3 of {found.k3:.2g} ({limit('sync_k3')})"
+        f"up to {found.maximum:.2g} nats ({limit('tolerance')}), on average {found.mean:.2g} "
+        f"({limit('mean')}), at the {QUANTILE} quantile {found.quantile:.2g} ({limit('quantile')}) and by a "
+        f"k3 of {found.k3:.2g} ({limit('k3')})"
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from ..config import SYNC_CHECKS, LearnerConfig
+from ..config import LearnerConfig, SyncConfig
 from ..errors import SyncError
+from ..settings.sync import CHECKS
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,8 +43,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     from ..sync import described, exceeded
 
     given = (arguments.tolerance, arguments.mean, arguments.k3, arguments.quantile)
-    tolerances = dict(zip(SYNC_CHECKS, given, strict=True)) if set(given) != {None} else {}
-    config = LearnerConfig(learning_rate=1.0, temperature=arguments.temperature, **tolerances)
+    sync = SyncConfig(**dict(zip(CHECKS, given, strict=True))) if set(given) != {None} else SyncConfig()
+    config = LearnerConfig(learning_rate=1.0, temperature=arguments.temperature, sync=sync)
     rollouts = tables.read(arguments.rollouts, "rollouts").filter(pl.col("finish_reason") != "aborted")
     found = Learner(arguments.model, config).agreement(rollouts)
     if exceeded(found, config):

@@ -1,61 +1,174 @@
-"""Group-normalised advantages (GRPO), and what becomes of each rollout."""
+"""Advantages of whole responses: rewards relative to a baseline, divided by a scale."""
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
+from collections.abc import Callable
 
-from ..config import ADVANTAGE_STDS
+import numpy as np
+
 from ..errors import LearnerError
+from ..settings.objective import STDS
 
 EPSILON = 1e-6
+"""Added to a standard deviation before it divides, as in veRL; TRL adds 1e-4."""
 
 
-def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """Normalise each reward by the mean and standard deviation of its group.
+def response_advantages(
+    rewards: np.ndarray,
+    groups: np.ndarray,
+    *,
+    baseline: str = "group",
+    scale: str = "group",
+    std: str = "sample",
+    epsilon: float = EPSILON,
+) -> np.ndarray:
+    """Advantages A = (r − b) / (σ + ε), or r − b where there is no scale.
 
-    A = (r − mean) / (std + ε); a group of equal rewards gets exactly 0 throughout. With rewards ``[1, 0, 0, 0]``
-    in one group: ``[1.5, -0.5, -0.5, -0.5]``, or ``[1.73, -0.58, -0.58, -0.58]`` with the population's.
+    With rewards ``[1, 0, 0, 0]`` in one group: ``[0.75, -0.25, -0.25, -0.25]`` without a scale, and
+    ``[1.5, -0.5, -0.5, -0.5]`` with the group's. Where all rewards that the baseline is a mean of are equal, all
+    advantages are exactly 0.
 
     Args:
-        rewards: Rewards, shape ``(rollouts,)``.
-        groups: Group of each reward as any integers, shape ``(rollouts,)``.
+        rewards: Rewards, shape ``(responses,)``.
+        groups: Group of each reward as any integers, shape ``(responses,)``.
+        baseline: b is the mean of the ``group`` (GRPO) or of the whole ``batch`` (REINFORCE++).
+        scale: σ is the standard deviation over the ``group`` (GRPO), that of all r − b over the ``batch`` (ScaleRL),
+            or there is none (Dr. GRPO).
         std: The ``sample`` standard deviation, whose squares are divided by n − 1 (``torch.std``), or the
             ``population`` one, divided by n.
+        epsilon: ε.
 
     Returns:
-        Advantages, float64, shape ``(rollouts,)``.
+        Advantages, float64, shape ``(responses,)``.
 
     Raises:
-        LearnerError: A reward is not finite, a group has a single rollout, which a group baseline can learn
-            nothing from, or there is no such standard deviation.
+        LearnerError: A reward is not finite, a group has a single response and is the baseline, a name is unknown, or
+            the scale is that of a group and the baseline is not.
     """
-    if std not in ADVANTAGE_STDS:
-        raise LearnerError(f"advantage_std is {std!r}; it must be one of {', '.join(ADVANTAGE_STDS)}")
+    if std not in STDS:
+        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(STDS)}")
+    for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
+        if value not in known:
+            raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")
+    if scale == "group" and baseline != "group":
+        raise LearnerError(f"scale is 'group' and baseline {baseline!r}; without a group's mean it must be another")
     if not np.isfinite(rewards).all():
         raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
     _, index = np.unique(groups, return_inverse=True)
-    counts = np.bincount(index)
-    if counts.min(initial=2) < 2:
+    if baseline == "group" and np.bincount(index).min(initial=2) < 2:
         raise LearnerError("a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more")
-    mean = np.bincount(index, weights=rewards) / counts
-    centred = rewards - mean[index]
-    deviation = np.sqrt(np.bincount(index, weights=centred**2) / (counts - 1 if std == "sample" else counts))
-    advantages: np.ndarray = centred / (deviation[index] + EPSILON)
+    centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
     # The mean of equal rewards such as 0.1 is off by a rounding error.
-    advantages[zero_variance(rewards, groups)] = 0.0
-    return advantages
+    centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
+    divisor = SCALES[scale](rewards, centred, index, std)
+    return centred if divisor is None else centred / (divisor + epsilon)
+
+
+def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
+    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        groups: Group of each reward as any integers, shape ``(responses,)``.
+        std: See ``response_advantages``.
+
+    Returns:
+        Advantages, float64, shape ``(responses,)``.
+
+    Raises:
+        LearnerError: See ``response_advantages``.
+    """
+    return response_advantages(rewards, groups, std=std)
+
+
+def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The mean of each reward's group.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+    """
+    means: np.ndarray = (np.bincount(index, weights=rewards) / np.bincount(index))[index]
+    return means
+
+
+def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The mean of all rewards, for each.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        index: Not used.
+    """
+    del index
+    return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)
+
+
+BASELINES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"group": group_mean, "batch": batch_mean}
+"""The baselines of whole responses by name; that of a critic, ``gae``, is in ``gae.py``."""
+
+
+def no_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> None:
+    """No division at all.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        centred: Rewards less their baseline, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+        std: ``sample`` or ``population``.
+    """
+    del rewards, centred, index, std
+
+
+def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
+    """The standard deviation of each reward's group.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        centred: Rewards less their baseline, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+        std: ``sample`` or ``population``.
+    """
+    del centred
+    counts = np.bincount(index)
+    squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
+    deviations: np.ndarray = np.sqrt(squares / (counts - 1 if std == "sample" else counts))[index]
+    return deviations
+
+
+def batch_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
+    """The standard deviation over the batch of rewards less their baseline.
+
+    TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        centred: Rewards less their baseline, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+        std: ``sample`` or ``population``.
+    """
+    del rewards, index
+    if len(centred) < 2:
+        return np.zeros(len(centred))
+    return np.full(len(centred), centred.std(ddof=1 if std == "sample" else 0))
+
+
+SCALES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, str], np.ndarray | None]] = {
+    "none": no_scale,
+    "group": group_scale,
+    "batch": batch_scale,
+}
+"""The scales by name."""
 
 
 def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Whether each reward's group has equal rewards throughout (TRL counts such groups in ``frac_reward_zero_std``).
 
     Args:
-        rewards: Rewards, shape ``(rollouts,)``.
-        groups: Group of each reward as any integers, shape ``(rollouts,)``.
+        rewards: Rewards, shape ``(responses,)``.
+        groups: Group of each reward as any integers, shape ``(responses,)``.
 
     Returns:
-        Booleans, shape ``(rollouts,)``.
+        Booleans, shape ``(responses,)``.
     """
     _, index = np.unique(groups, return_inverse=True)
     low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
@@ -65,63 +178,3 @@ def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
         np.maximum.at(high, index, rewards)
     equal: np.ndarray = (low == high)[index]
     return equal
-
-
-def with_cohorts(rollouts: pl.DataFrame, *, filter_zero_variance: bool) -> pl.DataFrame:
-    """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
-
-    Cohorts are a partition: ``failed`` responses were aborted; groups of equal rewards are ``filtered``
-    when asked for; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage
-    can be computed, so that what was generated can be charged first.
-
-    Args:
-        rollouts: A ``rollouts`` table; ``problem_id``, ``reward`` and ``finish_reason`` are read.
-        filter_zero_variance: Whether groups of equal rewards are left out of the update.
-
-    Returns:
-        The table with both columns.
-    """
-    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
-    # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
-    equal = np.zeros(len(rollouts), dtype=bool)
-    equal[completed] = zero_variance(*_completed(rollouts, completed))
-    cohort = np.where(completed, "trained", "failed").astype("<U8")
-    if filter_zero_variance:
-        cohort[equal] = "filtered"
-    return rollouts.with_columns(
-        pl.Series("zero_variance", equal, dtype=pl.Boolean),
-        pl.Series("cohort", cohort, dtype=pl.String),
-    )
-
-
-def with_advantages(
-    rollouts: pl.DataFrame, *, filter_zero_variance: bool, advantage_std: str = "sample"
-) -> pl.DataFrame:
-    """Add an ``advantage`` column to a ``rollouts`` table, and those of ``with_cohorts``.
-
-    Failed responses have an advantage of 0 and are left out of their group's mean and standard deviation.
-
-    Args:
-        rollouts: A ``rollouts`` table.
-        filter_zero_variance: See ``with_cohorts``.
-        advantage_std: See ``group_advantages``.
-
-    Returns:
-        The table with the three columns.
-
-    Raises:
-        LearnerError: A group has a single completed rollout, a completed rollout no finite reward, or there is
-            no such standard deviation.
-    """
-    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
-    advantages = np.zeros(len(rollouts))
-    advantages[completed] = group_advantages(*_completed(rollouts, completed), std=advantage_std)
-    batch = with_cohorts(rollouts, filter_zero_variance=filter_zero_variance)
-    return batch.with_columns(pl.Series("advantage", advantages, dtype=pl.Float64))
-
-
-def _completed(rollouts: pl.DataFrame, completed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards and groups of the completed responses."""
-    groups = rollouts["problem_id"].rank("dense").to_numpy()
-    rewards = rollouts["reward"].to_numpy().astype(np.float64)
-    return rewards[completed], groups[completed]

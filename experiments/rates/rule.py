@@ -1,0 +1,113 @@
+"""Which learning rate a cell has: found at its own (n, B_p), scaled from an anchor, or interpolated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import cast
+
+from isocompute.budget import Allocation, Scaling
+
+TUNED = "tuned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A learning rate that a search found.
+
+    Attributes:
+        rollouts_per_problem: n.
+        problems_per_batch: B_p.
+        learning_rate: The learning rate.
+    """
+
+    rollouts_per_problem: int
+    problems_per_batch: int
+    learning_rate: float
+
+    @property
+    def batch_rollouts(self) -> int:
+        """B = B_p · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The learning rate of a cell.
+
+    Attributes:
+        learning_rate: The rate.
+        source: Where it comes from, in words.
+    """
+
+    learning_rate: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The learning rates of a sweep.
+
+    Attributes:
+        rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
+        found: What was searched: one batch, the anchor, or with ``tuned`` several.
+    """
+
+    rule: str
+    found: tuple[Found, ...]
+
+    def at(self, rollouts_per_problem: int, problems_per_batch: int) -> Rate:
+        """The learning rate of a cell.
+
+        From an anchor η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one that was found at
+        this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is that of the nearest
+        n, since no rule says how the largest stable rate goes on. At a B_p that was not searched the nearest B_p
+        (in log B_p) is taken.
+
+        Args:
+            rollouts_per_problem: n.
+            problems_per_batch: B_p.
+        """
+        if self.rule != TUNED:
+            return self._scaled(rollouts_per_problem, problems_per_batch)
+        sizes = {each.problems_per_batch for each in self.found}
+        size = min(sorted(sizes), key=lambda each: abs(log(each / problems_per_batch)))
+        points = sorted(
+            (each for each in self.found if each.problems_per_batch == size), key=lambda each: each.rollouts_per_problem
+        )
+        rate = _between(points, rollouts_per_problem)
+        elsewhere = "" if size == problems_per_batch else f" at B_p = {size}, the nearest searched"
+        return Rate(learning_rate=rate.learning_rate, source=rate.source + elsewhere)
+
+    def _scaled(self, n: int, problems_per_batch: int) -> Rate:
+        (anchor,) = self.found
+        batch = Allocation(problems_per_batch=problems_per_batch, rollouts_per_problem=n, update_steps=1)
+        rate = batch.learning_rate(
+            anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts, scaling=cast(Scaling, self.rule)
+        )
+        words = {"constant": "the same at every batch", "linear": "scaled with B", "sqrt": "scaled with the root of B"}
+        return Rate(
+            learning_rate=rate,
+            source=f"{anchor.learning_rate:g} of the pilot at B = {anchor.batch_rollouts}, {words[self.rule]}",
+        )
+
+
+def _between(points: Sequence[Found], n: int) -> Rate:
+    """The rate at n from those of other n, smallest n first."""
+    for point in points:
+        if point.rollouts_per_problem == n:
+            return Rate(learning_rate=point.learning_rate, source=f"tuned at n = {n}")
+    lower = [point for point in points if point.rollouts_per_problem < n]
+    upper = [point for point in points if point.rollouts_per_problem > n]
+    if not lower or not upper:
+        nearest = lower[-1] if lower else upper[0]
+        source = f"that of n = {nearest.rollouts_per_problem}, the nearest n tuned: {n} lies beyond them"
+        return Rate(learning_rate=nearest.learning_rate, source=source)
+    a, b = lower[-1], upper[0]
+    share = log(n / a.rollouts_per_problem) / log(b.rollouts_per_problem / a.rollouts_per_problem)
+    rate = exp((1 - share) * log(a.learning_rate) + share * log(b.learning_rate))
+    # Rounding must not lead beyond what was found.
+    low, high = sorted((a.learning_rate, b.learning_rate))
+    source = f"interpolated in log n between n = {a.rollouts_per_problem} and n = {b.rollouts_per_problem}"
+    return Rate(learning_rate=min(max(rate, low), high), source=source)

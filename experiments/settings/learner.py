@@ -1,0 +1,109 @@
+"""Settings of the learner that a sweep gives, and the ``LearnerConfig`` of one cell made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from isocompute.learner import LearnerConfig
+from isocompute.learner.config import ObjectiveConfig
+from isocompute.learner.recipes import RECIPES, with_recipe
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema, core_schema
+
+from .strict import SettingError
+
+UNKNOWN_HORIZON = 2**31 - 1
+"""A decay that ends after every cell, for checking settings before a cell is known (update steps)."""
+
+
+class LearnerSettings:
+    """Marks the settings of the learner that a sweep gives: those of ``LearnerConfig`` but two, all optional.
+
+    They are checked as a ``LearnerConfig`` is. What is left out is the recipe's, where ``recipe`` names one, else the
+    learner's default.
+    """
+
+    ELSEWHERE: Mapping[str, str] = {
+        "learning_rate": "a pilot finds it; see learning_rate of the sweep",
+        "temperature": "it is the sampler's; see sampling.temperature",
+    }
+    """Settings of the learner that a sweep does not give, and where they come from."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """A mapping whose values a ``LearnerConfig`` takes."""
+        return core_schema.no_info_wrap_validator_function(self._checked, handler.generate_schema(LearnerConfig))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """The schema of ``LearnerConfig`` without what is given elsewhere, and with ``recipe``."""
+        shown = dict(handler.resolve_ref_schema(handler(schema)))
+        own = {name: setting for name, setting in shown["properties"].items() if name not in self.ELSEWHERE}
+        description = "A recipe, whose settings apply where none is given here."
+        recipe = {"type": "string", "enum": sorted(RECIPES), "description": description}
+        shown["properties"] = {"recipe": recipe, **own}
+        del shown["required"]
+        return shown
+
+    def _checked(self, given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        if not isinstance(given, Mapping):
+            return validate(given)
+        for name, advice in self.ELSEWHERE.items():
+            if name in given:
+                raise SettingError("", f"has no setting {name!r}: {advice}")
+        settings = with_recipe(given)
+        # A cell has a learning rate, a horizon and a longest response of its own; any that pass will do here.
+        validate({"learning_rate": 1.0, **_completed(settings, horizon=UNKNOWN_HORIZON, longest=1)})
+        return settings
+
+
+def learner_config(
+    settings: Mapping[str, Any], *, learning_rate: float, temperature: float, update_steps: int, longest: int
+) -> LearnerConfig:
+    """The learner's settings of one cell.
+
+    Args:
+        settings: ``SweepConfig.learner``.
+        learning_rate: The cell's peak learning rate.
+        temperature: Sampling temperature.
+        update_steps: Length of the cell, M, which is the horizon of a decay that has none of its own.
+        longest: Most tokens of a response, which is ``objective.constant_length`` where that is needed and not given.
+    """
+    completed = _completed(settings, horizon=update_steps, longest=longest)
+    return _adapter().validate_python({**completed, "learning_rate": learning_rate, "temperature": temperature})
+
+
+def objective_of(settings: Mapping[str, Any]) -> ObjectiveConfig:
+    """The objective that a sweep's settings of the learner name, with nothing left to the algorithm.
+
+    Args:
+        settings: ``SweepConfig.learner``.
+    """
+    return learner_config(
+        settings, learning_rate=1.0, temperature=1.0, update_steps=UNKNOWN_HORIZON, longest=1
+    ).objective.resolved  # fmt: skip
+
+
+@cache
+def _adapter() -> TypeAdapter[LearnerConfig]:
+    return TypeAdapter(LearnerConfig)
+
+
+def _completed(settings: Mapping[str, Any], *, horizon: int, longest: int) -> dict[str, Any]:
+    """Settings with the horizon of a decay and the constant length, where these are needed and not given."""
+    completed = dict(settings)
+    optimizer, objective = (settings.get(name, {}) for name in ("optimizer", "objective"))
+    if isinstance(optimizer, Mapping) and optimizer.get("decay", "constant") != "constant":
+        completed["optimizer"] = {"decay_steps": horizon, **optimizer}
+    if isinstance(objective, Mapping) and _is_constant(objective):
+        completed["objective"] = {"constant_length": longest, **objective}
+    return completed
+
+
+def _is_constant(objective: Mapping[str, Any]) -> bool:
+    """Whether tokens are summed up and divided by a constant; False where these are no settings of an objective."""
+    try:
+        return replace(ObjectiveConfig(**objective), constant_length=1).resolved.aggregation == "constant"
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,156 @@
+"""Search the learning rate of a problem set under a budget of its own (IsoCompute Playbook, Figure 4).
+
+Not a stage that DVC runs: it trains the pilots that ``sweep`` would, which then finds them finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import polars as pl
+from isocompute.budget import Ledger, Limits, Meter
+from isocompute.rollout.contract.files import atomic_write
+
+from ..errors import ExperimentError
+from ..rates.figure import rates_figure
+from ..rates.record import Pilot
+from ..running import work
+from ..running.cells import Cell
+from ..running.design import Design
+from ..running.identity import digest
+from ..running.pool import Pool, workers
+from ..running.schedule import run_cells
+from ..running.tracker import Tracker
+from ..settings import Preset
+from .search import Run, base_score, chosen_lines, find
+from .shared import OUT, log
+from .training import design_of
+
+
+def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
+    """Train pilots until the budget admits no further one, and write what they scored.
+
+    Args:
+        preset: The preset.
+        problem_set: The problem set.
+        budget: Rollouts that the pilots may be trained on, evaluations apart; None: all pilots are trained.
+
+    Raises:
+        ExperimentError: The budget does not pay for one pilot, every rate diverged, or a cell failed.
+    """
+    design, problems, model = design_of(preset, problem_set)
+    least = design.sweep.learning_rate.rollouts
+    if budget is not None and budget < least:
+        raise ExperimentError(f"a budget of {budget:,} rollouts does not pay for one pilot of {least:,}")
+    with workers(preset, model, design.origin.base) as pool:
+        pilot, tried = search_within(budget, design, problems, pool)
+    out = OUT / "anchor" / problem_set
+    _write(pilot, out)
+    if budget is not None:
+        print(f"anchor {problem_set}: {pilot.rollouts:,} of {budget:,} rollouts used, {len(tried)} pilots trained")
+    for line in chosen_lines(pilot):
+        print(f"anchor {problem_set}: {line}")
+    print(f"anchor {problem_set}: {out / 'rates.csv'}, {out / 'rates.svg'}")
+    log(preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"})
+
+
+def search_within(budget: int | None, design: Design, problems: pl.DataFrame, pool: Pool) -> tuple[Pilot, list[Cell]]:
+    """Train pilots on workers until the budget admits no further one.
+
+    Args:
+        budget: Rollouts that the pilots may be trained on; None: all pilots are trained.
+        design: What the pilots are made from.
+        problems: The ``problems`` table of their problem set.
+        pool: Workers.
+
+    Returns:
+        What was found, and the pilots that were trained.
+
+    Raises:
+        ExperimentError: Every rate diverged, or a cell failed.
+    """
+    preset, name = design.preset, design.origin.problem_set
+    tracker = Tracker(f"{preset.name}-{name}-pilot")
+
+    def train(cells: Sequence[Cell]) -> dict[str, Path]:
+        # What a sweep has tried beyond this stays what the experiment means.
+        return run_cells(
+            cells, problems, pool, tracker, title=f"anchor {name}", reverse=preset.resources.reverse, supersede=False
+        )
+
+    base = base_score(name, preset.evaluation.metric)
+    search = digest([cell.run_id for cell in design.trials(design.sweep.learning_rate.learning_rates)])
+    with metered(train, budget, together=preset.resources.workers, search=search) as some:
+        return find(design, some, base)
+
+
+@contextmanager
+def metered(train: Run, budget: int | None, *, together: int, search: str) -> Iterator[Run]:
+    """Run pilots in waves while a meter admits them; a pilot that is finished already is paid for like any other.
+
+    Args:
+        train: Runs cells.
+        budget: The limit in rollouts; None for none.
+        together: Cells of a wave.
+        search: Name of the search, which its ledger carries.
+
+    Yields:
+        What runs as many of some cells, in their order, as the budget admits, and returns the folders of these.
+    """
+    if budget is None:
+        yield train
+        return
+    charged: list[Cell] = []
+    path = work.WORK / "anchor" / f"{search}.bin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    with Ledger.open(path, run_id=search, resumed_from=0) as ledger:
+        meter = Meter(ledger, Limits(rollouts=budget))
+
+        def some(cells: Sequence[Cell]) -> Mapping[str, Path]:
+            waiting = [cell for cell in cells if cell not in charged]
+            while wave := _admitted(meter, waiting[:together], step=len(charged) + 1):
+                folders = train([*charged, *wave])
+                for cell in wave:
+                    charged.append(cell)
+                    counts = work.training_counts(cell, folders[cell.run_id])
+                    meter.charge(len(charged), {"trained": counts})
+                waiting = waiting[len(wave) :]
+            return {cell.run_id: work.folder_of(cell) for cell in charged}
+
+        yield some
+
+
+def _admitted(meter: Meter, cells: Sequence[Cell], *, step: int) -> list[Cell]:
+    """The first of some cells that the budget pays for together."""
+    wave: list[Cell] = []
+    for cell in cells:
+        if not meter.admit(step, sum(each.rollouts for each in [*wave, cell])):
+            break
+        wave.append(cell)
+    return wave
+
+
+def _write(pilot: Pilot, out: Path) -> None:
+    """One row for each (n, B_p) and rate, the figure, and the document that ``sweep`` writes, too."""
+    rows = [
+        {
+            "rollouts_per_problem": found.rollouts_per_problem,
+            "problems_per_batch": found.problems_per_batch,
+            "learning_rate": each.learning_rate,
+            pilot.metric: each.score,
+            "standard_error": each.standard_error,
+            "seeds": each.seeds,
+            "diverged": each.diverged,
+            "collapsed": each.collapsed,
+            "chosen": each is found.chosen,
+        }
+        for found in pilot.searches
+        for each in found.grid
+    ]
+    with atomic_write(out / "rates.csv") as stream:
+        pl.DataFrame(rows).write_csv(stream)
+    work.write_json(out / "pilot.json", pilot.document())
+    rates_figure(pilot, out / "rates")

@@ -1,0 +1,70 @@
+"""What an update of a preset needs of memory, predicted from the shape of its base model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from isocompute.learner import LearnerError
+from isocompute.learner.memory import GIB, Load, ModelShape, predict, shape_of
+
+from ..running.cells import Cell
+from ..settings import ModelConfig, Preset
+
+TINY_VOCABULARY = 15
+"""Tokens of ``tiny_model.new_tokenizer``, whose module takes seconds to import."""
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "Qwen/Qwen2.5-7B-Instruct": {
+        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+"""From ``config.json`` of models on the hub, so that a prediction needs no network."""
+
+
+def shape(preset: Preset) -> ModelShape | None:
+    """Return the base model's shape; None where it is known nowhere on this machine, or of another kind.
+
+    Args:
+        preset: The preset.
+    """
+    base = preset.base
+    if not isinstance(base, ModelConfig):
+        wide = {"hidden_size": base.hidden, "intermediate_size": 3 * base.hidden, "num_hidden_layers": base.layers}
+        return shape_of({**wide, "num_attention_heads": base.hidden // 32, "vocab_size": TINY_VOCABULARY})
+    file = Path(base.model) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(base.model)
+    try:
+        return None if config is None else shape_of(config)
+    except LearnerError:
+        return None
+
+
+def lines(preset: Preset, cell: Cell) -> list[str]:
+    """Return the prediction for a cell whose responses are all as long as they may be, and for lower settings.
+
+    Args:
+        preset: The preset.
+        cell: The cell.
+    """
+    found = shape(preset)
+    if found is None:
+        return ["    memory of an update: not predicted, since the shape of the base model is not known here"]
+    prompt, response = preset.sampling.max_prompt_tokens, preset.sampling.max_new_tokens
+    compute, ranks = cell.learner.compute, preset.resources.learner_ranks
+    load = Load.of(
+        prompt_tokens=prompt, response_tokens=response, rollouts_per_problem=cell.rollouts_per_problem,
+        problems=max(1, cell.problems_per_batch // ranks), micro_batch_tokens=compute.micro_batch_tokens,
+        packed=compute.layout != "padded",
+    )  # fmt: skip
+    plan = predict(found, cell.learner, load)
+    place = "the learner" if ranks == 1 else f"each of {ranks} ranks"
+    header = f"    memory of an update on {place}, predicted: {plan.parameters / 1e9:.3g} billion parameters in "
+    header += f"{compute.precision}, responses of {response:,} tokens to prompts of {prompt:,}"
+    given = [header, *(f"      {row}" for row in str(plan).splitlines())]
+    lower = replace(compute, precision="bfloat16", gradient_checkpointing=True)
+    least = predict(found, replace(cell.learner, compute=lower), load)
+    note = "with precision bfloat16 and gradient_checkpointing"
+    return [*given, f"      {note:<60}{least.peak / GIB:>9.2f} GiB"] if lower != compute else given

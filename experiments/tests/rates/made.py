@@ -1,0 +1,36 @@
+"""Searches made by hand and at random."""
+
+from hypothesis import strategies as st
+
+from experiments.rates.search import Search, search
+from experiments.rates.trials import Evaluation, Tried
+
+BASE = Evaluation(score=0.3, standard_error=0.01)
+SCORES = st.floats(0.0, 1.0)
+
+
+def line(rate: float, score: float | None, *, error: float = 0.01, diverged: int = 0, collapsed: int = 0) -> Tried:
+    """One rate of one seed."""
+    return Tried(
+        learning_rate=rate, score=score, standard_error=None if score is None else error, seeds=1, diverged=diverged,
+        collapsed=collapsed,
+    )  # fmt: skip
+
+
+def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
+    """The search of some n."""
+    return search(grid, rollouts_per_problem=n, problems_per_batch=size)
+
+
+@st.composite
+def grids(draw: st.DrawFn, least: int = 1) -> list[Tried]:
+    """Grids of one ratio, some of whose rates diverged or collapsed, though not all of them diverged."""
+    count = draw(st.integers(least, 6))
+    lines = [
+        line(
+            1e-4 * 2**i, draw(SCORES), error=draw(st.floats(0.0, 0.1)), diverged=draw(st.sampled_from([0, 0, 1])),
+            collapsed=draw(st.sampled_from([0, 0, 1])),
+        )
+        for i in range(count)
+    ]  # fmt: skip
+    return lines if not all(each.diverged for each in lines) else [line(5e-5, draw(SCORES)), *lines[1:]]

@@ -1,0 +1,159 @@
+"""Settings of the learner and of the learning rate: how they are read, and what is refused."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from isocompute.learner import LearnerConfig
+from isocompute.learner.recipes import RECIPES
+
+from experiments.errors import ExperimentError
+from experiments.settings import load
+from experiments.settings.learner import learner_config
+
+from ..made import PARAMS, changed
+
+LEARNER = "sweep.easy.learner"
+RATE = "sweep.easy.learning_rate"
+ANCHOR = {
+    "rule": "linear", "learning_rates": [0.001], "rollouts_per_problem": 2, "problems_per_batch": 32, "rollouts": 64,
+    "evaluate_every": 64, "seeds": [9],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "value", "message"),
+    [
+        (RATE, {"rule": "tuned"}, "learning_rate lacks evaluate_every, learning_rates, rollouts"),
+        (RATE, {"seeds": [1]}, "smoke.sweep.easy.learning_rate lacks rule; it must be one of"),
+        (f"{RATE}.rule", "cubic", "rule is 'cubic'; it must be one of constant, linear, sqrt, tuned"),
+        (RATE, 1.0e-3, "smoke.sweep.easy.learning_rate is 0.001; it must be a mapping"),
+        (f"{RATE}.problems_per_batch", 4, "learning_rate has no setting 'problems_per_batch'"),
+        ("sweep.hard.learning_rate.learning_rate", [1.0], r"sweep.hard.learning_rate has no .*mean 'learning_rates'"),
+        (
+            "sweep.hard.learning_rate",
+            ANCHOR | {"problems_per_batch": 32},
+            "learning_rate.problems_per_batch is 32; it must",
+        ),
+        (f"{RATE}.extensions", -1, "learning_rate.extensions is -1; it must be at least 0"),
+        (f"{RATE}.rollouts_per_problem", [1], "holds 1; a group baseline needs 2 or more"),
+        ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem holds 1; a group baseline needs 2 or more"),
+        ("sweep.easy.rollouts_per_problem", [0, 2], r"rollouts_per_problem\[0\] is 0; it must be at least 1"),
+        ("prescribe.easy.baselines", [1], "smoke.prescribe.easy.baselines holds 1; a group baseline needs 2 or more"),
+        (LEARNER, {"kl": 1}, "smoke.sweep.easy.learner.kl is 1; it must be a mapping"),
+        (LEARNER, {"kl_coefficient": 1}, "smoke.sweep.easy.learner has no setting 'kl_coefficient'"),
+        (LEARNER, {"kl": {"coeficient": 1}}, "learner.kl has no setting 'coeficient'.*'coefficient'"),
+        (LEARNER, {"optimizer": {"beta2": 1.0}}, "learner.optimizer: beta2 is 1.0; it must be below 1"),
+        (
+            LEARNER,
+            {"objective": {"algorithm": "pqo"}},
+            "learner.objective: algorithm is 'pqo'; it must",
+        ),
+        (LEARNER, {"recipe": "isocompute"}, "learner: recipe is 'isocompute'; it must be one of iso"),
+        (LEARNER, {"recipe": "scalerl", "kl": 3}, "sweep.easy.learner.kl is 3; it must be a mapping"),
+        (LEARNER, {"objective": 3}, "learner.objective is 3; it must be a mapping"),
+        (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4; it must be at most every n"),
+        (
+            LEARNER,
+            {"temperature": 0.5},
+            "no setting 'temperature': it is the sampler's; see sampling.temperature",
+        ),
+        (LEARNER, {"learning_rate": 0.5}, "a pilot finds it"),
+        (LEARNER, {"optimizer": {"decay": "exponential"}}, "decay is 'exponential'"),
+        (
+            f"{RATE}.evaluate_every",
+            24,
+            "must be a multiple of every batch .8. and divide rollouts .16.",
+        ),
+        (
+            f"{RATE}.seeds",
+            [900, 1],
+            "learning_rate.seeds holds 1, which is also a seed of the sweep; a search needs",
+        ),
+        (f"{RATE}.learning_rates", [-1.0], r"learning_rates\[0\] is -1.0; it must be greater than 0"),
+        (
+            f"{RATE}.learning_rates",
+            [1.0e-3, 0.0],
+            r"learning_rates\[1\] is 0.0; it must",
+        ),
+        (
+            f"{RATE}.learning_rates",
+            [float("inf")],
+            r"learning_rates\[0\] is inf; it must be a finite number",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=message) as refused:
+        load(changed(tmp_path, change, value), "smoke")
+    assert len(str(refused.value).splitlines()) == 1
+    assert "pydantic" not in str(refused.value)
+
+
+def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
+    """The learner's settings of a cell of 24 steps with responses of 12 tokens."""
+    return learner_config(learner, learning_rate=1e-3, temperature=1.0, update_steps=24, longest=12)
+
+
+def test_a_schedule_with_a_horizon_is_a_setting(tmp_path: Path) -> None:
+    path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine"}})
+    optimizer = of_a_cell(load(path, "smoke").sweep["easy"].learner).optimizer
+    assert (optimizer.decay, optimizer.decay_steps) == ("cosine", 24)
+    path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine", "decay_steps": 99}})
+    assert of_a_cell(load(path, "smoke").sweep["easy"].learner).optimizer.decay_steps == 99
+
+
+def test_a_constant_length_is_the_longest_response_unless_it_is_given(tmp_path: Path) -> None:
+    for objective, length in (
+        ({"algorithm": "dr_grpo"}, 12),
+        ({"aggregation": "constant"}, 12),
+        ({"algorithm": "dr_grpo", "constant_length": 5}, 5),
+        ({"algorithm": "dr_grpo", "aggregation": "token"}, None),
+    ):
+        sweep = load(changed(tmp_path, LEARNER, {"objective": objective}), "smoke").sweep["easy"]
+        assert of_a_cell(sweep.learner).objective.constant_length == length
+
+
+def test_a_recipe_is_what_is_not_given(tmp_path: Path) -> None:
+    asked = {"recipe": "isocompute-easy", "kl": {"coefficient": 0.5}}
+    learner = of_a_cell(load(changed(tmp_path, LEARNER, asked), "smoke").sweep["easy"].learner)
+    own = of_a_cell(RECIPES["isocompute-easy"])
+    assert learner.kl.coefficient == 0.5
+    assert learner == replace(own, kl=replace(own.kl, coefficient=0.5))
+    for name, recipe in RECIPES.items():
+        # Every recipe is a configuration of this preset.
+        read = load(changed(tmp_path, LEARNER, {"recipe": name}), "smoke").sweep["easy"].learner
+        assert of_a_cell(read) == of_a_cell(recipe)
+
+
+def test_a_group_of_one_is_legal_where_no_baseline_is_the_groups(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    raw["smoke"]["sweep"]["easy"] |= {"rollouts_per_problem": [1, 2], "evaluate_every": 16}
+    for objective, legal in (
+        ({"algorithm": "ppo"}, True),
+        ({"algorithm": "grpo", "baseline": "batch", "scale": "batch"}, True),
+        ({"algorithm": "grpo"}, False),
+    ):
+        raw["smoke"]["sweep"]["easy"]["learner"] = {"objective": objective}
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+        if legal:
+            assert load(tmp_path / "params.yaml", "smoke").sweep["easy"].grid()[0] == (1, 4)
+            continue
+        with pytest.raises(ExperimentError, match=r"rollouts_per_problem holds 1; .*\(grpo; ppo has none\)"):
+            load(tmp_path / "params.yaml", "smoke")
+
+
+def test_what_is_searched_is_every_pair_or_those_of_some_n_or_the_anchors(tmp_path: Path) -> None:
+    preset = load(PARAMS, "smoke")
+    assert preset.sweep["easy"].searched() == [(2, 4), (4, 4)]
+    assert preset.sweep["hard"].searched() == [(4, 4)]
+    some = load(changed(tmp_path, f"{RATE}.rollouts_per_problem", [4]), "smoke")
+    assert some.sweep["easy"].searched() == [(4, 4)]
+
+
+def test_a_runs_identity_does_not_depend_on_how_a_number_was_written(tmp_path: Path) -> None:
+    learner = load(changed(tmp_path, LEARNER, {"kl": {"coefficient": 1}}), "smoke").sweep["easy"].learner
+    assert repr(of_a_cell(learner).kl.coefficient) == "1.0"

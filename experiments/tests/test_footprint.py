@@ -1,0 +1,34 @@
+"""The memory that ``plan`` predicts."""
+
+import pytest
+
+from experiments import tiny_model
+from experiments.settings import Preset, load
+from experiments.stages import footprint, plan
+from experiments.tiny_config import TinyModelConfig
+
+
+def test_the_tiny_model_has_the_shape_that_its_memory_is_predicted_from() -> None:
+    assert len(tiny_model.new_tokenizer()) == footprint.TINY_VOCABULARY
+    preset = load(preset="tiny")
+    assert isinstance(preset.base, TinyModelConfig)
+    shape = footprint.shape(preset)
+    assert shape is not None
+    assert shape.parameters == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())
+
+
+def test_the_plan_of_the_paper_predicts_the_memory_of_seven_billion_parameters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan.run(load(preset="paper"))
+    printed = capsys.readouterr().out
+    assert printed.count("7.62 billion parameters") == 2
+    weights = next(line for line in printed.splitlines() if line.strip().startswith("weights"))
+    assert float(weights.split()[-2]) == pytest.approx(4 * 7.616e9 / 2**30, abs=0.05)
+
+
+def test_a_model_whose_shape_is_not_here_is_said_to_be_so() -> None:
+    preset = load(preset="paper")
+    other = preset.model_copy(update={"base": preset.base.model_copy(update={"model": "someone/else"})})
+    assert isinstance(other, Preset)
+    assert footprint.shape(other) is None

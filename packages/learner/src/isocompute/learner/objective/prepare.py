@@ -1,0 +1,160 @@
+"""From the rollouts of a step to what an update is computed from: advantages, and the weight of each response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+import torch
+
+from ..config import LearnerConfig
+from ..errors import LearnerError
+from .advantages import response_advantages
+from .aggregation import AGGREGATIONS
+from .cohorts import group_index
+from .gae import gae, whitened
+from .kl import KL_ESTIMATORS
+from .ragged import Ragged, listed, ragged
+
+
+def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """Return the trained responses of a step with their advantages and weights in the loss.
+
+    Baselines and scales are taken over all completed responses but those of groups that are filtered for their equal
+    rewards: also over those that only sharpen the baseline (n_est ≥ n_train; IsoCompute Playbook, Appendix G). With
+    ``scale: batch`` and the filter on, so is ScaleRL's standard deviation (arXiv 2510.13786, section 4).
+
+    Args:
+        rollouts: A ``rollouts`` table with the columns of ``with_cohorts``. Where ``config.measures_first``, its
+            completed responses were measured: with a KL in the reward it has the list columns ``old_logprobs`` and
+            ``reference_logprobs``, with a critic ``values``, of one number per sampled token.
+        config: What is maximised.
+
+    Returns:
+        The rows of the cohort ``trained`` with ``advantage`` (float64) or, from a critic, the list columns
+        ``advantages`` and ``returns`` (float32, one number per sampled token); with ``loss_weight`` (float64; see
+        ``aggregation``), as of one update from all rows; and with a KL in the reward ``kl`` (float64, nats per
+        response).
+
+    Raises:
+        LearnerError: No advantage can be computed (see ``response_advantages``), or a column is missing or wrong.
+    """
+    baseline = str(config.objective.resolved.baseline)
+    return with_loss_weights(ESTIMATORS[baseline](rollouts, config), config)
+
+
+def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """Add the column ``loss_weight``: the weight of each response's tokens in the loss of an update from this table.
+
+    Args:
+        batch: The responses of one update, over all ranks.
+        config: The objective, whose aggregation it is.
+    """
+    chosen = config.objective.resolved
+    weigh = AGGREGATIONS[str(chosen.aggregation)]
+    weights = weigh(sampled_counts(batch), group_index(batch), constant_length=chosen.constant_length)
+    return batch.with_columns(pl.Series("loss_weight", weights, dtype=pl.Float64))
+
+
+def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
+    """Response tokens that the policy sampled, of each row; shape ``(rows,)``.
+
+    Args:
+        rollouts: A ``rollouts`` table, with or without a column ``sampled``; where it has no value, all were sampled.
+    """
+    counts = pl.col("response_ids").list.len()
+    if "sampled" in rollouts.columns:
+        counts = pl.coalesce(pl.col("sampled").list.sum(), counts)
+    return rollouts.select(counts.fill_null(0).cast(pl.Int64)).to_series().to_numpy()
+
+
+def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """Add ``advantage``: one number per response, relative to the rewards of others.
+
+    Args:
+        rollouts: See ``prepare``.
+        config: What is maximised.
+    """
+    used = pl.col("cohort") != "failed"
+    if config.batch.filter_zero_variance:
+        used &= ~pl.col("zero_variance")
+    estimated = rollouts.filter(used)
+    if in_reward(config):
+        penalty = _token_kl(estimated, config).sums()
+        estimated = estimated.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
+    chosen = config.objective.resolved
+    advantages = response_advantages(
+        _rewards(estimated, config),
+        group_index(estimated),
+        baseline=str(chosen.baseline),
+        scale=str(chosen.scale),
+        std=chosen.std,
+    )
+    estimated = estimated.with_columns(pl.Series("advantage", advantages, dtype=pl.Float64))
+    return estimated.filter(pl.col("cohort") == "trained")
+
+
+def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """Add ``advantages`` and ``returns``: one number per sampled token, relative to a critic's values.
+
+    A response's reward is that of its last sampled token. With ``scale: batch`` the advantages of all tokens are
+    whitened, as in PPO.
+
+    Args:
+        rollouts: See ``prepare``.
+        config: What is maximised.
+    """
+    trained = rollouts.filter(pl.col("cohort") == "trained")
+    counts = sampled_counts(trained)
+    rewards = Ragged(values=np.zeros(counts.sum()), lengths=counts)
+    if in_reward(config):
+        penalty = _token_kl(trained, config)
+        rewards = Ragged(values=-config.kl.coefficient * penalty.values, lengths=counts)
+        trained = trained.with_columns(pl.Series("kl", penalty.sums(), dtype=pl.Float64))
+    rewards.values[rewards.last] += _finite(trained)[counts > 0]
+    critic = config.critic
+    advantages, returns = gae(
+        rewards, ragged(trained, "values", counts), discount=critic.discount, gae_lambda=critic.gae_lambda
+    )
+    if config.objective.resolved.scale == "batch":
+        advantages = Ragged(values=whitened(advantages.values, std=config.objective.std), lengths=counts)
+    return trained.with_columns(listed("advantages", advantages), listed("returns", returns))
+
+
+ESTIMATORS: dict[str, Callable[[pl.DataFrame, LearnerConfig], pl.DataFrame]] = {
+    "group": from_rewards,
+    "batch": from_rewards,
+    "gae": from_values,
+}
+"""How advantages come about, by the name of their baseline."""
+
+
+def in_reward(config: LearnerConfig) -> bool:
+    """Whether the KL is part of the reward, and not of the loss.
+
+    Args:
+        config: What is maximised.
+    """
+    return bool(config.kl.coefficient) and config.kl.place == "reward"
+
+
+def _rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> np.ndarray:
+    rewards = _finite(rollouts)
+    return rewards - config.kl.coefficient * rollouts["kl"].to_numpy() if in_reward(config) else rewards
+
+
+def _finite(rollouts: pl.DataFrame) -> np.ndarray:
+    rewards: np.ndarray = rollouts["reward"].to_numpy().astype(np.float64)
+    if not np.isfinite(rewards).all():
+        problem, sample = rollouts.select("problem_id", "sample").row(int(np.isfinite(rewards).argmin()))
+        raise LearnerError(f"the reward of response {sample} to problem {problem} is not a finite number")
+    return rewards
+
+
+def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Ragged:
+    """The estimate of KL(policy ‖ base) of each sampled token, of the policy before the update."""
+    counts = sampled_counts(rollouts)
+    policy, reference = (ragged(rollouts, name, counts) for name in ("old_logprobs", "reference_logprobs"))
+    estimate = KL_ESTIMATORS[config.kl.estimator](torch.from_numpy(policy.values), torch.from_numpy(reference.values))
+    return Ragged(values=estimate.numpy(), lengths=counts)

@@ -1,0 +1,131 @@
+"""Log-probabilities and entropies from the output head, in chunks over tokens, computed again in the backward pass.
+
+Logits of all tokens at once would take tokens × vocabulary numbers, several times: 8,192 tokens of a vocabulary of
+152,064 are 5 GB in float32. Here one chunk of them exists at a time, in either pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the objective is made of; each tensor has the shape ``(tokens,)``.
+
+    Attributes:
+        logprobs: Log-probability of the sampled token under the policy, with its gradient.
+        entropy: Entropy of the policy's next-token distribution (nats), with its gradient where it was asked for; None
+            where it was not measured.
+    """
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor | None
+
+
+def token_terms(
+    hidden: torch.Tensor,
+    head: Any,
+    tokens: torch.Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    dtype: torch.dtype,
+    entropy: bool = False,
+    entropy_gradient: bool = False,
+) -> Terms:
+    """Log-probabilities and entropies of sampled tokens at a temperature.
+
+    With logits z = (h·Wᵀ + b)/τ: log π = z_token − logsumexp(z) and H = logsumexp(z) − Σ softmax(z)·z.
+
+    Args:
+        hidden: The hidden state that predicts each token, shape ``(tokens, hidden size)``.
+        head: The output head, a linear layer.
+        tokens: The tokens sampled, shape ``(tokens,)``.
+        temperature: The sampling temperature τ.
+        chunk: Tokens whose logits are held at a time.
+        dtype: Type that logits are computed in.
+        entropy: Whether entropies are measured.
+        entropy_gradient: Whether they have a gradient.
+    """
+    found: Any = _Head.apply(
+        hidden, head.weight, head.bias, tokens, temperature, chunk, dtype, entropy, entropy_gradient
+    )
+    logprobs, entropies = found
+    return Terms(logprobs=logprobs, entropy=entropies if entropy else None)
+
+
+class _Head(torch.autograd.Function):  # type: ignore[misc]
+    """See ``token_terms``."""
+
+    @staticmethod
+    def forward(
+        context: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        tokens: torch.Tensor,
+        temperature: float,
+        chunk: int,
+        dtype: torch.dtype,
+        entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = hidden.shape[0]
+        logprobs = torch.empty(count, dtype=dtype, device=hidden.device)
+        sums = torch.empty_like(logprobs)
+        entropies = torch.empty_like(logprobs) if entropy else logprobs.new_zeros(0)
+        whole = weight.to(dtype)
+        for part in _parts(count, chunk):
+            logits = _logits(hidden[part], whole, bias, temperature)
+            total = torch.logsumexp(logits, -1)
+            sums[part] = total
+            logprobs[part] = logits.gather(-1, tokens[part, None]).squeeze(-1) - total
+            if entropy:
+                shares = (logits - total[:, None]).exp_()
+                entropies[part] = total - shares.mul_(logits).sum(-1)
+        context.save_for_backward(hidden, weight, bias, tokens, sums, entropies)
+        context.settings = temperature, chunk, dtype, entropy_gradient
+        if not entropy_gradient:
+            context.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(context: Any, of_logprobs: torch.Tensor, of_entropy: torch.Tensor) -> Any:
+        hidden, weight, bias, tokens, sums, entropies = context.saved_tensors
+        temperature, chunk, dtype, entropy_gradient = context.settings
+        whole = weight.to(dtype)
+        of_hidden = torch.empty_like(hidden)
+        of_weight = torch.zeros_like(whole)
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=dtype)
+        for part in _parts(hidden.shape[0], chunk):
+            logits = _logits(hidden[part], whole, bias, temperature)
+            surprise = logits.sub_(sums[part, None])
+            shares = surprise.exp()
+            # d log π / dz = 1[token] − p; dH / dz = −p·(log p + H).
+            by = -of_logprobs[part, None]
+            if entropy_gradient:
+                by = by - of_entropy[part, None] * (surprise + entropies[part, None])
+            slope = shares.mul_(by)
+            slope.scatter_add_(-1, tokens[part, None], of_logprobs[part, None])
+            slope.div_(temperature)
+            of_hidden[part] = (slope @ whole).to(hidden.dtype)
+            of_weight.addmm_(slope.T, hidden[part].to(dtype))
+            if of_bias is not None:
+                of_bias += slope.sum(0)
+        grown = None if of_bias is None or bias is None else of_bias.to(bias.dtype)
+        return of_hidden, of_weight.to(weight.dtype), grown, *[None] * 6
+
+
+def _parts(count: int, chunk: int) -> list[slice]:
+    return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+
+def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float) -> torch.Tensor:
+    logits = hidden.to(weight.dtype) @ weight.T
+    if bias is not None:
+        logits += bias.to(weight.dtype)
+    return logits if temperature == 1 else logits.div_(temperature)

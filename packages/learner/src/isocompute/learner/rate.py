@@ -1,0 +1,105 @@
+"""How fast this machine multiplies matrices, and how much arithmetic an update is: their ratio is its utilisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from time import perf_counter
+from typing import Any
+
+import torch
+
+CPU_SIZE = 512
+DEVICE_SIZE = 8192
+REPEATS = 8
+
+
+@cache
+def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> float:
+    """Measure the rate of a square matrix product, once per process, device and type.
+
+    On a CPU the factors are 512 × 512, which fit into its caches, and the product takes this process's threads; on
+    another device they are 8,192 × 8,192 (*unverified* there). The fastest of a few products counts, since whatever
+    else runs on the machine only slows one down.
+
+    Args:
+        device: A torch device.
+        dtype: Type of the factors: that in which an update multiplies.
+
+    Returns:
+        Operations per second, a multiplication and an addition counted as two.
+    """
+    on_cpu = torch.device(device).type == "cpu"
+    size = CPU_SIZE if on_cpu else DEVICE_SIZE
+    # Not random: the generator's state belongs to the run.
+    left = torch.linspace(-1, 1, size * size, device=device).to(dtype).reshape(size, size)
+    right = left.T.contiguous()
+    with torch.no_grad():
+        seconds = min(_timed(left, right, on_cpu=on_cpu) for _ in range(1 + REPEATS))
+    return 2.0 * size**3 / seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What the arithmetic of a model follows from.
+
+    Attributes:
+        body: Weights that multiply every token: those of the layers.
+        head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.
+        layers: Number of layers.
+        width: Width of all attention heads together.
+    """
+
+    body: int
+    head: int
+    layers: int
+    width: int
+
+
+def shape_of(policy: Any) -> Shape | None:
+    """Return the shape of a transformers model; None for one without attention heads, whose arithmetic is another.
+
+    Args:
+        policy: A causal language model.
+    """
+    config = policy.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        return None
+    tables = {id(policy.get_input_embeddings().weight), id(policy.get_output_embeddings().weight)}
+    weights = [p for p in policy.parameters() if p.dim() >= 2 and id(p) not in tables]
+    return Shape(
+        body=sum(weight.numel() for weight in weights),
+        head=policy.get_output_embeddings().weight.numel(),
+        layers=config.num_hidden_layers,
+        width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+    )
+
+
+def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
+    """Arithmetic of forward and backward: 6 per weight and token that it multiplies, 12·L·w·K for attention.
+
+    As in PaLM (arXiv 2204.02311, appendix B), but with the keys that tokens do attend to, and not with the full length
+    for each. What is computed a second time to save memory is not counted.
+
+    Args:
+        shape: The model's.
+        tokens: Tokens that pass forward and backward, those of prompts included, once where responses share them.
+        predictions: Tokens that are predicted: those that were sampled.
+        keys: K, the sum over ``tokens`` of how many keys each attends to: l(l + 1)/2 for one sequence of l tokens.
+
+    Returns:
+        Operations, a multiplication and an addition counted as two.
+    """
+    weights = shape.body * tokens + shape.head * predictions
+    return 6.0 * weights + 12.0 * shape.layers * shape.width * keys
+
+
+def _timed(left: torch.Tensor, right: torch.Tensor, *, on_cpu: bool) -> float:
+    if not on_cpu:
+        torch.cuda.synchronize(left.device)
+    began = perf_counter()
+    torch.mm(left, right)
+    if not on_cpu:
+        torch.cuda.synchronize(left.device)
+    return perf_counter() - began

@@ -1,0 +1,76 @@
+"""AdamW and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import LearnerError
+from .checks import not_negative, one_of, positive, whole
+
+DECAYS = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and the schedule of its learning rate.
+
+    Attributes:
+        beta1: Decay of the first moment, β₁.
+        beta2: Decay of the second moment, β₂.
+        epsilon: ε in the denominator.
+        weight_decay: Decoupled weight decay.
+        gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
+        warmup_steps: Steps over which the learning rate rises linearly to its peak.
+        decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 at ``decay_steps``.
+        decay_steps: The horizon of a decay in steps, counted from the first one and beyond the warm-up; 0 where there
+            is no decay. It is a setting of its own, so that a rate never depends on how long a run happens to be.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    gradient_clip: float = 1.0
+    warmup_steps: int = 10
+    decay: str = "constant"
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        positive(self, "epsilon", "gradient_clip")
+        not_negative(self, "beta1", "beta2", "weight_decay")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise LearnerError(f"{name} is {getattr(self, name)!r}; it must be below 1")
+        whole(self, "warmup_steps", "decay_steps", least=0)
+        one_of(self, "decay", DECAYS)
+        if self.decay == "constant" and self.decay_steps:
+            raise LearnerError(
+                f"decay_steps is {self.decay_steps}, and a constant learning rate has no horizon: it must be 0"
+            )
+        if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
+            raise LearnerError(
+                f"decay_steps is {self.decay_steps}; a {self.decay} decay must end after the warm-up of "
+                f"{self.warmup_steps} steps"
+            )
+
+    def factor_at(self, step: int) -> float:
+        """Learning rate of a step as a share of the peak.
+
+        With warm-up w and horizon T = ``decay_steps``: s/w in step s ≤ w; then 1 (``constant``), 1 − x (``linear``)
+        or (1 + cos πx)/2 (``cosine``) with x = min(1, (s − w)/(T − w)). So step w has the peak, step T has a rate of
+        0, and so has every step beyond it. For w = 2, T = 6 and ``linear`` the steps 1 to 7 have 0.5, 1, 0.75, 0.5,
+        0.25, 0, 0.
+
+        Args:
+            step: The step, counted from 1.
+        """
+        if step <= self.warmup_steps:
+            return step / self.warmup_steps
+        if self.decay == "constant":
+            return 1.0
+        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        return 1.0 - done if self.decay == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0

@@ -1,0 +1,156 @@
+"""Nothing is lost or mixed up between a table and the tensors of its micro-batches, packed or padded."""
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.learner.batch import MicroBatch, micro_batches, packed, padded, read, sampled_tokens
+from isocompute.learner.errors import LearnerError
+
+TOKENS = st.lists(st.integers(0, 11), max_size=5)
+PROMPTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
+ROWS = st.lists(st.tuples(PROMPTS, TOKENS, st.floats(-2, 2, width=32)), min_size=1, max_size=9)
+LAYOUTS = st.sampled_from([packed, padded])
+Row = tuple[list[int], list[int], float]
+Layout = Callable[..., MicroBatch]
+
+
+def table(rows: list[Row]) -> pl.DataFrame:
+    prompts, responses, advantages = zip(*rows, strict=True)
+    return pl.DataFrame(
+        {
+            "problem_id": [f"p{i}" for i in range(len(rows))],
+            "sample": [0] * len(rows),
+            "prompt_ids": pl.Series(prompts, dtype=pl.List(pl.Int32)),
+            "response_ids": pl.Series(responses, dtype=pl.List(pl.Int32)),
+            "logprobs": pl.Series([[-0.5 * t for t in r] for r in responses], dtype=pl.List(pl.Float32)),
+            "advantage": pl.Series(advantages, dtype=pl.Float64),
+            "loss_weight": pl.Series([1.0 + i for i in range(len(rows))]),
+        }
+    )
+
+
+def batches(rows: pl.DataFrame, tokens: int, layout: Layout) -> list[MicroBatch]:
+    responses = read(rows, vocabulary=12)
+    pieces = micro_batches(responses, np.arange(len(responses)), tokens=tokens, share_prompts=layout is packed)
+    return [layout(responses, piece, "cpu", torch.float32) for piece in pieces]
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(1, 40), LAYOUTS)
+def test_every_response_token_is_predicted_from_the_one_before(rows: list[Row], tokens: int, layout: Layout) -> None:
+    wanted = [
+        ((prompt + response)[len(prompt) + i - 1], token, -0.5 * token, advantage, 1.0 + row)
+        for row, (prompt, response, advantage) in enumerate(rows)
+        for i, token in enumerate(response)
+    ]
+    found = []
+    for batch in batches(table(rows), tokens, layout):
+        before = batch.input_ids.flatten()[batch.predicts]
+        columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages, batch.weights)
+        found += zip(*(column.tolist() for column in columns), strict=True)
+        assert batch.response.unique().tolist() == list(range(batch.responses))
+    assert found == wanted
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(1, 40))
+def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tokens: int) -> None:
+    """At its places, in the order of its tokens; and each position of the sequence is taken from one of its rows."""
+    wanted = sorted(prompt + response[:-1] for prompt, response, _ in rows if response)
+    found = []
+    for batch in batches(table(rows), tokens, packed):
+        assert batch.rows is not None
+        ids, places = batch.input_ids[0], batch.position_ids[0]
+        seats = torch.cat([block.flatten() for block in batch.rows.blocks])
+        assert torch.equal(seats[batch.rows.take], torch.arange(len(ids)))
+        for block in batch.rows.blocks:
+            for row in block:
+                # Padding repeats position 0, which is the first one of a row only at its beginning.
+                length = next((i for i in range(1, len(row)) if row[i] == 0), len(row))
+                assert places[row[:length]].tolist() == list(range(length))
+                found.append(ids[row[:length]].tolist())
+    assert sorted(found) == wanted
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(1, 40), LAYOUTS)
+def test_a_micro_batch_keeps_to_its_tokens_unless_one_response_alone_has_more(
+    rows: list[Row], tokens: int, layout: Layout
+) -> None:
+    for batch in batches(table(rows), tokens, layout):
+        used = len(batch.input_ids[0]) if layout is packed else int(batch.attention_mask.sum())  # type: ignore[union-attr]
+        assert used <= tokens or batch.responses == 1
+
+
+def test_a_groups_prompt_is_there_once_and_again_in_another_micro_batch() -> None:
+    rows = table([([1, 2, 3], [4, 5], 0.0)] * 3 + [([7], [8, 9], 0.0)])
+    whole = batches(rows, 99, packed)
+    assert [batch.input_ids[0].tolist() for batch in whole] == [[1, 2, 3, 7, 4, 4, 4, 8]]
+    cut = batches(rows, 5, packed)
+    assert [batch.input_ids[0].tolist() for batch in cut] == [[1, 2, 3, 4, 4], [1, 2, 3, 4], [7, 8]]
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(1, 40), LAYOUTS, st.data())
+def test_tokens_that_were_not_sampled_are_context_and_nothing_else(
+    rows: list[Row], tokens: int, layout: Layout, data: st.DataObject
+) -> None:
+    marks = [
+        data.draw(st.none() | st.lists(st.booleans(), min_size=len(r), max_size=len(r)), label=f"marks of {r}")
+        for _, r, _ in rows
+    ]
+    marked = table(rows).with_columns(sampled=pl.Series(marks, dtype=pl.List(pl.Boolean)))
+    wanted = [
+        ((prompt + response)[len(prompt) + i - 1], token, -0.5 * token, advantage)
+        for (prompt, response, advantage), row in zip(rows, marks, strict=True)
+        for i, token in enumerate(response)
+        if row is None or row[i]
+    ]
+    found = []
+    for batch in batches(marked, tokens, layout):
+        before = batch.input_ids.flatten()[batch.predicts]
+        columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages)
+        found += zip(*(column.tolist() for column in columns), strict=True)
+    assert found == wanted
+    assert int(sampled_tokens(marked).sum()) == len(wanted)
+
+
+def test_numbers_per_token_stay_with_their_tokens() -> None:
+    rows = table([([1], [2, 3], 0.0), ([1], [4, 5, 6], 0.0)]).with_columns(
+        sampled=pl.Series([[True, True], [True, False, True]]),
+        old_logprobs=pl.Series([[-2.0, -3.0], [-4.0, -6.0]]),
+        advantages=pl.Series([[0.2, 0.3], [0.4, 0.6]]),
+    )
+    (batch,) = batches(rows, 99, packed)
+    assert batch.tokens.tolist() == [2, 3, 4, 6]
+    assert batch.measured["old_logprobs"].tolist() == [-2.0, -3.0, -4.0, -6.0]
+    assert batch.advantages.tolist() == pytest.approx([0.2, 0.3, 0.4, 0.6])
+    with pytest.raises(LearnerError, match="the column old_logprobs has other than one number per sampled token"):
+        read(rows.with_columns(old_logprobs=pl.Series([[-2.0], [-4.0, -6.0]])), vocabulary=12)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("prompt_ids", [], "no prompt token"),
+        ("prompt_ids", [12], "a token outside the model's vocabulary of 12"),
+        ("response_ids", [1, -1], "a token outside the model's vocabulary of 12"),
+        ("logprobs", [-1.0], "a number of log-probabilities that differs"),
+        ("logprobs", [], "no log-probabilities, as where a server reports none"),
+        ("logprobs", None, "no log-probabilities, as where a server reports none"),
+        ("sampled", [True], r"a mark \(sampled\) that is missing, or other than one per token"),
+        ("sampled", [True, None], r"a mark \(sampled\) that is missing"),
+    ],
+)
+def test_a_response_that_does_not_fit_is_named(column: str, value: list[float] | None, message: str) -> None:
+    rows = table([([1], [2, 3], 0.0), ([1, 2], [3, 4], 0.0)])
+    rows = rows.with_columns(sampled=pl.Series([[True, True]] * 2))
+    values = [rows[column][0].to_list(), value]
+    wrong = rows.with_columns(pl.Series(column, values, dtype=rows[column].dtype))
+    with pytest.raises(LearnerError, match=f"response 0 to problem p1 has {message}"):
+        read(wrong, vocabulary=12)

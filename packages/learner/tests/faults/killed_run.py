@@ -1,0 +1,165 @@
+"""A small run with a ledger that can be killed anywhere and continued; imported, a process forked from it is quick."""
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import torch
+from isocompute.budget import Ledger, Limits, Meter
+from isocompute.learner import checkpoint, loop
+from isocompute.learner.checkpoint import Checkpoints
+from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.export import save_policy
+from isocompute.learner.group import LearnerGroup
+from isocompute.learner.learner import Learner
+
+STEPS = 8
+PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
+RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=64)
+CONFIG = LearnerConfig(
+    learning_rate=1e-2,
+    objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
+    batch=BatchConfig(drop_above=0.5),
+)
+
+
+def sampler_of(model: Path) -> Any:
+    """The sampler of recorded tokens from the tests' own conftest, whose name other folders use, too."""
+    spec = importlib.util.spec_from_file_location("learner_tests", Path(__file__).parents[1] / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["learner_tests"] = module
+    spec.loader.exec_module(module)
+    return module.Replay(model)
+
+
+@dataclass
+class Evaluated:
+    """What the policy thinks of recorded answers, which a change of any weight changes."""
+
+    row: dict[str, Any]
+    rollouts_table: pl.DataFrame
+    scores: dict[str, float]
+
+
+def evaluator_of(sampler: Any) -> Callable[..., Evaluated]:
+    """An evaluator for the loop."""
+
+    def evaluate(*, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
+        table = sampler.sample(PROBLEMS.head(2), samples=2, seed=99, step=0, phase="eval", run_id="r")
+        score = float(table["logprobs"].explode().mean())
+        return Evaluated({"step": step, "rollouts": rollouts, "tokens": tokens, "score": score}, table, {})
+
+    return evaluate
+
+
+def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
+    """Run to the end, or what is left of it, and write down what is compared."""
+    store = Checkpoints(home / "checkpoints", every_steps=2, keep=2)
+    progress = loop.restore(learner=learner, checkpoints=store)
+    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    (home / "training").touch()
+    with Ledger.open(home / "ledger.bin", run_id="r", resumed_from=progress.step) as ledger:
+        ended = loop.train(
+            run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=evaluator_of(sampler),
+            meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts)), checkpoints=store, progress=progress,
+            watch=lambda record: None,
+        )  # fmt: skip
+        ledger.table().write_parquet(home / "ledger.parquet")
+        totals = {"paid": ledger.totals.paid.rollouts, "used": ended.rollouts}
+    save_policy(learner.weights(), model, home / "policy")
+    (home / "evals.json").write_text(json.dumps(ended.evals))
+    (home / "totals.json").write_text(json.dumps(totals))
+
+
+class Worker:
+    """What a Ray worker runs."""
+
+    def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def run(self, home: Path, model: Path) -> None:
+        """Run to the end, or what is left of it."""
+        alone(home, model)
+
+
+class Engine:
+    """The sampler, for a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        self._sampler = sampler_of(model)
+
+    def process(self) -> int:
+        """Its process id."""
+        return os.getpid()
+
+    def sync(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        """Take over the weights."""
+        self._sampler.sync(weights.items(), version)
+
+    def sample(self, problems: pl.DataFrame, asked: dict[str, Any]) -> pl.DataFrame:
+        """The same tokens for the same seed and step, whatever the weights."""
+        found: pl.DataFrame = self._sampler.sample(problems, **asked)
+        return found
+
+
+def alone(home: Path, model: Path, dies_at: int = 0) -> None:
+    """Run in this process with one rank.
+
+    Args:
+        home: The run's folder.
+        model: The base model.
+        dies_at: The call among those that write, at which the process is killed; 0 for none.
+    """
+    calls = counted_writes(dies_at)
+    run(home, model, Learner(model, CONFIG), sampler_of(model))
+    (home / "writes").write_text(str(calls()))
+
+
+def drive(home: Path, model: Path, address: str, environment: dict[str, str]) -> None:
+    """Drive two ranks in a cluster that is there; its variables are those of the process that started it."""
+    os.environ.update(environment)
+    import ray
+
+    ray.init(address=address, log_to_driver=False)
+    run(home, model, LearnerGroup(model, CONFIG, world_size=2, grace=1), sampler_of(model))
+
+
+def counted_writes(dies_at: int) -> Callable[[], int]:
+    """Count the calls that write, flush, rename or delete, and kill this process in the middle of one of them."""
+    calls = 0
+
+    def mortal(function: Callable[..., Any], torn: Callable[..., None] | None = None) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == dies_at:
+                if torn is not None:
+                    torn(*arguments, **named)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **named)
+
+        return call
+
+    def half(tensors: Any, path: Path) -> None:
+        path.write_bytes(b"\x08" * 1000)
+
+    def half_deleted(folder: Path, **named: Any) -> None:
+        for file in sorted(Path(folder).glob("*"))[:1]:
+            file.unlink()
+
+    checkpoint.save_file = mortal(checkpoint.save_file, half)
+    shutil.rmtree = mortal(shutil.rmtree, half_deleted)
+    os.fsync = mortal(os.fsync)
+    Path.rename = mortal(Path.rename)  # type: ignore[method-assign]
+    return lambda: calls

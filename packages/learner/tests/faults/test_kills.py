@@ -1,0 +1,284 @@
+"""Processes killed at random moments: the finished run equals the undisturbed one, bit for bit, ledger included.
+
+Six kinds of SIGKILL, one of each by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
+"""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import killed_run
+import polars as pl
+import pytest
+import small_run
+from isocompute.learner.errors import RankError
+from isocompute.learner.group import LearnerGroup
+from isocompute.learner.learner import Learner
+
+FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "6"))
+ONE_OF_EACH = ("learner", "write", "worker", "engine", "rank", "driver")
+# In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
+OFTEN = (*("learner", "write") * 3, "worker", "engine", *("learner", "write") * 3, "rank", "driver")
+KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
+
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["killed_run"])
+
+
+@dataclass
+class Moment:
+    """When a process is killed: some time (s) after its ledger has a size (bytes)."""
+
+    ledger_bytes: int
+    seconds: float
+
+
+@dataclass
+class Undisturbed:
+    """A run that was left alone, and how long it took from the canary to the end (s)."""
+
+    home: Path
+    seconds: float
+
+    def moment(self, source: random.Random) -> Moment:
+        """A random moment of it: some time within a random step, however quick the machine is meanwhile."""
+        size = (self.home / "ledger.bin").stat().st_size
+        within = source.random() * self.seconds / killed_run.STEPS
+        return Moment(ledger_bytes=round(source.random() * size), seconds=within)
+
+
+def spawn(target: Callable[..., None], *arguments: Any) -> BaseProcess:
+    process = forks.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def exit_code(process: BaseProcess) -> int | None:
+    process.join()
+    return process.exitcode
+
+
+def kill_later(process: int | None, home: Path, moment: Moment) -> None:
+    """Kill a process at some moment; nothing, where it has ended before."""
+
+    def wait() -> None:
+        ledger = home / "ledger.bin"
+        while not ledger.exists() or ledger.stat().st_size < moment.ledger_bytes:
+            time.sleep(0.001)
+        time.sleep(moment.seconds)
+        # A process that has ended, and whose number another might have got, has written this.
+        if process is not None and not (home / "totals.json").exists():
+            os.kill(process, signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def outcome(home: Path) -> tuple[Any, ...]:
+    """All that must be the same."""
+    checkpoints = sorted(path.name for path in (home / "checkpoints").iterdir())
+    newest = home / "checkpoints" / checkpoints[-1]
+    stored = [newest / "tensors.safetensors", newest / "state.json", home / "policy" / "model.safetensors"]
+    ledger = pl.read_parquet(home / "ledger.parquet")
+    return (home / "evals.json").read_text(), ledger.rows(), checkpoints, *(path.read_bytes() for path in stored)
+
+
+def undisturbed(home: Path) -> Undisturbed:
+    seconds = (home / "totals.json").stat().st_mtime - (home / "training").stat().st_mtime
+    return Undisturbed(home, seconds)
+
+
+@pytest.fixture(scope="module")
+def one_rank(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    home = tmp_path_factory.mktemp("one")
+    assert exit_code(spawn(killed_run.alone, home, model)) == 0
+    return undisturbed(home)
+
+
+@pytest.fixture(scope="module")
+def group(model: Path, cluster: None) -> Iterator[LearnerGroup]:
+    ranks = LearnerGroup(model, killed_run.CONFIG, world_size=2, grace=1)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(group: LearnerGroup, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    home = tmp_path_factory.mktemp("two")
+    killed_run.run(home, model, group, killed_run.sampler_of(model))
+    return undisturbed(home)
+
+
+def actor(name: str, *arguments: Any) -> Any:
+    """An object of the module beside this file, in a Ray worker, which is told where that lies."""
+    import ray
+
+    class Outside:
+        def __init__(self, folder: str, *arguments: Any) -> None:
+            import sys
+            from importlib import import_module
+
+            sys.path.insert(0, folder)
+            self.inner = getattr(import_module("killed_run"), name)(*arguments)
+
+        def call(self, method: str, *arguments: Any) -> Any:
+            return getattr(self.inner, method)(*arguments)
+
+    return ray.remote(num_cpus=1)(Outside).remote(str(Path(killed_run.__file__).parent), *arguments)
+
+
+class RemoteEngine:
+    """A sampler in a process of its own."""
+
+    def __init__(self, model: Path) -> None:
+        import ray
+
+        self._actor, self._get, self.weights_version = actor("Engine", model), ray.get, 0
+        self.process = int(ray.get(self._actor.call.remote("process")))
+
+    def sync(self, weights: Any, version: int) -> None:
+        self._get(self._actor.call.remote("sync", {name: tensor.clone() for name, tensor in weights}, version))
+        self.weights_version = version
+
+    def sample(self, problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
+        found: pl.DataFrame = self._get(self._actor.call.remote("sample", problems, asked))
+        return found
+
+
+def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arguments: Any) -> bool:
+    process = spawn(target, home, *arguments)
+    kill_later(process.pid, home, moment)
+    code = exit_code(process)
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
+
+
+def killed_worker(home: Path, model: Path, moment: Moment) -> bool:
+    import ray
+
+    worker = actor("Worker")
+    kill_later(int(ray.get(worker.call.remote("process"))), home, moment)
+    try:
+        ray.get(worker.call.remote("run", home, model))
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
+def killed_engine(home: Path, model: Path, moment: Moment) -> bool:
+    import ray
+
+    engine = RemoteEngine(model)
+    kill_later(engine.process, home, moment)
+    try:
+        killed_run.run(home, model, Learner(model, killed_run.CONFIG), engine)
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
+def killed_rank(home: Path, model: Path, moment: Moment, group: LearnerGroup, rank: int) -> bool:
+    """The driver outlives its ranks: it starts new ones, and goes on in the same process."""
+    import ray
+
+    group.reset(killed_run.CONFIG)
+    process = group._ranks[rank].__ray_call__.remote(lambda actor: os.getpid())
+    kill_later(int(ray.get(process)), home, moment)
+    try:
+        killed_run.run(home, model, group, killed_run.sampler_of(model))
+    except RankError:
+        group.reset(killed_run.CONFIG)
+        killed_run.run(home, model, group, killed_run.sampler_of(model))
+        return True
+    return False
+
+
+def killed_driver(home: Path, model: Path, moment: Moment, group: LearnerGroup) -> bool:
+    # Its ranks have the processors.
+    group.close()
+    return killed_process(killed_run.drive, home, moment, model, *of_cluster())
+
+
+def of_cluster() -> tuple[str, dict[str, str]]:
+    """What another process must know to join the cluster."""
+    import ray
+
+    variables = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    return str(ray.get_runtime_context().gcs_address), variables
+
+
+def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.Random, group: Any) -> bool:
+    """Start a run and kill one of its processes; returns whether it was killed before it had ended."""
+    moment = whole.moment(source)
+    if kind == "worker":
+        return killed_worker(home, model, moment)
+    if kind == "engine":
+        return killed_engine(home, model, moment)
+    if kind == "rank":
+        return killed_rank(home, model, moment, group, source.randrange(2))
+    if kind == "driver":
+        return killed_driver(home, model, moment, group)
+    if kind == "learner":
+        return killed_process(killed_run.alone, home, moment, model)
+    writes = int((whole.home / "writes").read_text())
+    return exit_code(spawn(killed_run.alone, home, model, source.randint(1, writes))) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))
+def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
+    number: int, kind: str, model: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source = random.Random(number)
+    needed = {"rank": "two_ranks", "driver": "two_ranks"}
+    whole: Undisturbed = request.getfixturevalue(needed.get(kind, "one_rank"))
+    group = request.getfixturevalue("group") if kind in needed else None
+    if kind in ("worker", "engine"):
+        request.getfixturevalue("cluster")
+    for attempt in range(9):
+        # Where it had ended before the moment came, there is another.
+        home = tmp_path / str(attempt)
+        home.mkdir()
+        if kill(kind, home, model, whole, source, group):
+            break
+    else:
+        pytest.fail("no process could be killed before it had ended")
+    if kind != "rank":
+        again, more = (killed_run.drive, of_cluster()) if kind == "driver" else (killed_run.alone, ())
+        assert exit_code(spawn(again, home, model, *more)) == 0
+    assert outcome(home) == outcome(whole.home)
+    trained = pl.read_parquet(home / "ledger.parquet").filter(pl.col("cohort") == "trained")
+    # C_used = Σ B_p · n over the steps taken.
+    assert trained["rollouts"].to_list() == [killed_run.RUN.batch_rollouts] * killed_run.STEPS
+    mine, alone = (json.loads((path / "totals.json").read_text()) for path in (home, whole.home))
+    assert mine["used"] == alone["used"] == killed_run.STEPS * killed_run.RUN.batch_rollouts
+    # What the kill lost was paid for, too.
+    assert mine["paid"] >= alone["paid"]
+    shutil.rmtree(tmp_path)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    group: LearnerGroup, model: Path, replay: Any, tmp_path: Path
+) -> None:
+    """Killed with one rank, continued with two and killed again, and ended with one."""
+    alone = Learner(model, killed_run.CONFIG)
+    whole = small_run.run(alone, replay, tmp_path / "one", steps=6)
+    small_run.kill(Learner(model, killed_run.CONFIG), replay, tmp_path / "several", after=3)
+    group.reset(killed_run.CONFIG)
+    small_run.kill(group, replay, tmp_path / "several", after=5)
+    last = Learner(model, killed_run.CONFIG)
+    ended = small_run.run(last, replay, tmp_path / "several", steps=6)
+    assert (ended.step, ended.rollouts, ended.tokens, ended.place) == (6, whole.rollouts, whole.tokens, whole.place)
+    for mine, other in zip(ended.evals, whole.evals, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
+    apart = small_run.weights(last) - small_run.weights(alone)
+    assert float(apart.norm() / small_run.weights(alone).norm()) < 1e-6

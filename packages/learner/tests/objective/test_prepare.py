@@ -1,0 +1,155 @@
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.prepare import prepare, sampled_counts
+
+REWARDS = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0, 1.0, 1.0], "c": [0.0, 0.5, 1.0, 0.0]}
+
+
+def config(algorithm: str = "grpo", **more: object) -> LearnerConfig:
+    settings = {name: more.pop(name) for name in ("kl", "batch", "critic") if name in more}
+    return LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm=algorithm, **more), **settings)
+
+
+def table(rewards: dict[str, list[float]] = REWARDS, batch: BatchConfig | None = None) -> pl.DataFrame:
+    """Groups of responses of 1, 2, 3, … tokens; each number per token is 0.25 in float32."""
+    rows = [(problem, sample, reward) for problem, group in rewards.items() for sample, reward in enumerate(group)]
+    problems, samples, given = zip(*rows, strict=True)
+    ids = [[1] * (1 + sample) for sample in samples]
+    plain = pl.DataFrame({
+        "problem_id": problems, "sample": samples, "reward": given, "response_ids": ids,
+        "finish_reason": ["stop"] * len(rows),
+    })  # fmt: skip
+    measured = {
+        name: pl.Series([[value] * len(row) for row in ids], dtype=pl.List(pl.Float32))
+        for name, value in (("old_logprobs", -1.0), ("reference_logprobs", -1.25), ("values", 0.5))
+    }
+    return with_cohorts(plain.with_columns(**measured), batch or BatchConfig())
+
+
+def test_trained_responses_have_advantages_and_weights() -> None:
+    found = prepare(table(), config())
+    half = 0.5 / (3**-0.5)
+    assert found["advantage"].to_list()[:8] == pytest.approx([half, -half, -half, half, 0, 0, 0, 0], abs=1e-5)
+    # 30 tokens, those of equal rewards included.
+    assert found["loss_weight"].to_list() == pytest.approx([1 / 30] * 12)
+
+
+def test_groups_that_are_filtered_are_left_out_of_the_normaliser_and_of_the_batchs_scale() -> None:
+    batch = BatchConfig(filter_zero_variance=True)
+    found = prepare(table(batch=batch), config(scale="batch", batch=batch))
+    without = prepare(table({name: REWARDS[name] for name in "ac"}), config(scale="batch"))
+    assert found["problem_id"].unique().sort().to_list() == ["a", "c"]
+    for column in ("advantage", "loss_weight"):
+        assert found[column].to_list() == pytest.approx(without[column].to_list())
+    kept = prepare(table(), config(scale="batch"))
+    assert abs(kept["advantage"][0]) > abs(found["advantage"][0])
+
+
+def test_responses_that_are_not_trained_on_sharpen_the_baseline() -> None:
+    batch = BatchConfig(trained_rollouts=2)
+    found = prepare(table(batch=batch), config(batch=batch))
+    whole = prepare(table(), config())
+    first = pl.col("sample") < 2
+    assert found["advantage"].to_list() == whole.filter(first)["advantage"].to_list()
+    assert found["loss_weight"].to_list() == pytest.approx([1 / 9] * 6)
+
+
+def test_responses_that_failed_are_no_part_of_anything() -> None:
+    rows = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0]})
+    failed = rows.with_columns(
+        finish_reason=pl.when((pl.col("problem_id") == "a") & (pl.col("sample") == 2))
+        .then(pl.lit("aborted"))
+        .otherwise("finish_reason")
+    )
+    found = prepare(with_cohorts(failed.drop("cohort", "zero_variance"), BatchConfig()), config())
+    assert found["advantage"].to_list() == pytest.approx([0.5**0.5, -(0.5**0.5)] * 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("order", [[5, 0, 3, 1, 2, 4, 7, 6, 11, 9, 8, 10]])
+def test_the_order_of_rows_does_not_matter(order: list[int]) -> None:
+    for chosen in (config(), config(scale="batch"), config("ppo")):
+        keys = ["problem_id", "sample"]
+        assert prepare(table()[order], chosen).sort(keys)["loss_weight"].to_list() == pytest.approx(
+            prepare(table(), chosen)["loss_weight"].to_list()
+        )
+        column = "advantages" if chosen.objective.algorithm == "ppo" else "advantage"
+        one, other = (prepare(rows, chosen).sort(keys)[column] for rows in (table(), table()[order]))
+        if column == "advantages":
+            one, other = one.explode(), other.explode()
+        assert one.to_numpy() == pytest.approx(other.to_numpy())
+
+
+def test_a_kl_in_the_reward_lowers_it_by_the_responses_own() -> None:
+    """Each token is 0.25 nats from the base model, so longer responses of equal reward have lower advantages."""
+    kl = KLConfig(coefficient=0.1, estimator="k1", place="reward")
+    found = prepare(table(), config(scale="none", kl=kl))
+    assert found["kl"].to_list() == pytest.approx([0.25 * (1 + i) for i in range(4)] * 3)
+    equal = found.filter(problem_id="b")["advantage"].to_list()
+    assert equal == pytest.approx([0.0375, 0.0125, -0.0125, -0.0375])
+
+
+def test_a_kl_in_the_loss_is_no_part_of_the_reward() -> None:
+    plain = prepare(table().drop("old_logprobs", "reference_logprobs", "values"), config())
+    found = prepare(table(), config(kl=KLConfig(coefficient=0.1)))
+    assert found["advantage"].to_list() == plain["advantage"].to_list()
+    assert "kl" not in found.columns
+
+
+def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> None:
+    rows = table({"a": [1.0], "b": [0.0]})
+    found = prepare(rows, config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
+    assert found["advantages"].to_list() == [[0.5], [-0.5]]
+    assert found["returns"].to_list() == [[1.0], [0.0]]
+    assert "advantage" not in found.columns
+    longer = prepare(table({"c": [0.0, 1.0]}), config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
+    assert longer["advantages"].to_list() == [[-0.5], [0.0, 0.5]]
+
+
+def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:
+    found = prepare(table({"a": [1.0], "b": [0.0]}), config(baseline="batch", scale="none"))
+    assert found["advantage"].to_list() == [0.5, -0.5]
+    with pytest.raises(LearnerError, match="rollouts_per_problem of 2 or more"):
+        prepare(table({"a": [1.0], "b": [0.0]}), config())
+
+
+def test_tokens_that_were_not_sampled_do_not_count() -> None:
+    rows = table({"a": [1.0, 0.0]}).with_columns(
+        sampled=pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean)),
+        values=pl.Series([[0.5], [0.25]], dtype=pl.List(pl.Float32)),
+    )
+    assert sampled_counts(rows).tolist() == [1, 1]
+    assert prepare(rows, config())["loss_weight"].to_list() == [0.5, 0.5]
+    assert prepare(rows, config("ppo", scale="none"))["advantages"].to_list() == [[0.5], [-0.25]]
+
+
+def test_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
+    rows = table({"a": [1.0, 0.0]}).with_columns(
+        response_ids=pl.Series([[], [1, 1]], dtype=pl.List(pl.Int64)),
+        values=pl.Series([[], [0.5, 0.5]], dtype=pl.List(pl.Float32)),
+    )
+    found = prepare(rows, config(aggregation="sequence"))
+    assert found["advantage"][0] > 0
+    assert found["loss_weight"].to_list() == [0.0, 0.5]
+    assert prepare(rows, config("ppo", scale="none"))["returns"].to_list() == [[], [0.0, 0.0]]
+
+
+def test_what_is_missing_or_no_number_is_named() -> None:
+    with pytest.raises(LearnerError, match="no column values, which the objective needs: measure them first"):
+        prepare(table().drop("values"), config("ppo"))
+    in_reward = config(kl=KLConfig(coefficient=0.1, place="reward"))
+    with pytest.raises(LearnerError, match="no column reference_logprobs"):
+        prepare(table().drop("reference_logprobs"), in_reward)
+    for chosen in (config(), config("ppo")):
+        with pytest.raises(LearnerError, match="the reward of response 1 to problem a is not a finite number"):
+            prepare(table({"a": [1.0, np.nan]}), chosen)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_nothing_to_learn_from_is_an_empty_batch(algorithm: str) -> None:
+    found = prepare(table().filter(pl.lit(value=False)), config(algorithm))
+    assert len(found) == 0
+    assert {"loss_weight", "advantages" if algorithm == "ppo" else "advantage"} <= set(found.columns)

@@ -1,0 +1,70 @@
+"""The chunked head gives what the plain formula gives, with the same gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.learner.objective.terms import token_terms as plain
+from isocompute.learner.policy import token_terms
+
+
+def head(size: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:
+    return torch.nn.Linear(size, vocabulary, bias=bias, dtype=torch.float64)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(1, 12), st.floats(0.3, 2.0), st.booleans(), st.booleans(), st.integers(0, 99))
+def test_values_and_gradients_are_those_of_autograd(
+    count: int, chunk: int, temperature: float, bias: bool, entropy_gradient: bool, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    linear, hidden = head(6, 11, bias=bias), torch.randn(count, 6, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randint(0, 11, (count,))
+    by_logprob, by_entropy = torch.randn(2, count, dtype=torch.float64)
+    leaves = [hidden, *linear.parameters()]
+    found = token_terms(
+        hidden, linear, tokens, temperature=temperature, chunk=chunk, dtype=torch.float64, entropy=True,
+        entropy_gradient=entropy_gradient,
+    )  # fmt: skip
+    logits = linear(hidden) / temperature
+    logprobs = logits.log_softmax(-1)
+    entropy = -(logprobs.exp() * logprobs).sum(-1)
+    picked = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    assert found.entropy is not None
+    assert torch.allclose(found.logprobs, picked, atol=1e-12)
+    assert torch.allclose(found.entropy, entropy, atol=1e-12)
+    assert torch.allclose(
+        plain(linear(hidden).detach(), tokens, temperature=temperature).logprobs.double(), picked, atol=1e-5
+    )
+    ours = (found.logprobs * by_logprob).sum()
+    theirs = (picked * by_logprob).sum()
+    if entropy_gradient:
+        ours, theirs = ours + (found.entropy * by_entropy).sum(), theirs + (entropy * by_entropy).sum()
+    for mine, expected in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True):
+        assert torch.allclose(mine, expected, atol=1e-11)
+
+
+def test_an_entropy_that_was_not_asked_for_is_not_there() -> None:
+    linear, hidden = head(6, 11, bias=False), torch.randn(3, 6, dtype=torch.float64)
+    found = token_terms(hidden, linear, torch.tensor([1, 2, 3]), temperature=1.0, chunk=2, dtype=torch.float64)
+    assert found.entropy is None
+
+
+def test_logits_of_all_tokens_are_never_held() -> None:
+    """What is kept for the backward pass does not grow with the vocabulary."""
+    linear = torch.nn.Linear(4, 5000, bias=False)
+    hidden = torch.randn(64, 4, requires_grad=True)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.numel()), t)[1], lambda t: t):
+        token_terms(hidden, linear, torch.zeros(64, dtype=torch.long), temperature=1.0, chunk=8, dtype=torch.float32)
+    assert sum(kept) <= linear.weight.numel() + 64 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_head_in_float32_is_closer_to_the_truth_than_one_in_bfloat16(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    linear, hidden, tokens = head(64, 100, bias=False), torch.randn(50, 64).bfloat16(), torch.arange(50)
+    with torch.no_grad():
+        truth = linear(hidden.double()).log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+    found = token_terms(hidden, linear.float(), tokens, temperature=1.0, chunk=16, dtype=dtype).logprobs.detach()
+    assert (float((found.double() - truth).abs().max()) < 1e-4) == (dtype == torch.float32)

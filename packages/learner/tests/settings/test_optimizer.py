@@ -1,0 +1,56 @@
+import pytest
+import torch
+from isocompute.learner.config import LearnerConfig, OptimizerConfig
+from isocompute.learner.errors import LearnerError
+
+
+def test_the_learning_rate_rises_linearly_and_stays() -> None:
+    config = LearnerConfig(learning_rate=2.0, optimizer=OptimizerConfig(warmup_steps=4))
+    assert [config.learning_rate_at(step) for step in (1, 2, 4, 5, 99)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    assert OptimizerConfig(warmup_steps=0).factor_at(1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
+        ("cosine", [0.5, 1.0, 0.8535534, 0.5, 0.1464466, 0.0, 0.0]),
+    ],
+)
+def test_after_the_warm_up_the_learning_rate_falls_to_0_at_the_horizon_and_stays(
+    decay: str, expected: list[float]
+) -> None:
+    config = OptimizerConfig(warmup_steps=2, decay=decay, decay_steps=0 if decay == "constant" else 6)
+    assert [config.factor_at(step) for step in range(1, 8)] == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(("decay", "build"), [("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")])
+def test_a_decay_is_that_of_torch(decay: str, build: str) -> None:
+    config = OptimizerConfig(warmup_steps=0, decay=decay, decay_steps=20)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
+    settings = {"T_max": 20} if decay == "cosine" else {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 20}
+    schedule = getattr(torch.optim.lr_scheduler, build)(optimizer, **settings)
+    for step in range(1, 21):
+        optimizer.step()
+        schedule.step()
+        assert 0.3 * config.factor_at(step) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"beta2": 1.0}, r"beta2 is 1\.0; it must be below 1"),
+        ({"beta1": -0.1}, "beta1 is -0.1; it must be a number, 0 or more"),
+        ({"epsilon": 0.0}, r"epsilon is 0\.0; it must be a positive number"),
+        ({"warmup_steps": 2.5}, r"warmup_steps is 2\.5; it must be a whole number, 0 or more"),
+        ({"decay": "exponential"}, "decay is 'exponential'; it must be one of constant, linear, cosine"),
+        ({"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
+        ({"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 steps"),
+        ({"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 steps"),
+        ({"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5; it must be a whole number"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_named(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        OptimizerConfig(**setting)  # type: ignore[arg-type]

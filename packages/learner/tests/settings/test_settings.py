@@ -1,0 +1,85 @@
+"""Settings out of their range, and settings that contradict each other, are named when they are made."""
+
+from typing import Any
+
+import pytest
+from isocompute.learner.config import (
+    BatchConfig,
+    ComputeConfig,
+    CriticConfig,
+    EntropyConfig,
+    ImportanceConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    SyncConfig,
+)
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.settings.objective import ALGORITHMS
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("group", "setting", "message"),
+    [
+        (LearnerConfig, {"learning_rate": 0.0}, r"learning_rate is 0\.0; it must be a positive number"),
+        (LearnerConfig, {"learning_rate": "1e-3"}, "learning_rate is '1e-3'; it must be a positive number"),
+        (LearnerConfig, {"learning_rate": 1.0, "temperature": 0}, "temperature is 0; it must be a positive number"),
+        (ImportanceConfig, {"cap": NAN}, "cap is nan; it must be a positive number"),
+        (ImportanceConfig, {"level": "word"}, "level is 'word'; it must be one of none, token, sequence"),
+        (KLConfig, {"coefficient": -0.1}, "coefficient is -0.1; it must be a number, 0 or more"),
+        (KLConfig, {"estimator": "k4"}, "estimator is 'k4'; it must be one of k1, k2, k3"),
+        (KLConfig, {"place": "reward", "mask_zero_variance": True}, "mask_zero_variance needs place: loss"),
+        (EntropyConfig, {"mask_zero_variance": 1}, "mask_zero_variance is 1; it must be true or false"),
+        (ObjectiveConfig, {"algorithm": "reinforce"}, "algorithm is 'reinforce'; it must be one of grpo, dr_grpo"),
+        (ObjectiveConfig, {"surrogate": "ppo"}, "surrogate is 'ppo'; it must be one of policy_gradient, clip"),
+        (ObjectiveConfig, {"std": "mad"}, "std is 'mad'; it must be one of sample, population"),
+        (ObjectiveConfig, {"clip_low": 1.0}, r"clip_low is 1\.0; a ratio cannot be clipped at 0 or below"),
+        (ObjectiveConfig, {"updates_per_batch": 0}, "updates_per_batch is 0; it must be a whole number, 1 or more"),
+        (CriticConfig, {"gae_lambda": 1.5}, r"gae_lambda is 1\.5; it must be a number from 0 to 1"),
+        (CriticConfig, {"clip": 0}, "clip is 0; it must be a positive number, or null"),
+        (BatchConfig, {"drop_above": 1.5}, r"drop_above is 1\.5; it must be a number above 0 and at most 1, or null"),
+        (BatchConfig, {"trained_rollouts": 0}, "trained_rollouts is 0; it must be a whole number, 1 or more"),
+        (ComputeConfig, {"micro_batch_tokens": 0}, "micro_batch_tokens is 0; it must be a whole number, 1 or more"),
+        (ComputeConfig, {"micro_batch_tokens": 2.5}, r"micro_batch_tokens is 2\.5"),
+        (ComputeConfig, {"layout": "ragged"}, "layout is 'ragged'; it must be one of auto, packed, padded"),
+        (SyncConfig, {"mean": 0.0}, r"mean is 0\.0; it must be a positive number"),
+        (SyncConfig, {"k3": "1e-3"}, "k3 is '1e-3'; it must be a positive number"),
+        (SyncConfig, {"tolerance": None}, "tolerance, mean, k3, quantile of sync are all off; one must be a number"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_named(group: type[Any], setting: dict[str, object], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        group(**setting)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_its_parts_and_each_can_be_replaced(name: str) -> None:
+    own = ObjectiveConfig(algorithm=name, constant_length=9).resolved
+    assert own.surrogate == ALGORITHMS[name].surrogate
+    assert None not in (own.baseline, own.scale, own.aggregation)
+    other = ObjectiveConfig(algorithm=name, aggregation="sequence", clip_high=0.5).resolved
+    assert (other.aggregation, other.clip_high) == ("sequence", 0.5)
+    assert (other.surrogate, other.baseline, other.scale) == (own.surrogate, own.baseline, own.scale)
+
+
+def test_a_constant_length_that_is_missing_is_asked_for_when_the_settings_are_made() -> None:
+    with pytest.raises(LearnerError, match="needs constant_length: the most tokens that a response may have"):
+        LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm="dr_grpo"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "measures"),
+    [
+        ({}, False),
+        ({"kl": KLConfig(coefficient=0.1)}, False),
+        ({"kl": KLConfig(coefficient=0.1, place="reward")}, True),
+        ({"kl": KLConfig(place="reward")}, False),
+        ({"objective": ObjectiveConfig(algorithm="ppo")}, True),
+        ({"objective": ObjectiveConfig(updates_per_batch=2)}, True),
+        ({"objective": ObjectiveConfig(epochs=2)}, True),
+    ],
+)
+def test_a_batch_is_measured_first_where_the_update_depends_on_it(settings: dict[str, Any], measures: bool) -> None:
+    assert LearnerConfig(learning_rate=1.0, **settings).measures_first == measures

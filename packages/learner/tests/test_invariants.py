@@ -1,0 +1,166 @@
+"""From the same recorded rollouts the same update, however it is computed (invariant 2 of the design).
+
+The reference is computed in float64, one response at a time, padded, with nothing left out. Gradients are compared, and
+not weights: Adam's first step is a sign, which rounding decides where a gradient is 0.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from isocompute.learner import (
+    BatchConfig,
+    ComputeConfig,
+    EntropyConfig,
+    ImportanceConfig,
+    KLConfig,
+    Learner,
+    LearnerConfig,
+    ObjectiveConfig,
+    SyncConfig,
+    minibatches,
+    prepare,
+    with_cohorts,
+)
+from recordings import moved, recorded, scored
+from transformers import LlamaForCausalLM
+
+OFF = SyncConfig(tolerance=1e9)
+PLAIN = LearnerConfig(learning_rate=1e-2, sync=OFF)
+OBJECTIVES = {
+    "grpo": PLAIN,
+    "kl and entropy": replace(PLAIN, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02)),
+    "masked regularisers": replace(
+        PLAIN, kl=KLConfig(coefficient=0.1, mask_zero_variance=True),
+        entropy=EntropyConfig(coefficient=0.02, mask_zero_variance=True),
+    ),
+    "dr_grpo": replace(PLAIN, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
+    "ppo": replace(PLAIN, objective=ObjectiveConfig(algorithm="ppo")),
+    "cispo": replace(PLAIN, objective=ObjectiveConfig(algorithm="cispo")),
+    "dapo": replace(PLAIN, objective=ObjectiveConfig(algorithm="dapo", updates_per_batch=2, epochs=2)),
+    "gspo": replace(PLAIN, objective=ObjectiveConfig(algorithm="gspo"), importance=ImportanceConfig(level="sequence")),
+    "kl in the reward": replace(PLAIN, kl=KLConfig(coefficient=0.1, place="reward")),
+}  # fmt: skip
+WAYS = {
+    "packed": ComputeConfig(layout="packed"),
+    "padded": ComputeConfig(layout="padded"),
+    "small micro-batches": ComputeConfig(micro_batch_tokens=12),
+    "a head in chunks": ComputeConfig(head_chunk_tokens=3),
+    "checkpointed layers": ComputeConfig(gradient_checkpointing=True),
+}
+
+
+@pytest.fixture(scope="module")
+def batch(model: Path) -> pl.DataFrame:
+    """Five groups of four, one of them of equal rewards, sampled by a policy that is a little off."""
+    policy = moved(LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval(), 1e-2)
+    rows = scored(policy, recorded(groups=5))
+    return rows.with_columns(reward=pl.when(pl.col("problem_id") == "p3").then(1.0).otherwise("reward"))
+
+
+def moments(learner: Any) -> torch.Tensor:
+    """The gradients of all updates so far, as Adam has averaged them."""
+    tensors = learner.state()[0]
+    return torch.cat([t.flatten().double() for name, t in sorted(tensors.items()) if name.endswith("exp_avg")])
+
+
+def learnt(learner: Any, rollouts: pl.DataFrame) -> torch.Tensor:
+    """The gradients of one batch."""
+    config = learner.config
+    rollouts = with_cohorts(rollouts, config.batch)
+    if config.measures_first:
+        rollouts = learner.measure(rollouts)
+    parts = list(minibatches(prepare(rollouts, config), config, seed=0, step=1))
+    for number, part in enumerate(parts, start=1):
+        learner.update(part, advance=number == len(parts))
+    return moments(learner)
+
+
+def reference(model: Path, config: LearnerConfig, batch: pl.DataFrame) -> torch.Tensor:
+    whole = replace(config, compute=ComputeConfig(layout="padded", micro_batch_tokens=1))
+    # Measuring the entropy keeps every response in.
+    whole = replace(whole, entropy=replace(config.entropy, measured=True))
+    return learnt(Learner(model, whole, dtype=torch.float64), batch)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_way_of_computing_gives_the_gradient_of_the_reference(
+    model: Path, batch: pl.DataFrame, name: str
+) -> None:
+    config = OBJECTIVES[name]
+    expected = reference(model, config, batch)
+    assert float(expected.norm()) > 1e-2
+    for way, compute in WAYS.items():
+        found = learnt(Learner(model, replace(config, compute=compute), dtype=torch.float64), batch)
+        assert float((found - expected).norm() / expected.norm()) < 1e-6, way
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_in_float32_the_difference_is_rounding(model: Path, batch: pl.DataFrame, name: str) -> None:
+    expected = reference(model, OBJECTIVES[name], batch)
+    found = learnt(Learner(model, OBJECTIVES[name]), batch)
+    assert float((found - expected).norm() / expected.norm()) < 2e-5
+
+
+def test_skipping_leaves_the_normaliser_as_it_is(model: Path, batch: pl.DataFrame) -> None:
+    """Bit for bit, where the order of the sums is the same: the responses that are skipped come last."""
+    last = pl.concat([batch.filter(pl.col("problem_id") != "p3"), batch.filter(pl.col("problem_id") == "p3")])
+    compute = ComputeConfig(layout="padded", micro_batch_tokens=1)
+    skipping = Learner(model, replace(PLAIN, compute=compute))
+    whole = Learner(model, replace(PLAIN, compute=compute, entropy=EntropyConfig(measured=True)))
+    prepared = prepare(with_cohorts(last, BatchConfig()), PLAIN)
+    some, every = skipping.update(prepared), whole.update(prepared)
+    assert (some.skipped.total, every.skipped.total) == (4, 0)
+    assert some.trained_tokens == every.trained_tokens
+    assert torch.equal(moments(skipping), moments(whole))
+    assert some.objective["loss"].value == pytest.approx(every.objective["loss"].value, abs=1e-12)
+
+
+def test_a_batch_of_equal_rewards_moves_nothing_but_what_adam_remembers(model: Path, batch: pl.DataFrame) -> None:
+    learner = Learner(model, PLAIN)
+    equal = prepare(with_cohorts(batch.with_columns(reward=pl.lit(1.0)), BatchConfig()), PLAIN)
+    before = [tensor.clone() for _, tensor in learner.weights()]
+    report = learner.update(equal)
+    assert report.gradient_norm == 0
+    assert report.skipped.value == 1
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, learner.weights(), strict=True))
+    assert learner.version == 1
+
+
+def test_on_policy_truncated_importance_sampling_changes_nothing(model: Path) -> None:
+    policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    rows = scored(policy, recorded())
+    expected = learnt(
+        Learner(model, replace(PLAIN, importance=ImportanceConfig(level="none")), dtype=torch.float64), rows
+    )
+    for level in ("token", "sequence"):
+        config = replace(PLAIN, importance=ImportanceConfig(level=level))
+        found = learnt(Learner(model, config, dtype=torch.float64), rows)
+        # The sampler's log-probabilities are float32.
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_a_state_continues_bit_for_bit_whatever_the_objective(model: Path, batch: pl.DataFrame, name: str) -> None:
+    config = OBJECTIVES[name]
+    straight, first, second = (Learner(model, config) for _ in range(3))
+    again = batch.with_columns(weights_version=pl.lit(1, dtype=pl.Int64))
+    learnt(straight, batch)
+    learnt(straight, again)
+    learnt(first, batch)
+    tensors, values = first.state()
+    second.load_state({name: tensor.clone() for name, tensor in tensors.items()}, values)
+    learnt(second, again)
+    mine, theirs = straight.state()[0], second.state()[0]
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+def test_a_critic_is_in_the_state_and_never_in_the_weights(model: Path, batch: pl.DataFrame) -> None:
+    learner = Learner(model, OBJECTIVES["ppo"])
+    learnt(learner, batch)
+    assert {"critic.linear.weight", "critic.linear.bias"} <= learner.state()[0].keys()
+    assert not [name for name, _ in learner.weights() if "critic" in name or "linear" in name]
