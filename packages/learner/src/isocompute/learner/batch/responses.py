@@ -168,7 +168,9 @@ def _numbers(rollouts: pl.DataFrame, name: str) -> np.ndarray:
 
 def _lists(column: pl.Series) -> Lists:
     array: Any = column.rechunk().to_arrow()
-    return Lists(offsets=array.offsets.to_numpy().astype(np.int64), values=array.values.to_numpy(zero_copy_only=False))
+    offsets = array.offsets.to_numpy().astype(np.int64)
+    # Of a slice, the values that it shares with the whole column are left out.
+    return Lists(offsets=offsets - offsets[0], values=array.flatten().to_numpy(zero_copy_only=False))
 
 
 def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:
