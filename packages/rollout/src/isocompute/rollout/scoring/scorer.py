@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,44 +21,20 @@ from .rules import Rule, rule
 from .sandbox.layers import Report
 from .sandbox.pool import Lane
 from .sandbox.process import Group, Reply
+from .verdicts import Held, Item, Key, Pending, Verdict, verdict_of
 
+__all__ = ["Item", "Scorer", "Verdict", "default_scorer"]
+
+ENOUGH = 512
+"""Responses that are held at most."""
+HELD_SECONDS = 0.25
+"""How long after others held responses are sent, at the next call."""
 LONGEST_CACHED = 256
 """Characters of the longest response whose verdict is cached; longer ones do not occur twice."""
 MOST_CACHED = 1 << 18
 """Verdicts that are cached."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
-    """A response to be scored.
-
-    Attributes:
-        verifier: Rule for the reward.
-        response: The response's text.
-        answer: The reference answer.
-        metadata: What the rule needs besides (``metadata.encode``), or nothing.
-    """
-
-    verifier: str
-    response: str
-    answer: str
-    metadata: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a rule says.
-
-    Attributes:
-        reward: From 0 to 1; 1 only for a right response.
-        error: How the response broke its verifier (the column ``score_error``), which then earns 0; or None.
-    """
-
-    reward: float
-    error: str | None = None
-
-
-_Key = tuple[str, str, str, str]
 _extraction = cache(extraction)
 
 
@@ -75,8 +51,9 @@ class Scorer:
     def __init__(self, config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
         self._lanes: dict[str, Lane] = {}
+        self._held: list[Held] = []
         self._own()
-        self._verdicts: dict[_Key, Reply] = {}
+        self._verdicts: dict[Key, Reply] = {}
         self._checked: set[str] = set()
 
     def check(self, verifiers: Iterable[str]) -> None:
@@ -95,7 +72,7 @@ class Scorer:
             if found.base not in self._checked
         ]
         for base, future in waiting:
-            error = _verdict(future.result()[0], partial=True).error
+            error = verdict_of(future.result()[0], partial=True).error
             if error is not None:
                 raise RolloutError(f"the verifier {base} cannot be used: {error}")
             self._checked.add(base)
@@ -112,6 +89,7 @@ class Scorer:
             Their verdicts in order. Its ``result`` raises ``RolloutError`` when an item cannot be scored through no
             fault of its response, as when metadata are missing.
         """
+        self._make_own()
         batch: Future[list[Verdict]] = Future()
         try:
             rules = [rule(item.verifier) for item in items]
@@ -120,24 +98,30 @@ class Scorer:
         except Exception as error:
             batch.set_exception(error)
             return batch
-        missing: dict[str, dict[_Key, list[int]]] = {}
+        missing: dict[str, dict[Key, list[int]]] = {}
         for i, reply in enumerate(found):
             if reply is None:
                 # A policy gives the same short response many times; it is scored once.
                 missing.setdefault(rules[i].lane, {}).setdefault(keys[i], []).append(i)
-        pending = _Pending(batch, rules, found, partial=self.config.partial, lanes=len(missing))
+        pending = Pending(batch, rules, found, partial=self.config.partial, lanes=len(missing))
         if not missing:
             pending.finish()
         for lane, places in missing.items():
-            self._send(lane, places, rules, pending, hold=hold)
+            self._hold(Held(lane=lane, places=places, rules=rules, pending=pending))
+        if not hold or self._due():
+            self.flush()
         return batch
 
     def flush(self) -> None:
-        """Score what was held without waiting for more."""
+        """Send what is held, without waiting for more."""
         with self._lock:
-            lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.flush()
+            held, self._held = self._held, []
+            self._responses, self._sent = 0, time.monotonic()
+        lanes: dict[str, list[Held]] = {}
+        for each in held:
+            lanes.setdefault(each.lane, []).append(each)
+        for lane, parts in lanes.items():
+            self._send(lane, parts)
 
     def draw(self, verifier: str, draws: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Generate problems in the sandbox, for a generator that executes programs.
@@ -175,19 +159,24 @@ class Scorer:
         """Make this process the one that the lanes belong to, and end them with it or with this object."""
         self._owner = os.getpid()
         self._lock = threading.Lock()
+        self._held = []
+        self._responses, self._sent = 0, 0.0
         weakref.finalize(self, _close, self._lanes, self._owner)
 
-    def _lane(self, name: str) -> Lane:
+    def _make_own(self) -> None:
         if self._owner != os.getpid():
-            # A fork has none of its parent's threads, and must not read its verdicts.
+            # A fork has none of its parent's threads, and must not read its verdicts or take its locks.
             self._lanes = {}
             self._own()
+
+    def _lane(self, name: str) -> Lane:
+        self._make_own()
         with self._lock:
             if name not in self._lanes:
                 self._lanes[name] = Lane(name, self.config)
             return self._lanes[name]
 
-    def _known(self, wanted: Rule, key: _Key) -> Reply | None:
+    def _known(self, wanted: Rule, key: Key) -> Reply | None:
         _, answer, _, response = key
         if wanted.inline:
             found = _extraction(wanted.words)(response)
@@ -196,34 +185,46 @@ class Scorer:
             return None
         return self._verdicts.get(key)
 
-    def _send(
-        self, lane: str, places: Mapping[_Key, list[int]], rules: Sequence[Rule], pending: _Pending, *, hold: bool
-    ) -> None:
-        """Send what is missing, with each problem once."""
-        problems: dict[tuple[str, str, str], list[_Key]] = {}
-        for key in places:
-            problems.setdefault(key[:3], []).append(key)
+    def _hold(self, part: Held) -> None:
+        with self._lock:
+            self._held.append(part)
+            self._responses += len(part.places)
+
+    def _due(self) -> bool:
+        """Whether what is held is enough to be sent, or has waited long enough."""
+        return self._responses >= ENOUGH or time.monotonic() - self._sent > HELD_SECONDS
+
+    def _send(self, lane: str, parts: Sequence[Held]) -> None:
+        """Send what is missing in one message, with each problem and each response to it once."""
+        problems: dict[tuple[str, str, str], dict[Key, list[Held]]] = {}
+        for part in parts:
+            for key in part.places:
+                problems.setdefault(key[:3], {}).setdefault(key, []).append(part)
         groups: list[Group] = []
-        order: list[_Key] = []
-        for (_, answer, metadata), keys in problems.items():
-            wanted = rules[places[keys[0]][0]]
-            groups.append((wanted.base, list(wanted.words), answer, metadata, [key[3] for key in keys]))
-            order.extend(keys)
+        for (_, answer, metadata), wanted in problems.items():
+            first = next(iter(wanted))
+            own = wanted[first][0].rule_of(first)
+            groups.append((own.base, list(own.words), answer, metadata, [key[3] for key in wanted]))
 
         def arrived(done: Future[list[Reply]]) -> None:
             error = done.exception()
             if error is not None:
-                pending.fail(error)
+                for part in parts:
+                    part.pending.fail(error)
                 return
-            for key, reply in zip(order, done.result(), strict=True):
-                self._keep(key, reply)
-                for place in places[key]:
-                    pending.found[place] = reply
-            pending.arrived()
+            replies = iter(done.result())
+            for wanted in problems.values():
+                for key, holders in wanted.items():
+                    reply = next(replies)
+                    self._keep(key, reply)
+                    for part in holders:
+                        part.take(key, reply)
+            for part in parts:
+                part.pending.arrived()
 
-        self._lane(lane).score(groups, hold=hold).add_done_callback(arrived)
+        self._lane(lane).score(groups).add_done_callback(arrived)
 
-    def _keep(self, key: _Key, reply: Reply) -> None:
+    def _keep(self, key: Key, reply: Reply) -> None:
         if len(key[3]) > LONGEST_CACHED or (isinstance(reply, dict) and _may_differ(reply)):
             return
         with self._lock:
@@ -232,65 +233,13 @@ class Scorer:
             self._verdicts[key] = reply
 
 
-class _Pending:
-    """A batch that waits for the replies of one or more lanes.
-
-    Args:
-        batch: What is waited for.
-        rules: The rule of each item.
-        found: The reply for each item, None where it is missing.
-        partial: Fractions count for every rule.
-        lanes: Lanes that have not answered.
-    """
-
-    def __init__(
-        self,
-        batch: Future[list[Verdict]],
-        rules: Sequence[Rule],
-        found: list[Reply | None],
-        *,
-        partial: bool,
-        lanes: int,
-    ) -> None:
-        self._batch, self._rules, self._partial = batch, rules, partial
-        self.found = found
-        self._lanes, self._lock = lanes, threading.Lock()
-
-    def arrived(self) -> None:
-        """Count a lane's replies as there."""
-        with self._lock:
-            self._lanes -= 1
-            last = self._lanes == 0
-        if last and not self._batch.done():
-            self.finish()
-
-    def fail(self, error: BaseException) -> None:
-        """Give up."""
-        with self._lock:
-            if not self._batch.done():
-                self._batch.set_exception(error)
-
-    def finish(self) -> None:
-        """Make verdicts of the replies."""
-        try:
-            verdicts = [
-                _verdict(reply, partial=self._partial or wanted.partial)
-                for reply, wanted in zip(self.found, self._rules, strict=True)
-            ]
-        except Exception as error:
-            # Raised in the pool's thread it would be lost, and the batch waited for without end.
-            self._batch.set_exception(error)
-        else:
-            self._batch.set_result(verdicts)
-
-
 def _close(lanes: Mapping[str, Lane], owner: int) -> None:
     if os.getpid() == owner:
         for lane in list(lanes.values()):
             lane.close()
 
 
-def _key(item: Item) -> _Key:
+def _key(item: Item) -> Key:
     # Every table brings its own copies of the metadata; the cache keeps one of each.
     return item.verifier, item.answer, sys.intern(item.metadata), item.response
 
@@ -299,14 +248,6 @@ def _may_differ(reply: Mapping[str, Any]) -> bool:
     """Whether scoring again could give another verdict: the machine may have been busy, or short of memory."""
     error = str(reply.get("error", ""))
     return "fault" in reply or error.startswith("the verifier's process ended") or error.endswith("by the clock")
-
-
-def _verdict(reply: Reply, *, partial: bool) -> Verdict:
-    if isinstance(reply, dict):
-        if "fault" in reply:
-            raise RolloutError(reply["fault"])
-        return Verdict(reward=0.0, error=str(reply["error"]))
-    return Verdict(reward=float(reply) if partial else float(reply == 1.0))
 
 
 @cache

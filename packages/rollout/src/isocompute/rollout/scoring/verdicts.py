@@ -1,0 +1,145 @@
+"""What is scored and what comes of it: items, verdicts, and batches that wait for the replies of several lanes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ..errors import RolloutError
+from .rules import Rule
+from .sandbox.process import Reply
+
+Key = tuple[str, str, str, str]
+"""Verifier, answer, metadata and response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A response to be scored.
+
+    Attributes:
+        verifier: Rule for the reward.
+        response: The response's text.
+        answer: The reference answer.
+        metadata: What the rule needs besides (``metadata.encode``), or nothing.
+    """
+
+    verifier: str
+    response: str
+    answer: str
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a rule says.
+
+    Attributes:
+        reward: From 0 to 1; 1 only for a right response.
+        error: How the response broke its verifier (the column ``score_error``), which then earns 0; or None.
+    """
+
+    reward: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a batch lacks of one lane.
+
+    Attributes:
+        lane: The lane.
+        places: Where in the batch each response is.
+        rules: The rule of each item of the batch.
+        pending: The batch.
+    """
+
+    lane: str
+    places: Mapping[Key, list[int]]
+    rules: Sequence[Rule]
+    pending: Pending
+
+    def rule_of(self, key: Key) -> Rule:
+        """The rule of a response."""
+        return self.rules[self.places[key][0]]
+
+    def take(self, key: Key, reply: Reply) -> None:
+        """Put a reply where it belongs.
+
+        Args:
+            key: What was scored.
+            reply: The reply.
+        """
+        for place in self.places[key]:
+            self.pending.found[place] = reply
+
+
+class Pending:
+    """A batch that waits for the replies of one or more lanes.
+
+    Args:
+        batch: What is waited for.
+        rules: The rule of each item.
+        found: The reply for each item, None where it is missing.
+        partial: Fractions count for every rule.
+        lanes: Lanes that have not answered.
+    """
+
+    def __init__(
+        self,
+        batch: Future[list[Verdict]],
+        rules: Sequence[Rule],
+        found: list[Reply | None],
+        *,
+        partial: bool,
+        lanes: int,
+    ) -> None:
+        self._batch, self._rules, self._partial = batch, rules, partial
+        self.found = found
+        self._lanes, self._lock = lanes, threading.Lock()
+
+    def arrived(self) -> None:
+        """Count a lane's replies as there."""
+        with self._lock:
+            self._lanes -= 1
+            last = self._lanes == 0
+        if last and not self._batch.done():
+            self.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Give up."""
+        with self._lock:
+            if not self._batch.done():
+                self._batch.set_exception(error)
+
+    def finish(self) -> None:
+        """Make verdicts of the replies."""
+        try:
+            verdicts = [
+                verdict_of(reply, partial=self._partial or wanted.partial)
+                for reply, wanted in zip(self.found, self._rules, strict=True)
+            ]
+        except Exception as error:
+            # Raised in the pool's thread it would be lost, and the batch waited for without end.
+            self._batch.set_exception(error)
+        else:
+            self._batch.set_result(verdicts)
+
+
+def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
+    """Return what a reply comes to.
+
+    Args:
+        reply: From a scoring process.
+        partial: Fractions count.
+
+    Raises:
+        RolloutError: The response could not be scored, through no fault of its own.
+    """
+    if isinstance(reply, dict):
+        if "fault" in reply:
+            raise RolloutError(reply["fault"])
+        return Verdict(reward=0.0, error=str(reply["error"]))
+    return Verdict(reward=float(reply) if partial else float(reply == 1.0))
