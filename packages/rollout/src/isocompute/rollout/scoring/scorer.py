@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +20,7 @@ from .rules import Rule, rule
 from .sandbox.layers import Report
 from .sandbox.pool import Lane
 from .sandbox.process import Group, Reply
-from .verdicts import Held, Item, Key, Pending, Verdict, verdict_of
+from .verdicts import Held, Item, Pending, Problem, Verdict, verdict_of
 
 __all__ = ["Item", "Scorer", "Verdict", "default_scorer"]
 
@@ -51,9 +50,10 @@ class Scorer:
     def __init__(self, config: ScoringConfig | None = None) -> None:
         self.config = config or ScoringConfig()
         self._lanes: dict[str, Lane] = {}
-        self._held: list[Held] = []
+        self._held: list[tuple[Held, Pending]] = []
         self._own()
-        self._verdicts: dict[Key, Reply] = {}
+        self._verdicts: dict[Problem, dict[str, Reply]] = {}
+        self._cached = 0
         self._checked: set[str] = set()
 
     def check(self, verifiers: Iterable[str]) -> None:
@@ -93,21 +93,24 @@ class Scorer:
         batch: Future[list[Verdict]] = Future()
         try:
             rules = [rule(item.verifier) for item in items]
-            keys = [_key(item) for item in items]
-            found: list[Reply | None] = [self._known(*pair) for pair in zip(rules, keys, strict=True)]
+            found: list[Reply | None] = [self._known(*pair) for pair in zip(rules, items, strict=True)]
         except Exception as error:
             batch.set_exception(error)
             return batch
-        missing: dict[str, dict[Key, list[int]]] = {}
+        missing: dict[Problem, Held] = {}
         for i, reply in enumerate(found):
             if reply is None:
-                # A policy gives the same short response many times; it is scored once.
-                missing.setdefault(rules[i].lane, {}).setdefault(keys[i], []).append(i)
-        pending = Pending(batch, rules, found, partial=self.config.partial, lanes=len(missing))
+                problem = items[i].problem
+                if problem not in missing:
+                    missing[problem] = Held(rule=rules[i], problem=problem, responses=[], places=[])
+                missing[problem].responses.append(items[i].response)
+                missing[problem].places.append(i)
+        pending = Pending(batch, rules, found, partial=self.config.partial, parts=len(missing))
         if not missing:
             pending.finish()
-        for lane, places in missing.items():
-            self._hold(Held(lane=lane, places=places, rules=rules, pending=pending))
+        with self._lock:
+            self._held += [(part, pending) for part in missing.values()]
+            self._responses += sum(len(part.places) for part in missing.values())
         if not hold or self._due():
             self.flush()
         return batch
@@ -117,11 +120,11 @@ class Scorer:
         with self._lock:
             held, self._held = self._held, []
             self._responses, self._sent = 0, time.monotonic()
-        lanes: dict[str, list[Held]] = {}
-        for each in held:
-            lanes.setdefault(each.lane, []).append(each)
-        for lane, parts in lanes.items():
-            self._send(lane, parts)
+        lanes: dict[str, dict[Problem, list[tuple[Held, Pending]]]] = {}
+        for part, pending in held:
+            lanes.setdefault(part.rule.lane, {}).setdefault(part.problem, []).append((part, pending))
+        for lane, problems in lanes.items():
+            self._send(lane, problems)
 
     def draw(self, verifier: str, draws: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Generate problems in the sandbox, for a generator that executes programs.
@@ -176,61 +179,49 @@ class Scorer:
                 self._lanes[name] = Lane(name, self.config)
             return self._lanes[name]
 
-    def _known(self, wanted: Rule, key: Key) -> Reply | None:
-        _, answer, _, response = key
+    def _known(self, wanted: Rule, item: Item) -> Reply | None:
         if wanted.inline:
-            found = _extraction(wanted.words)(response)
-            return float(found is not None and same(found, answer))
-        if len(response) > LONGEST_CACHED:
-            return None
-        return self._verdicts.get(key)
-
-    def _hold(self, part: Held) -> None:
-        with self._lock:
-            self._held.append(part)
-            self._responses += len(part.places)
+            found = _extraction(wanted.words)(item.response)
+            return float(found is not None and same(found, item.answer))
+        of_problem = self._verdicts.get(item.problem)
+        return None if of_problem is None else of_problem.get(item.response)
 
     def _due(self) -> bool:
         """Whether what is held is enough to be sent, or has waited long enough."""
         return self._responses >= ENOUGH or time.monotonic() - self._sent > HELD_SECONDS
 
-    def _send(self, lane: str, parts: Sequence[Held]) -> None:
+    def _send(self, lane: str, problems: Mapping[Problem, list[tuple[Held, Pending]]]) -> None:
         """Send what is missing in one message, with each problem and each response to it once."""
-        problems: dict[tuple[str, str, str], dict[Key, list[Held]]] = {}
-        for part in parts:
-            for key in part.places:
-                problems.setdefault(key[:3], {}).setdefault(key, []).append(part)
         groups: list[Group] = []
-        for (_, answer, metadata), wanted in problems.items():
-            first = next(iter(wanted))
-            own = wanted[first][0].rule_of(first)
-            groups.append((own.base, list(own.words), answer, metadata, [key[3] for key in wanted]))
+        for (_, answer, metadata), parts in problems.items():
+            # A policy gives the same short response many times; it is scored once.
+            responses = list(dict.fromkeys(response for part, _ in parts for response in part.responses))
+            wanted = parts[0][0].rule
+            groups.append((wanted.base, list(wanted.words), answer, metadata, responses))
 
         def arrived(done: Future[list[Reply]]) -> None:
             error = done.exception()
-            if error is not None:
-                for part in parts:
-                    part.pending.fail(error)
-                return
-            replies = iter(done.result())
-            for wanted in problems.values():
-                for key, holders in wanted.items():
-                    reply = next(replies)
-                    self._keep(key, reply)
-                    for part in holders:
-                        part.take(key, reply)
-            for part in parts:
-                part.pending.arrived()
+            replies = iter(() if error is not None else done.result())
+            for (problem, parts), group in zip(problems.items(), groups, strict=True):
+                verdicts = dict(zip(group[4], replies, strict=False))
+                self._keep(problem, verdicts)
+                for part, pending in parts:
+                    if error is not None:
+                        pending.fail(error)
+                    else:
+                        pending.arrived({i: verdicts[r] for i, r in zip(part.places, part.responses, strict=True)})
 
         self._lane(lane).score(groups).add_done_callback(arrived)
 
-    def _keep(self, key: Key, reply: Reply) -> None:
-        if len(key[3]) > LONGEST_CACHED or (isinstance(reply, dict) and _may_differ(reply)):
-            return
+    def _keep(self, problem: Problem, verdicts: Mapping[str, Reply]) -> None:
+        """Cache what would be said again, by problem: the caches of the oldest problems go first."""
+        kept = {response: reply for response, reply in verdicts.items() if _may_be_cached(response, reply)}
         with self._lock:
-            while len(self._verdicts) >= MOST_CACHED:
-                del self._verdicts[next(iter(self._verdicts))]
-            self._verdicts[key] = reply
+            own = self._verdicts.setdefault(problem, {})
+            self._cached += len(kept.keys() - own.keys())
+            own |= kept
+            while self._cached > MOST_CACHED:
+                self._cached -= len(self._verdicts.pop(next(iter(self._verdicts))))
 
 
 def _close(lanes: Mapping[str, Lane], owner: int) -> None:
@@ -239,15 +230,12 @@ def _close(lanes: Mapping[str, Lane], owner: int) -> None:
             lane.close()
 
 
-def _key(item: Item) -> Key:
-    # Every table brings its own copies of the metadata; the cache keeps one of each.
-    return item.verifier, item.answer, sys.intern(item.metadata), item.response
-
-
-def _may_differ(reply: Mapping[str, Any]) -> bool:
-    """Whether scoring again could give another verdict: the machine may have been busy, or short of memory."""
+def _may_be_cached(response: str, reply: Reply) -> bool:
+    """Whether a short response would get the same reply again: the machine may have been busy, or short of memory."""
+    if len(response) > LONGEST_CACHED or not isinstance(reply, dict):
+        return len(response) <= LONGEST_CACHED
     error = str(reply.get("error", ""))
-    return "fault" in reply or error.startswith("the verifier's process ended") or error.endswith("by the clock")
+    return not ("fault" in reply or error.startswith("the verifier's process ended") or error.endswith("by the clock"))
 
 
 @cache

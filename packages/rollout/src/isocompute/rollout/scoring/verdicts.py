@@ -11,8 +11,8 @@ from ..errors import RolloutError
 from .rules import Rule
 from .sandbox.process import Reply
 
-Key = tuple[str, str, str, str]
-"""Verifier, answer, metadata and response."""
+Problem = tuple[str, str, str]
+"""Verifier, answer and metadata: what a score depends on besides the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,11 @@ class Item:
     answer: str
     metadata: str = ""
 
+    @property
+    def problem(self) -> Problem:
+        """What its score depends on besides the response."""
+        return self.verifier, self.answer, self.metadata
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
@@ -47,44 +52,30 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What a batch lacks of one lane.
+    """Responses of a batch to one problem that are not scored yet.
 
     Attributes:
-        lane: The lane.
-        places: Where in the batch each response is.
-        rules: The rule of each item of the batch.
-        pending: The batch.
+        rule: Their rule.
+        problem: The problem.
+        responses: The responses.
+        places: Where in the batch each is.
     """
 
-    lane: str
-    places: Mapping[Key, list[int]]
-    rules: Sequence[Rule]
-    pending: Pending
-
-    def rule_of(self, key: Key) -> Rule:
-        """The rule of a response."""
-        return self.rules[self.places[key][0]]
-
-    def take(self, key: Key, reply: Reply) -> None:
-        """Put a reply where it belongs.
-
-        Args:
-            key: What was scored.
-            reply: The reply.
-        """
-        for place in self.places[key]:
-            self.pending.found[place] = reply
+    rule: Rule
+    problem: Problem
+    responses: list[str]
+    places: list[int]
 
 
 class Pending:
-    """A batch that waits for the replies of one or more lanes.
+    """A batch that waits for the replies to one or more of its parts.
 
     Args:
         batch: What is waited for.
         rules: The rule of each item.
         found: The reply for each item, None where it is missing.
         partial: Fractions count for every rule.
-        lanes: Lanes that have not answered.
+        parts: Parts that are not answered.
     """
 
     def __init__(
@@ -94,17 +85,23 @@ class Pending:
         found: list[Reply | None],
         *,
         partial: bool,
-        lanes: int,
+        parts: int,
     ) -> None:
         self._batch, self._rules, self._partial = batch, rules, partial
         self.found = found
-        self._lanes, self._lock = lanes, threading.Lock()
+        self._parts, self._lock = parts, threading.Lock()
 
-    def arrived(self) -> None:
-        """Count a lane's replies as there."""
+    def arrived(self, replies: Mapping[int, Reply]) -> None:
+        """Take the replies to a part, and finish with the last one.
+
+        Args:
+            replies: By their places in the batch.
+        """
         with self._lock:
-            self._lanes -= 1
-            last = self._lanes == 0
+            for place, reply in replies.items():
+                self.found[place] = reply
+            self._parts -= 1
+            last = self._parts == 0
         if last and not self._batch.done():
             self.finish()
 
