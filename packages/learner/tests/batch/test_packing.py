@@ -8,8 +8,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.batch import MicroBatch, micro_batches, packed, padded, read, sampled_tokens
+from isocompute.learner.batch import MicroBatch, micro_batches, packed, padded, read
 from isocompute.learner.errors import LearnerError
+from isocompute.learner.objective.prepare import sampled_counts
 
 TOKENS = st.lists(st.integers(0, 11), max_size=5)
 PROMPTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
@@ -117,7 +118,7 @@ def test_tokens_that_were_not_sampled_are_context_and_nothing_else(
         columns = (before, batch.tokens, batch.sampler_logprobs, batch.advantages)
         found += zip(*(column.tolist() for column in columns), strict=True)
     assert found == wanted
-    assert int(sampled_tokens(marked).sum()) == len(wanted)
+    assert int(sampled_counts(marked).sum()) == len(wanted)
 
 
 def test_numbers_per_token_stay_with_their_tokens() -> None:

@@ -60,7 +60,3 @@ class Collective:
     def _reduce(self, tensor: torch.Tensor, operation: Any) -> None:
         if self._ranks is not None:
             dist.all_reduce(tensor, op=operation, group=self._ranks)
-
-
-ALONE = Collective(None, "cpu")
-"""One learner without ranks beside it."""

@@ -14,12 +14,13 @@ import torch.distributed as dist
 
 from . import policy as policies
 from .adam import Optimizer
-from .batch import MicroBatch, Responses, read, sampled_tokens
+from .batch import MicroBatch, Responses, read
 from .collective import Collective
 from .config import LearnerConfig
 from .errors import DivergenceError, LearnerError, SyncError
 from .metrics import Mean, added, reduced
 from .objective.loss import ObjectiveInputs, loss_metrics, objective
+from .objective.prepare import sampled_counts
 from .objective.ragged import Ragged, listed
 from .rate import matmul_rate, shape_of, training_operations
 from .reports import Agreement, Average, UpdateReport
@@ -137,7 +138,7 @@ class Learner:
                 found["reference_logprobs"].append(self._reference.logprobs(batch))
             compared.append(compare(found["old_logprobs"][-1], batch.sampler_logprobs))
         self._verify(torch.cat(compared, dim=1))
-        lengths = sampled_tokens(rollouts).to_numpy()
+        lengths = sampled_counts(rollouts)
         return rollouts.with_columns(
             listed(name, Ragged(values=torch.cat([self._nothing(0), *parts]).cpu().numpy(), lengths=lengths))
             for name, parts in found.items()

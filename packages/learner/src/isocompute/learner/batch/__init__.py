@@ -2,7 +2,7 @@
 
 from .micro import MicroBatch, PackedRows
 from .packing import packed, padded
-from .responses import Responses, read, sampled_tokens
+from .responses import Responses, read
 from .splitting import Piece, micro_batches, shares
 
 __all__ = [
@@ -14,6 +14,5 @@ __all__ = [
     "packed",
     "padded",
     "read",
-    "sampled_tokens",
     "shares",
 ]

@@ -136,17 +136,6 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
     )
 
 
-def sampled_tokens(rollouts: pl.DataFrame) -> pl.Series:
-    """Return how many tokens of each response the policy sampled: those that a loss is a sum over.
-
-    Args:
-        rollouts: A ``rollouts`` table, with or without a column ``sampled``.
-    """
-    if "sampled" not in rollouts.columns:
-        return rollouts["response_ids"].list.len().cast(pl.Int64)
-    return _marked(rollouts)["sampled"].list.sum().cast(pl.Int64)
-
-
 def _marked(rollouts: pl.DataFrame) -> pl.DataFrame:
     """Give every row of the column ``sampled`` a value."""
     throughout = pl.lit(True).repeat_by(pl.col("response_ids").list.len())

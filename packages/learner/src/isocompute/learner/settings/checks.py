@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..errors import LearnerError
 
@@ -20,7 +21,7 @@ def is_whole(value: object) -> bool:
 
 
 def positive(settings: object, *names: str) -> None:
-    """Refuse fields that are no positive number; None passes where it is the field's way of saying «off».
+    """Refuse fields that are no positive number.
 
     Args:
         settings: A dataclass.
@@ -29,10 +30,7 @@ def positive(settings: object, *names: str) -> None:
     Raises:
         LearnerError: A value is out of its range.
     """
-    for name in names:
-        value = getattr(settings, name)
-        if not (is_number(value) and value > 0):
-            raise LearnerError(f"{name} is {value!r}; it must be a positive number")
+    _each(settings, names, lambda value: is_number(value) and value > 0, "a positive number")
 
 
 def not_negative(settings: object, *names: str) -> None:
@@ -45,10 +43,7 @@ def not_negative(settings: object, *names: str) -> None:
     Raises:
         LearnerError: A value is out of its range.
     """
-    for name in names:
-        value = getattr(settings, name)
-        if not (is_number(value) and value >= 0):
-            raise LearnerError(f"{name} is {value!r}; it must be a number, 0 or more")
+    _each(settings, names, lambda value: is_number(value) and value >= 0, "a number, 0 or more")
 
 
 def share(settings: object, *names: str) -> None:
@@ -61,10 +56,7 @@ def share(settings: object, *names: str) -> None:
     Raises:
         LearnerError: A value is out of its range.
     """
-    for name in names:
-        value = getattr(settings, name)
-        if not (is_number(value) and 0 <= value <= 1):
-            raise LearnerError(f"{name} is {value!r}; it must be a number from 0 to 1")
+    _each(settings, names, lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
 
 
 def whole(settings: object, *names: str, least: int) -> None:
@@ -78,10 +70,7 @@ def whole(settings: object, *names: str, least: int) -> None:
     Raises:
         LearnerError: A value is out of its range.
     """
-    for name in names:
-        value = getattr(settings, name)
-        if not (is_whole(value) and value >= least):
-            raise LearnerError(f"{name} is {value!r}; it must be a whole number, {least} or more")
+    _each(settings, names, lambda value: is_whole(value) and value >= least, f"a whole number, {least} or more")
 
 
 def one_of(settings: object, name: str, choices: Sequence[str]) -> None:
@@ -109,6 +98,11 @@ def truth(settings: object, *names: str) -> None:
     Raises:
         LearnerError: A value is something else.
     """
+    _each(settings, names, lambda value: isinstance(value, bool), "true or false")
+
+
+def _each(settings: object, names: Sequence[str], right: Callable[[Any], bool], wanted: str) -> None:
     for name in names:
-        if not isinstance(getattr(settings, name), bool):
-            raise LearnerError(f"{name} is {getattr(settings, name)!r}; it must be true or false")
+        value = getattr(settings, name)
+        if not right(value):
+            raise LearnerError(f"{name} is {value!r}; it must be {wanted}")
