@@ -36,7 +36,6 @@ SLOW = {
     "packages/learner/tests/faults/test_kills.py": "processes that train and are killed",
     "packages/learner/tests/test_export_vllm.py": "vLLM",
     "packages/learner/tests/test_group.py": "Ray",
-    "packages/learner/tests/test_resume.py": "processes that are killed",
     "packages/rollout/tests/commands/sampling/test_journaled.py": "processes that sample and are killed",
     "packages/rollout/tests/commands/test_evaluate.py": "models in processes of their own",
     "packages/rollout/tests/commands/test_misuse.py": "dozens of wrong commands",

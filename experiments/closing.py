@@ -11,14 +11,15 @@ import polars as pl
 from isocompute.rollout import tables
 
 from .rates.record import Pilot
+from .rates.rule import TUNED
 from .report.gains import gains, metric_label
 from .report.health import caveats
-from .report.rates import leader_lines
+from .report.verdict import verdict_of
 from .settings import Preset
 
 
 def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
-    """Both scores of the base model, what was found, and how long each stage took.
+    """Both scores of the base model, what was found, a sentence on each problem set, and how long each stage took.
 
     Args:
         preset: The preset.
@@ -28,6 +29,7 @@ def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]
     lines = [""]
     for name in preset.sweep:
         lines += [*_problem_set(preset, name, out), ""]
+    lines += [*(verdict_of(preset, name, out) for name in preset.sweep), ""]
     if took:
         lines.append("Seconds: " + ", ".join(f"{t['stage']} {t['seconds']:.0f}" for t in took))
     lines.append(f"Report: {out / 'report' / 'report.html'}")
@@ -46,24 +48,29 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
         lines += [f"  {statement}" for statement in fits["statements"]]
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     pilot = Pilot.read(json.loads((sweep / "pilot.json").read_text()))
-    for gain in gains(tables.read(sweep / "evals.parquet", "evals"), metric, states, pilot.base.score):
+    evals = tables.read(sweep / "evals.parquet", "evals")
+    for gain in gains(evals, metric, states, pilot.base.score, pilot.base.standard_error):
         size = f", B_p = {gain.problems_per_batch}" if len(preset.sweep[name].problems_per_batch) > 1 else ""
         lines.append(f"  n = {gain.rollouts_per_problem}{size}: {metric_label(metric)} {gain.text()}")
-    lines += _rates(pilot)
+    lines.append(_rates(pilot, preset.sweep[name].grid()))
     lines += [f"  {what}: {said}" for what, said in caveats(states)]
     return lines + _prescribed(out / "prescribe" / name)
 
 
-def _rates(pilot: Pilot) -> list[str]:
-    """The learning rate found at each n, and whether another would change which n leads."""
-    several = len({each.problems_per_batch for each in pilot.searches}) > 1
-    found = ", ".join(
-        f"{each.chosen.learning_rate:.3g} at n = {each.rollouts_per_problem}"
-        + (f", B_p = {each.problems_per_batch}" if several else "")
-        + (" (edge of the grid)" if each.edge else "")
-        for each in pilot.searches
-    )
-    return [f"  learning rates ({pilot.rule}): {found}", *(f"  {line}" for line in leader_lines(pilot))]
+def _rates(pilot: Pilot, cells: Sequence[tuple[int, int]]) -> str:
+    """The learning rate of every (n, B_p) of the sweep, and where a rate that was not searched is from."""
+    several = len({size for _, size in cells}) > 1
+    edges = {(each.rollouts_per_problem, each.problems_per_batch): each.edge for each in pilot.searches}
+    used = {(n, size): pilot.rates().at(n, size) for n, size in cells}
+    sources = {rate.source for rate in used.values()}
+    shown = []
+    for (n, size), rate in used.items():
+        note = " (edge of the grid)" if edges.get((n, size)) else ""
+        if pilot.rule == TUNED and (n, size) not in edges:
+            note = f" ({rate.source})"
+        shown.append(f"{rate.learning_rate:.3g} at n = {n}{f', B_p = {size}' if several else ''}{note}")
+    origin = "" if pilot.rule == TUNED else f"; {', '.join(sorted(sources))}"
+    return f"  learning rates ({pilot.rule}): {'; '.join(shown) if several else ', '.join(shown)}{origin}"
 
 
 def _base_scores(found: Mapping[str, Any]) -> str:

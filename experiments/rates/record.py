@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import hypot
 from typing import Any
 
+from .noise import seed_noise
 from .rule import Found, Rates
 from .search import Search
-from .trials import Evaluation, Tried, below
+from .trials import Evaluation, Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,14 +21,18 @@ class Pilot:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
         metric: The metric that chose.
         base: The base model's score, of responses that selected nothing.
-        rollouts: Rollouts that the cells of the search were trained on, evaluations apart.
+        budget: Rollouts that one cell of the search was to be trained on.
+        rollouts: Rollouts that the cells of the search were trained on together, evaluations apart.
+        evaluated: Responses of the evaluations of these cells, their first one included; no budget counts them.
         searches: What was found at every (n, B_p) searched.
     """
 
     rule: str
     metric: str
     base: Evaluation
+    budget: int
     rollouts: int
+    evaluated: int
     searches: tuple[Search, ...]
 
     def rates(self) -> Rates:
@@ -47,8 +53,10 @@ class Pilot:
             "rule": self.rule,
             "metric": self.metric,
             "base": asdict(self.base),
+            "budget": self.budget,
             "rollouts": self.rollouts,
-            "searches": [_search_document(each, self.base) for each in self.searches],
+            "evaluated": self.evaluated,
+            "searches": [_search_document(each, self) for each in self.searches],
         }
 
     @classmethod
@@ -58,26 +66,31 @@ class Pilot:
             rule=document["rule"],
             metric=document["metric"],
             base=Evaluation(**document["base"]),
+            budget=document["budget"],
             rollouts=document["rollouts"],
+            evaluated=document["evaluated"],
             searches=tuple(_search(each) for each in document["searches"]),
         )
 
 
-def beats(search: Search, base: Evaluation) -> bool:
-    """Whether the rate chosen is above the base model by more than noise.
+def beats(found: Search, pilot: Pilot) -> bool:
+    """Whether the rate chosen at one (n, B_p) is above the base model by more than noise.
+
+    The highest of many scores is above the base model by luck, so that it must exceed it by as many standard errors as
+    keep the chance that any of all (n, B_p, rate) tried does so by luck at 2.5 % (``SeedNoise.errors_needed``). With
+    one seed the noise of sampling is all that is known, and that between seeds comes on top of it.
 
     Args:
-        search: What was found.
-        base: The base model's score.
+        found: The search at this (n, B_p).
+        pilot: What it is part of.
     """
-    return below(base, _end(search.chosen))
+    grid = [each for own in pilot.searches for each in own.grid]
+    noise = seed_noise(grid)
+    error = hypot(noise.error(found.chosen), pilot.base.standard_error)
+    return (found.chosen.score or 0.0) - pilot.base.score > noise.errors_needed(len(grid)) * error
 
 
-def _end(chosen: Tried) -> Evaluation:
-    return Evaluation(score=chosen.score or 0.0, standard_error=chosen.standard_error or 0.0)
-
-
-def _search_document(found: Search, base: Evaluation) -> dict[str, Any]:
+def _search_document(found: Search, pilot: Pilot) -> dict[str, Any]:
     return {
         "rollouts_per_problem": found.rollouts_per_problem,
         "problems_per_batch": found.problems_per_batch,
@@ -85,7 +98,7 @@ def _search_document(found: Search, base: Evaluation) -> dict[str, Any]:
         "score": found.chosen.score,
         "standard_error": found.chosen.standard_error,
         "stable": found.chosen.stable,
-        "above_base": beats(found, base),
+        "above_base": beats(found, pilot),
         "edge": found.edge,
         "ties": list(found.ties),
         "grid": [asdict(each) for each in found.grid],

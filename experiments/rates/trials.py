@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 
-LAST = 2
-"""Evaluations at the end of a cell whose mean is its score."""
 NOISE = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
 
@@ -31,21 +29,27 @@ class Trial:
 
     Attributes:
         learning_rate: The learning rate.
-        evaluations: Evaluations after the first, in order of compute; a cell that diverged may have none.
+        budget: Rollouts that the cell was to be trained on.
+        evaluations: Evaluations after the first, by the rollouts spent before each; a cell that diverged may have
+            none.
         diverged: Whether its gradient ceased to be finite.
     """
 
     learning_rate: float
-    evaluations: Sequence[Evaluation]
+    budget: int
+    evaluations: Mapping[int, Evaluation]
     diverged: bool = False
 
     def end(self) -> Evaluation | None:
-        """Mean of the last two evaluations, or None where there is none."""
-        last = self.evaluations[-LAST:]
-        if not last:
+        """Mean of the evaluations after more than three quarters of the budget, or None where there is none at all.
+
+        Where the cell has none in that quarter, as one that diverged may, its last evaluation counts. Each evaluation
+        samples responses of its own, so that k of them have the standard error √(Σ e²)/k.
+        """
+        if not self.evaluations:
             return None
-        error = sqrt(fsum(each.standard_error**2 for each in last)) / len(last)
-        return Evaluation(score=fsum(each.score for each in last) / len(last), standard_error=error)
+        late = [each for at, each in self.evaluations.items() if 4 * at > 3 * self.budget]
+        return mean(late or [self.evaluations[max(self.evaluations)]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ class Tried:
 
     Attributes:
         learning_rate: The learning rate.
-        score: Mean over the seeds of the mean of the last two evaluations; None where a seed has no evaluation.
+        score: Mean over the seeds of ``Trial.end``; None where a seed has no evaluation.
         standard_error: Its standard error: the larger of what sampling gives and what the seeds' spread gives, since
             the spread of two or three seeds alone is often too small by luck. None where ``score`` is.
         seeds: Seeds trained.
@@ -101,25 +105,50 @@ def below(one: Evaluation, other: Evaluation) -> bool:
     return one.score + NOISE * sqrt(one.standard_error**2 + other.standard_error**2) < other.score
 
 
+def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evaluation:
+    """A score with its binomial standard error √(p(1 − p)/N); N counts responses, or questions for a best or worst.
+
+    Args:
+        score: The score, p.
+        questions: Problems evaluated.
+        samples: Responses to each.
+        metric: The metric.
+    """
+    count = questions * samples if metric.startswith("avg_") else questions
+    return Evaluation(score=score, standard_error=sqrt(max(score * (1 - score), 0.0) / count))
+
+
+def mean(scores: Sequence[Evaluation]) -> Evaluation:
+    """Mean of scores, each of which was sampled by itself.
+
+    Args:
+        scores: One score or more.
+    """
+    error = sqrt(fsum(each.standard_error**2 for each in scores)) / len(scores)
+    return Evaluation(score=fsum(each.score for each in scores) / len(scores), standard_error=error)
+
+
+def mean_over_seeds(ends: Sequence[Evaluation]) -> Evaluation:
+    """Mean over seeds; its standard error is that of the seeds' spread, and no lower than that of sampling.
+
+    Args:
+        ends: The score of each seed; of one seed the error is that of sampling.
+    """
+    found, count = mean(ends), len(ends)
+    if count == 1:
+        return found
+    spread = sqrt(fsum((end.score - found.score) ** 2 for end in ends) / (count - 1) / count)
+    return Evaluation(score=found.score, standard_error=max(found.standard_error, spread))
+
+
 def _joined(rate: float, trials: Sequence[Trial], base: Evaluation) -> Tried:
     ends = [end for trial in trials if (end := trial.end()) is not None]
-    mean = _mean(ends) if len(ends) == len(trials) else None
+    joined = mean_over_seeds(ends) if len(ends) == len(trials) else None
     return Tried(
         learning_rate=rate,
-        score=mean.score if mean else None,
-        standard_error=mean.standard_error if mean else None,
+        score=joined.score if joined else None,
+        standard_error=joined.standard_error if joined else None,
         seeds=len(trials),
         diverged=sum(trial.diverged for trial in trials),
         collapsed=sum(below(end, base) for end in ends),
     )
-
-
-def _mean(ends: Sequence[Evaluation]) -> Evaluation:
-    """Mean over seeds, each of which was sampled by itself."""
-    count = len(ends)
-    mean = fsum(end.score for end in ends) / count
-    error = sqrt(fsum(end.standard_error**2 for end in ends)) / count
-    if count > 1:
-        spread = sqrt(fsum((end.score - mean) ** 2 for end in ends) / (count - 1) / count)
-        error = max(error, spread)
-    return Evaluation(score=mean, standard_error=error)

@@ -1,4 +1,4 @@
-"""Which cells were unhealthy, and how."""
+"""Which cells were unhealthy, and how, and which were too short to judge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .html import table
 
 
 def section(states: Sequence[Mapping[str, Any]]) -> str:
-    """Every health flag of every cell, with the numbers that raised it; nothing where there is none.
+    """Every health flag of every cell, with the numbers that raised it, and in how many cells there is none.
 
     Args:
         states: The cells of ``cells.json``.
@@ -21,10 +21,18 @@ def section(states: Sequence[Mapping[str, Any]]) -> str:
         for state in states
         for flag in state["health"]
     ]  # fmt: skip
+    clean = sum(state["judged"] and not state["health"] for state in states)
+    short = sum(not state["judged"] for state in states)
+    said = (
+        f"<h3>Health</h3><p>No flags in {clean} of {len(states)} cells; {short} {'was' if short == 1 else 'were'} too "
+        f"short to judge"
+    )
+    if short:
+        said += " (most flags compare two windows of steps; only a sampler that differs from the learner shows before)"
     if not rows:
-        return ""
+        return f"{said}.</p>"
     head = ("cell", "", "B_p", "seed", "learning rate", "step", "flag", "why")
-    return "<h3>Health</h3><p>Each flag is at the first step at which it held.</p>" + table(head, rows)
+    return f"{said}. Each flag is listed at the first step at which its condition was met.</p>" + table(head, rows)
 
 
 def caveats(states: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

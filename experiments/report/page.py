@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from isocompute.rollout import tables
 from isocompute.rollout.contract.files import write_text
 
-from ..errors import ExperimentError
 from ..rates.record import Pilot
 from ..settings import Preset
 from . import answer as answers
 from . import health, html, rates
+from .documents import document
 from .gains import gains, gains_table
 from .spent import diverged, spent
+from .verdict import verdict_of
 
 
 def write(preset: Preset, out: Path) -> Path:
@@ -33,13 +32,15 @@ def write(preset: Preset, out: Path) -> Path:
         ExperimentError: An earlier stage has not run.
     """
     sets = list(preset.sweep)
+    difficulty = _difficulty(preset, out)
     parts = [
         "<h1>How should the sampling budget be split?</h1>",
         "<p>Training a language model with reinforcement learning spends a budget of sampled answers, "
         "<i>C = B<sub>p</sub> · n · M</i>: problems per batch, rollouts (answers) per problem, and update "
         "steps. This report measures which <i>n</i> buys the most reward at each budget, prescribes a split for "
         f"a larger budget, and tests it. Preset: <b>{escape(preset.name)}</b>.</p>",
-        _difficulty(preset, out),
+        "".join(f'<p class="answer">{escape(verdict_of(preset, name, out))}</p>' for name in sets),
+        difficulty,
     ]
     for name in sets:
         parts.append(_problem_set(preset, name, out))
@@ -48,20 +49,9 @@ def write(preset: Preset, out: Path) -> Path:
     return write_text(path, page)
 
 
-def _document(path: Path) -> Any:
-    """A document that an earlier stage wrote.
-
-    Raises:
-        ExperimentError: It is not there.
-    """
-    if not path.exists():
-        raise ExperimentError(f"{path}: an earlier stage has not run: `dvc repro report` runs what is missing")
-    return json.loads(path.read_text())
-
-
 def _difficulty(preset: Preset, out: Path) -> str:
     settings = preset.difficulty
-    scores = _document(out / "difficulty" / "base.json")
+    scores = document(out / "difficulty" / "base.json")
     spent = tables.read(out / "difficulty" / "ledger.parquet", "ledger")
     rows = [
         (f"{name}, {side}", found["problems"], f"{settings.sets[name].lowest:g} to {settings.sets[name].highest:g}",
@@ -87,25 +77,26 @@ def _difficulty(preset: Preset, out: Path) -> str:
 
 def _problem_set(preset: Preset, name: str, out: Path) -> str:
     sweep, metric = out / "sweep" / name, preset.evaluation.metric
-    fits = _document(out / "frontier" / name / "fits.json")
-    pilot = Pilot.read(_document(sweep / "pilot.json"))
-    allocation = _document(out / "prescribe" / name / "allocation.json")
-    comparison = _document(out / "prescribe" / name / "comparison.json")
+    fits = document(out / "frontier" / name / "fits.json")
+    pilot = Pilot.read(document(sweep / "pilot.json"))
+    allocation = document(out / "prescribe" / name / "allocation.json")
+    comparison = document(out / "prescribe" / name / "comparison.json")
     evals = tables.read(sweep / "evals.parquet", "evals")
-    states = _document(sweep / "cells.json")["cells"]
+    states = document(sweep / "cells.json")["cells"]
     tested = out / "prescribe" / name / "cells.json"
-    trained = states + (_document(tested)["cells"] if tested.exists() else [])
-    found = gains(evals, metric, states, pilot.base.score)
+    trained = states + (document(tested)["cells"] if tested.exists() else [])
+    found = gains(evals, metric, states, pilot.base.score, pilot.base.standard_error)
+    longest = max(preset.sweep[name].rollouts, preset.prescribe[name].rollouts)
     warnings = [
         *answers.caveats(fits, allocation),
-        *rates.caveats(pilot, preset.sweep[name].rollouts_per_problem),
+        *rates.caveats(pilot, preset.sweep[name].rollouts_per_problem, longest=longest),
         *health.caveats(trained),
     ]
     parts = [
         f"<h2>Problem set: {escape(name)}</h2>",
         answers.answer(allocation, comparison),
         "<h3>What was spent</h3>" + spent(name, out) + diverged(trained),
-        rates.section(pilot, sweep / "rates.png"),
+        rates.section(pilot, sweep / "rates.png", cells=preset.sweep[name].grid()),
         "<h3>The curves</h3><p>Reward on validation problems against rollouts spent: every evaluation of every "
         "seed, record-breaking ones ringed, the fitted curve and its 95&nbsp;% band.</p>",
         html.image(out / "frontier" / name / "curves.png", "Fitted curves"),

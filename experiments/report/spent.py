@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,43 @@ from isocompute.rollout import tables
 
 from .html import table
 
+STAGES = (("sweep", "sweep"), ("test of the prescription", "prescribe"))
+"""What trains, in words, and the folder of what it wrote."""
+WORDS = {"eval": "evaluation", "pilot": "training"}
+"""Cohorts of the ledger that are called otherwise here."""
+
 
 def spent(name: str, out: Path) -> str:
     """Rollouts and tokens of a problem set, by what they were generated for.
+
+    Evaluations before the first update belong to a seed, whose cells share them, and have rows of their own.
 
     Args:
         name: The problem set.
         out: The outputs.
     """
-    ledgers = [("sweep and pilot", tables.read(out / "sweep" / name / "ledger.parquet", "ledger"))]
-    tested = out / "prescribe" / name / "ledger.parquet"
-    if tested.exists():
-        ledgers.append(("test of the prescription", tables.read(tested, "ledger")))
-    rows = []
-    for label, ledger in ledgers:
-        sums = ledger.group_by("cohort").agg(pl.col("rollouts", "response_tokens").sum()).sort("cohort")
-        for cohort, rollouts, tokens in sums.iter_rows():
-            rows.append((f"{label}: {cohort}", f"{rollouts:,}", f"{tokens:,}"))
+    rows = [row for label, stage in STAGES for row in _stage(label, out / stage / name)]
     return table(("what for", "rollouts", "response tokens"), rows)
+
+
+def _stage(label: str, folder: Path) -> list[tuple[str, str, str]]:
+    """What one stage generated; nothing where it trained nothing."""
+    if not (folder / "ledger.parquet").exists():
+        return []
+    states = json.loads((folder / "cells.json").read_text())["cells"]
+    pilots = [state["run_id"] for state in states if state["purpose"] == "pilot"]
+    cells = [state["run_id"] for state in states]
+    cohort = pl.col("cohort").cast(pl.String).replace(WORDS)
+    what = (
+        pl.when(~pl.col("run_id").is_in(cells))
+        .then(pl.lit(f"{label}{' and pilots' if pilots else ''}: evaluation before the first update"))
+        .when(pl.col("run_id").is_in(pilots))
+        .then(pl.concat_str(pl.lit("pilots: "), cohort))
+        .otherwise(pl.concat_str(pl.lit(f"{label}: "), cohort))
+    )
+    ledger = tables.read(folder / "ledger.parquet", "ledger").with_columns(what=what)
+    sums = ledger.group_by("what").agg(pl.col("rollouts", "response_tokens").sum()).sort("what")
+    return [(of, f"{rollouts:,}", f"{tokens:,}") for of, rollouts, tokens in sums.iter_rows()]
 
 
 def diverged(states: Sequence[Mapping[str, Any]]) -> str:

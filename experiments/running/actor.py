@@ -32,6 +32,7 @@ class WorkerConfig:
         learner_ranks: Learner ranks; one is in this process, several are Ray actors.
         start_seconds: How long an engine in a process of its own may take to load the model.
         answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
+        checkpoints: When checkpoints are saved, and how many are kept; see ``CheckpointsConfig``.
         keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
     """
 
@@ -44,6 +45,7 @@ class WorkerConfig:
     learner_ranks: int = 1
     start_seconds: float = 900.0
     answer_seconds: float = 1800.0
+    checkpoints: Mapping[str, Any] = field(default_factory=dict)
     keep_policies: str = "none"
 
 

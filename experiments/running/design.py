@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isocompute.budget import Allocation
-
 from ..rates.rule import Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
@@ -79,7 +77,6 @@ class Design:
             evaluate_every: Nominal rollouts between evaluations.
             learning_rate: Peak learning rate.
         """
-        allocation = Allocation.within(rollouts, problems_per_batch=problems_per_batch, rollouts_per_problem=n)
         sampling = self.preset.sampling
         return Cell(
             purpose=purpose,
@@ -94,7 +91,6 @@ class Design:
                 self.sweep.learner,
                 learning_rate=learning_rate,
                 temperature=sampling.temperature,
-                update_steps=allocation.update_steps,
                 longest=sampling.max_new_tokens,
             ),
         )

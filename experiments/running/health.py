@@ -1,21 +1,45 @@
-"""Health flags of a cell, from the records that it spooled."""
+"""Health of a cell, from the records that it spooled."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from isocompute.learner.health import Flag, flags
+from isocompute.learner.health import Flag, flags, judged
 
 from .cells import Cell
 from .spool import Spool
 
+TOO_SHORT = "too short to judge"
 
-def health_of(cell: Cell, folder: Path) -> list[Flag]:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What is wrong with a cell, as far as it could be judged.
+
+    Attributes:
+        flags: What is wrong; of a cell that is too short to judge, only ``mismatch``.
+        judged: Whether it has enough steps for every flag.
+    """
+
+    flags: Sequence[Flag]
+    judged: bool
+
+    def text(self) -> str:
+        """Return the names of the flags, or that there is none, or that too few steps were there to say so."""
+        names = ", ".join(flag.name for flag in self.flags)
+        if self.judged:
+            return names or "no flags"
+        return f"{names}, otherwise {TOO_SHORT}" if names else TOO_SHORT
+
+
+def health_of(cell: Cell, folder: Path) -> Health:
     """What is wrong with a cell within its budget: a longer run's later steps are left out.
 
     Args:
         cell: The cell, with its budget.
         folder: Its folder.
     """
-    records = Spool(folder / "metrics.jsonl").records()
-    return flags(record for record in records if record.rollouts <= cell.rollouts)
+    records = [r for r in Spool(folder / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
+    return Health(flags=flags(records), judged=judged(records))

@@ -140,6 +140,7 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
             learner_ranks=resources.learner_ranks,
             start_seconds=resources.start_seconds,
             answer_seconds=resources.stall_seconds,
+            checkpoints=resources.checkpoints.model_dump(),
             keep_policies=resources.keep_policies,
         )
         key = digest([asdict(config), base, asdict(Surroundings.of(resources))])

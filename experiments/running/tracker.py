@@ -129,8 +129,7 @@ class Tracker:
         diverged = found is not None and found.diverged_at is not None
         tracking.attach(sent["run"], {name: folder / f"{name}.parquet" for name in TABLES})
         client.set_tag(sent["run"], BUDGET_TAG, str(cell.rollouts))
-        unhealthy = ", ".join(flag.name for flag in health_of(cell, folder))
-        client.set_tag(sent["run"], HEALTH_TAG, unhealthy or "no flags")
+        client.set_tag(sent["run"], HEALTH_TAG, health_of(cell, folder).text())
         client.set_tag(sent["run"], STATUS_TAG, "diverged" if diverged else "finished")
         client.set_terminated(sent["run"], status="FAILED" if diverged else "FINISHED")
         sent["finished"] = found.rollouts if found else cell.rollouts

@@ -151,7 +151,7 @@ class Worker:
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
-        checkpoints = Checkpoints(home / "checkpoints")
+        checkpoints = Checkpoints(home / "checkpoints", **self.config.checkpoints)
         progress = restore(learner=learner, checkpoints=checkpoints)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)

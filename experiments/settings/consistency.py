@@ -28,6 +28,7 @@ def check(preset: Preset) -> None:
     for name, sweep in preset.sweep.items():
         if name not in preset.prescribe:
             raise SettingError("prescribe", f"has no {name}, which sweep has")
+        _dropping_sees_right_answers(name, preset)
         _batches_are_of_the_set(name, sweep, preset.difficulty.sets[name].train)
         _prescription_is_tested_fairly(name, sweep, preset.prescribe[name])
 
@@ -43,6 +44,17 @@ def _engine_can_run(preset: Preset) -> None:
         )
     except RolloutError as error:
         raise SettingError("resources.engine", f"cannot run: {error}") from None
+
+
+def _dropping_sees_right_answers(name: str, preset: Preset) -> None:
+    """Refuse to drop solved problems where a penalty hides which answers are right."""
+    drop_above = preset.sweep[name].learner.get("batch", {}).get("drop_above")
+    if drop_above is not None and preset.sampling.length_penalty is not None:
+        raise SettingError(
+            f"sweep.{name}.learner.batch.drop_above",
+            f"is {drop_above}, and sampling.length_penalty gives long right answers less than the full reward, so that "
+            "solved problems would not be seen: leave one of the two out",
+        )
 
 
 def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:

@@ -15,9 +15,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from .strict import SettingError
 
-UNKNOWN_HORIZON = 2**31 - 1
-"""A decay that ends after every cell, for checking settings before a cell is known (update steps)."""
-
 
 class LearnerSettings:
     """Marks the settings of the learner that a sweep gives: those of ``LearnerConfig`` but two, all optional.
@@ -53,13 +50,13 @@ class LearnerSettings:
             if name in given:
                 raise SettingError("", f"has no setting {name!r}: {advice}")
         settings = with_recipe(given)
-        # A cell has a learning rate, a horizon and a longest response of its own; any that pass will do here.
-        validate({"learning_rate": 1.0, **_completed(settings, horizon=UNKNOWN_HORIZON, longest=1)})
+        # A cell has a learning rate and a longest response of its own; any that pass will do here.
+        validate({"learning_rate": 1.0, **_completed(settings, longest=1)})
         return settings
 
 
 def learner_config(
-    settings: Mapping[str, Any], *, learning_rate: float, temperature: float, update_steps: int, longest: int
+    settings: Mapping[str, Any], *, learning_rate: float, temperature: float, longest: int
 ) -> LearnerConfig:
     """The learner's settings of one cell.
 
@@ -67,10 +64,9 @@ def learner_config(
         settings: ``SweepConfig.learner``.
         learning_rate: The cell's peak learning rate.
         temperature: Sampling temperature.
-        update_steps: Length of the cell, M, which is the horizon of a decay that has none of its own.
         longest: Most tokens of a response, which is ``objective.constant_length`` where that is needed and not given.
     """
-    completed = _completed(settings, horizon=update_steps, longest=longest)
+    completed = _completed(settings, longest=longest)
     return _adapter().validate_python({**completed, "learning_rate": learning_rate, "temperature": temperature})
 
 
@@ -80,9 +76,7 @@ def objective_of(settings: Mapping[str, Any]) -> ObjectiveConfig:
     Args:
         settings: ``SweepConfig.learner``.
     """
-    return learner_config(
-        settings, learning_rate=1.0, temperature=1.0, update_steps=UNKNOWN_HORIZON, longest=1
-    ).objective.resolved  # fmt: skip
+    return learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).objective.resolved
 
 
 @cache
@@ -90,12 +84,9 @@ def _adapter() -> TypeAdapter[LearnerConfig]:
     return TypeAdapter(LearnerConfig)
 
 
-def _completed(settings: Mapping[str, Any], *, horizon: int, longest: int) -> dict[str, Any]:
-    """Settings with the horizon of a decay and the constant length, where these are needed and not given."""
-    completed = dict(settings)
-    optimizer, objective = (settings.get(name, {}) for name in ("optimizer", "objective"))
-    if isinstance(optimizer, Mapping) and optimizer.get("decay", "constant") != "constant":
-        completed["optimizer"] = {"decay_steps": horizon, **optimizer}
+def _completed(settings: Mapping[str, Any], *, longest: int) -> dict[str, Any]:
+    """Settings with the constant length of the objective, where it is needed and not given."""
+    completed, objective = dict(settings), settings.get("objective", {})
     if isinstance(objective, Mapping) and _is_constant(objective):
         completed["objective"] = {"constant_length": longest, **objective}
     return completed

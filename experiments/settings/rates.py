@@ -17,7 +17,8 @@ class _Pilot(Settings):
     rollouts: Count
     """Budget of a cell of the search (rollouts)."""
     evaluate_every: Count
-    """Rollouts between evaluations; divides ``rollouts``, so that the end is evaluated. The last two are scored."""
+    """Rollouts between evaluations; divides ``rollouts``, so that the end is evaluated. Those in the last quarter are
+    scored."""
     seeds: Grid[int]
     """Seeds of each rate, which no measured cell uses."""
     extensions: Annotated[int, Field(ge=0)] = 1

@@ -16,12 +16,29 @@ COLOCATED_MEMORY_SHARE = 0.4
 Seconds = Annotated[float, Field(ge=1)]
 
 
+class CheckpointsConfig(Settings):
+    """When the state of a cell is saved while it is trained, which changes no result; it is saved at the end, too."""
+
+    every_evaluations: Count | None = 1
+    """Evaluations between checkpoints; null: evaluations are no reason to save."""
+    every_steps: Count | None = None
+    """Steps between checkpoints; null: steps are no reason to save."""
+    keep: Count = 1
+    """How many of a cell's newest checkpoints are kept."""
+
+    @model_validator(mode="after")
+    def _one_interval(self) -> Self:
+        if self.every_evaluations is None and self.every_steps is None:
+            raise SettingError("", "has no interval: every_evaluations or every_steps must be a number")
+        return self
+
+
 class ResourcesConfig(Settings):
     """Workers, engines, devices and time limits.
 
-    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds``, ``checkpoint_gigabytes`` and ``keep_policies`` do
-    not affect results; the others are part of a run's identity, because engines, dtypes and sums over ranks round
-    differently.
+    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds``, ``checkpoints``, ``checkpoint_gigabytes`` and
+    ``keep_policies`` do not affect results; the others are part of a run's identity, because engines, dtypes and sums
+    over ranks round differently.
     """
 
     workers: Count = 2
@@ -47,6 +64,8 @@ class ResourcesConfig(Settings):
     stall_seconds: Seconds = 1800.0
     """How long a worker may show no progress before it is replaced (seconds); longer than one step, and than 256
     problems take while difficulty is measured."""
+    checkpoints: CheckpointsConfig = CheckpointsConfig()
+    """When a cell's checkpoints are saved, and how many are kept."""
     checkpoint_gigabytes: Annotated[float, Field(ge=0)] = 5.0
     """Disk space for the checkpoints and policies of finished cells (GB); the oldest checkpoints go first, then the
     oldest policies."""

@@ -24,7 +24,7 @@ from ..running.pool import Pool, workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
-from .search import Run, base_score, chosen_lines, find
+from .search import Run, Searched, base_score, chosen_lines, find
 from .shared import OUT, log
 from .training import design_of
 
@@ -45,18 +45,45 @@ def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
     if budget is not None and budget < least:
         raise ExperimentError(f"a budget of {budget:,} rollouts does not pay for one pilot of {least:,}")
     with workers(preset, model, design.origin.base) as pool:
-        pilot, tried = search_within(budget, design, problems, pool)
+        found = search_within(budget, design, problems, pool)
     out = OUT / "anchor" / problem_set
-    _write(pilot, out)
-    if budget is not None:
-        print(f"anchor {problem_set}: {pilot.rollouts:,} of {budget:,} rollouts used, {len(tried)} pilots trained")
-    for line in chosen_lines(pilot):
+    _write(found.pilot, out)
+    for line in [*spent_lines(found, budget), *chosen_lines(found.pilot)]:
         print(f"anchor {problem_set}: {line}")
     print(f"anchor {problem_set}: {out / 'rates.csv'}, {out / 'rates.svg'}")
     log(preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"})
 
 
-def search_within(budget: int | None, design: Design, problems: pl.DataFrame, pool: Pool) -> tuple[Pilot, list[Cell]]:
+def spent_lines(found: Searched, budget: int | None) -> list[str]:
+    """What a search cost, and which pilots its budget left out, a line each.
+
+    Args:
+        found: What the search found.
+        budget: Rollouts that its pilots could be trained on; None: as many as they needed.
+    """
+    pilot, left = found.pilot, found.left_out
+    limit, apart = (
+        ("", "no budget counts") if budget is None else (f" (budget {budget:,})", "the budget does not count")
+    )
+    count = f"{len(found.trained)} pilot{'s' if len(found.trained) != 1 else ''}"
+    lines = [
+        f"{count}: {pilot.rollouts:,} rollouts of training{limit} and {pilot.evaluated:,} responses of evaluation, "
+        f"which {apart}"
+    ]
+    if left:
+        lines.append(f"the budget left out {len(left)} of {len(left) + len(found.trained)} pilots:")
+    there = {(cell.rollouts_per_problem, cell.problems_per_batch) for cell in found.trained}
+    for n, size in sorted({(cell.rollouts_per_problem, cell.problems_per_batch) for cell in left}):
+        own = [c for c in left if (c.rollouts_per_problem, c.problems_per_batch) == (n, size)]
+        rates = ", ".join(f"{cell.learner.learning_rate:g} (seed {cell.seed})" for cell in own)
+        none = "" if (n, size) in there else "; none was trained, so that it has no rate of its own"
+        lines.append(f"  n = {n}, B_p = {size}: learning rate {rates}{none}")
+    if left:
+        lines.append("a rate that lacks a seed is chosen only where every rate of that n lacks one")
+    return lines
+
+
+def search_within(budget: int | None, design: Design, problems: pl.DataFrame, pool: Pool) -> Searched:
     """Train pilots on workers until the budget admits no further one.
 
     Args:
@@ -64,9 +91,6 @@ def search_within(budget: int | None, design: Design, problems: pl.DataFrame, po
         design: What the pilots are made from.
         problems: The ``problems`` table of their problem set.
         pool: Workers.
-
-    Returns:
-        What was found, and the pilots that were trained.
 
     Raises:
         ExperimentError: Every rate diverged, or a cell failed.

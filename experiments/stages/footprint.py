@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.learner import LearnerError
-from isocompute.learner.memory import GIB, Load, ModelShape, predict, shape_of
+from isocompute.learner.memory import Load, ModelShape, predict, shape_of
 
 from ..running.cells import Cell
 from ..settings import ModelConfig, Preset
@@ -61,10 +61,11 @@ def lines(preset: Preset, cell: Cell) -> list[str]:
     )  # fmt: skip
     plan = predict(found, cell.learner, load)
     place = "the learner" if ranks == 1 else f"each of {ranks} ranks"
-    header = f"    memory of an update on {place}, predicted: {plan.parameters / 1e9:.3g} billion parameters in "
+    name, many = ("billion", 1e9) if plan.parameters >= 1e9 else ("million", 1e6)
+    header = f"    memory of an update on {place}, predicted: {plan.parameters / many:.3g} {name} parameters in "
     header += f"{compute.precision}, responses of {response:,} tokens to prompts of {prompt:,}"
     given = [header, *(f"      {row}" for row in str(plan).splitlines())]
     lower = replace(compute, precision="bfloat16", gradient_checkpointing=True)
     least = predict(found, replace(cell.learner, compute=lower), load)
-    note = "with precision bfloat16 and gradient_checkpointing"
-    return [*given, f"      {note:<60}{least.peak / GIB:>9.2f} GiB"] if lower != compute else given
+    note, (name, unit) = "with precision bfloat16 and gradient_checkpointing", plan.unit
+    return [*given, f"      {note:<60}{least.peak / unit:>9.2f} {name}"] if lower != compute else given

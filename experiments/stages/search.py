@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from math import fsum, sqrt
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from isocompute.rollout import tables
 
 from ..rates.record import Pilot
-from ..rates.search import Search, extension, search
-from ..rates.trials import Evaluation, Trial, Tried, tried
+from ..rates.search import extension, search
+from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
@@ -21,7 +22,22 @@ Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
 """Runs what is not finished of some cells, and returns the folder of each cell that is finished, by run id."""
 
 
-def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What a search found, and which pilots it found it with.
+
+    Attributes:
+        pilot: What was found.
+        trained: The pilots that ran.
+        left_out: The pilots that did not, because a budget did not pay for them.
+    """
+
+    pilot: Pilot
+    trained: tuple[Cell, ...]
+    left_out: tuple[Cell, ...]
+
+
+def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
     """Find the learning rates of a problem set.
 
     Args:
@@ -29,9 +45,6 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
         run: Runs pilots; one that stops at a budget leaves out the rest, and the grids are then not extended.
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
-
-    Returns:
-        What was found, and the pilots that ran.
 
     Raises:
         ExperimentError: Every rate of a search diverged, or a cell failed.
@@ -51,10 +64,16 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
         rule=settings.rule,
         metric=metric,
         base=known,
+        budget=settings.rollouts,
         rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in ended),
-        searches=tuple(_chosen(pair, grid) for pair, grid in grids.items()),
+        evaluated=_evaluated(ended, folders),
+        searches=tuple(
+            search(grid, rollouts_per_problem=n, problems_per_batch=size, seeds=len(settings.seeds))
+            for (n, size), grid in grids.items()
+        ),
     )
-    return pilot, ended
+    left_out = tuple(cell for cell in cells if cell.run_id not in folders)
+    return Searched(pilot=pilot, trained=tuple(ended), left_out=left_out)
 
 
 def chosen_lines(pilot: Pilot) -> list[str]:
@@ -94,9 +113,10 @@ def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
         metric: The metric.
     """
     first = [starts.read(folder) for folder in sorted({work.start_of(cell) for cell in cells})]
-    each = [_evaluation(start.metrics[metric], start.questions, start.samples, metric) for start in first]
-    error = sqrt(fsum(one.standard_error**2 for one in each)) / len(each)
-    return Evaluation(score=fsum(one.score for one in each) / len(each), standard_error=error)
+    return mean([
+        sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
+        for start in first
+    ])  # fmt: skip
 
 
 def _grids(
@@ -112,25 +132,27 @@ def _grids(
 
 def _trial(cell: Cell, folder: Path, metric: str) -> Trial:
     found = work.outcome(cell, folder)
-    later = found.evals.filter(pl.col("step") > 0).sort("rollouts").select(metric, "questions", "samples")
+    later = found.evals.filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,
-        evaluations=[_evaluation(score, questions, samples, metric) for score, questions, samples in later.iter_rows()],
+        budget=cell.rollouts,
+        evaluations={
+            at: sampled(score, questions=questions, samples=samples, metric=metric)
+            for at, score, questions, samples in later.iter_rows()
+        },
         diverged=found.diverged,
     )
 
 
-def _evaluation(score: float, questions: int, samples: int, metric: str) -> Evaluation:
-    """A score with its binomial standard error √(p(1 − p)/N); N counts responses, or questions for a best or worst."""
-    count = questions * samples if metric.startswith("avg_") else questions
-    return Evaluation(score=score, standard_error=sqrt(max(score * (1 - score), 0.0) / count))
+def _evaluated(cells: Sequence[Cell], folders: Mapping[str, Path]) -> int:
+    """Responses of all evaluations of some cells; the first one, which cells of a seed share, counts once."""
+    ledgers = [work.outcome(cell, folders[cell.run_id]).ledger for cell in cells]
+    shared = sorted({work.start_of(cell) for cell in cells})
+    ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
+    return sum(int(ledger.filter(pl.col("cohort") == "eval")["rollouts"].sum()) for ledger in ledgers)
 
 
 def _further(design: Design, grids: Mapping[tuple[int, int], Sequence[Tried]]) -> list[Cell]:
     """The pilots of grids that go on."""
     steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None}
     return [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
-
-
-def _chosen(pair: tuple[int, int], grid: Sequence[Tried]) -> Search:
-    return search(grid, rollouts_per_problem=pair[0], problems_per_batch=pair[1])

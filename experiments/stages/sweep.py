@@ -31,12 +31,13 @@ def run(preset: Preset, problem_set: str) -> None:
     with workers(preset, model, design.origin.base) as pool:
 
         def run_pilots(cells: Sequence[Cell]) -> Mapping[str, Path]:
-            # Not known yet is which rates follow.
+            # The sweep's rates are not known yet.
             return run_cells(
                 cells, problems, pool, pilots, title=f"pilot {problem_set}", reverse=reverse, supersede=False
             )
 
-        pilot, tried = find(design, run_pilots, base_score(problem_set, preset.evaluation.metric))
+        searched = find(design, run_pilots, base_score(problem_set, preset.evaluation.metric))
+        pilot, tried = searched.pilot, searched.trained
         homes = {cell.run_id: work.folder_of(cell) for cell in tried}
         pilots.close(tried, homes)
         for line in chosen_lines(pilot):

@@ -88,7 +88,7 @@ def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
 def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) -> dict[str, Any]:
     ended = work.done(folder)
     # A run that went on beyond this budget has the policy of its own end.
-    own = ended is not None and ended.step == found.step
+    own, health = ended is not None and ended.step == found.step, health_of(cell, folder)
     kept = own and work.keeps_policy(cell, keep_policies) and work.has_policy(folder)
     return {
         "run_id": cell.run_id,
@@ -100,7 +100,8 @@ def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) ->
         "rollouts": cell.rollouts,
         "steps": found.step,
         "status": "diverged" if found.diverged else "finished",
-        "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in health_of(cell, folder)],
+        "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in health.flags],
+        "judged": health.judged,
         "policy": str(work.policy_of(folder)) if kept else None,
     }
 

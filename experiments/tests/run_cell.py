@@ -30,7 +30,7 @@ def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     return str(folder / "model"), table
 
 
-def main(home: Path, placement: str, ranks: int, rollouts: int) -> None:
+def main(home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
         import ray
@@ -38,7 +38,8 @@ def main(home: Path, placement: str, ranks: int, rollouts: int) -> None:
         ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
     config = WorkerConfig(
-        model=model, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement, learner_ranks=ranks
+        model=model, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement, learner_ranks=ranks,
+        checkpoints=checkpoints,
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=models.content_hash(Path(model)))

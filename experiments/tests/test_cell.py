@@ -35,8 +35,10 @@ def spawn(target: object, *arguments: object) -> BaseProcess:
     return process
 
 
-def start(folder: Path, placement: str = "colocated", ranks: int = 1, rollouts: int = 96) -> BaseProcess:
-    return spawn(_run, folder, placement, ranks, rollouts)
+def start(
+    folder: Path, placement: str = "colocated", ranks: int = 1, rollouts: int = 96, **checkpoints: int
+) -> BaseProcess:
+    return spawn(_run, folder, placement, ranks, rollouts, checkpoints)
 
 
 def _inputs(folder: Path) -> None:
@@ -45,10 +47,10 @@ def _inputs(folder: Path) -> None:
     inputs(folder)
 
 
-def _run(folder: Path, placement: str, ranks: int, rollouts: int) -> None:
+def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
     from .run_cell import main
 
-    main(folder, placement, ranks, rollouts)
+    main(folder, placement, ranks, rollouts, checkpoints)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -105,11 +107,15 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     shutil.copytree(home / "alone-start", home / "extended-start")
     short = pl.read_parquet(home / "extended" / "evals.parquet")
     assert exit_code(start(home / "extended", rollouts=192)) == 0
-    assert exit_code(start(home / "once", rollouts=192)) == 0
+    # When checkpoints are saved, and how many are kept, changes no result.
+    assert exit_code(start(home / "once", rollouts=192, every_evaluations=3, every_steps=5, keep=2)) == 0
+    kept = {name: sorted((home / name / "checkpoints").glob("step-*")) for name in ("extended", "once")}
+    assert [int(folder.name.removeprefix("step-")) for folder in kept["once"]] == [20, 24]
+    assert [int(folder.name.removeprefix("step-")) for folder in kept["extended"]] == [24]
     for table in ("evals", "ledger", "pass_rates"):
         one, other = (pl.read_parquet(home / name / f"{table}.parquet") for name in ("extended", "once"))
         assert one.equals(other), table
-    weights = [next((home / n / "checkpoints").glob("step-*/tensors.safetensors")) for n in ("extended", "once")]
+    weights = [folders[-1] / "tensors.safetensors" for folders in kept.values()]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     evals = pl.read_parquet(home / "extended" / "evals.parquet")
     assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]

@@ -50,6 +50,7 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("base", {"kind": "huge"}, "tiny or model"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
+        ("resources.checkpoints", {"every_evaluations": None}, "resources.checkpoints has no interval"),
         ("prescribe.easy.seeds", [0, 100], "seeds holds 0, which was used to choose the prescription"),
         ("prescribe.easy.seeds", [900, 100], "seeds holds 900, which was used to choose the prescription"),
         ("sweep.easy.max_batch_rollouts", 4, "no pair has B_p"),
@@ -106,6 +107,16 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
         load(changed(tmp_path, change, value), "smoke")
     assert len(str(refused.value).splitlines()) == 1
     assert "pydantic" not in str(refused.value)
+
+
+def test_solved_problems_are_not_dropped_where_a_penalty_hides_which_are_solved(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    raw["smoke"]["sampling"]["length_penalty"] = {"longest": 12, "margin": 4}
+    raw["smoke"]["sweep"]["hard"]["learner"] = {"batch": {"drop_above": 0.9}}
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ExperimentError, match=r"sweep\.hard\.learner\.batch\.drop_above is 0\.9, and sampling"):
+        load(path, "smoke")
 
 
 def test_settings_made_in_code_are_as_strict_and_do_not_change() -> None:

@@ -27,6 +27,17 @@ def test_the_plan_of_the_paper_predicts_the_memory_of_seven_billion_parameters(
     assert float(weights.split()[-2]) == pytest.approx(4 * 7.616e9 / 2**30, abs=0.05)
 
 
+def test_the_plan_of_a_small_model_is_in_one_small_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.run(load(preset="tiny"))
+    printed = capsys.readouterr().out
+    sizes = [line for line in printed.splitlines() if line.endswith("iB")]
+    assert sizes
+    assert {line.split()[-1] for line in sizes} == {"MiB"}
+    assert all(float(line.split()[-2]) > 0 for line in sizes)
+    assert " million parameters in " in printed
+    assert "billion" not in printed
+
+
 def test_a_model_whose_shape_is_not_here_is_said_to_be_so() -> None:
     preset = load(preset="paper")
     other = preset.model_copy(update={"base": preset.base.model_copy(update={"model": "someone/else"})})

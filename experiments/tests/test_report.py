@@ -7,11 +7,15 @@ import polars as pl
 import pytest
 from isocompute.rollout import tables
 
-from experiments.report.gains import gains, metric_label
-from experiments.report.spent import diverged
+from experiments.closing import _rates
+from experiments.report.gains import gains, gains_table, metric_label
+from experiments.report.spent import diverged, spent
 from experiments.running.work import write_json
 from experiments.settings import load
 from experiments.stages import prescribe
+
+from .rates.made import found, line, pilot
+from .rates.test_leaders import easy
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -41,12 +45,66 @@ STATES = [state(n, seed, "diverged" if (n, seed) == (4, 1) else "finished") for 
 
 
 def test_gains_are_over_the_fresh_score_and_of_the_seeds_that_ended() -> None:
-    two, four = gains(evals(ends=ENDS), "avg_at_4", STATES, base=0.2)
-    assert two.text() == "0.200 -> 0.600 (+0.400, 2 seeds)"
+    two, four = gains(evals(ends=ENDS), "avg_at_4", STATES, base=0.2, base_error=0.05)
+    # Seeds of 0.5 and 0.7: 0.141 / √2 = 0.1, and 0.05 of the base model.
+    assert two.text() == "0.200 -> 0.600 (+0.400 ± 0.112, 2 seeds)"
     assert four.text() == "0.200 -> 0.400 (+0.200, 1 seed, 1 diverged)"
     every = [state(4, seed, "diverged") for seed in (0, 1)]
     (none,) = gains(evals(ends={k: v for k, v in ENDS.items() if k[0] == 4}), "avg_at_4", every, base=0.2)
     assert none.text() == "no seed was trained to the end, 2 diverged"
+
+
+def test_a_gains_error_is_no_lower_than_that_of_sampling() -> None:
+    """Two seeds that end alike: 48 responses each of mean 0.5."""
+    (same,) = gains(evals(ends={(2, 0): (128, 0.5), (2, 1): (128, 0.5)}), "avg_at_4", STATES, base=0.2)
+    assert same.error == pytest.approx((0.25 / 48 / 2) ** 0.5)
+    assert "+0.300 ± 0.051" in gains_table([same], "avg_at_4")
+
+
+def test_the_base_models_score_is_measured_again_only_in_a_mean_of_responses() -> None:
+    (gain,) = gains(evals(ends={(2, 0): (128, 0.5)}), "avg_at_4", STATES, base=0.2)
+    assert gain.error is None
+    assert "<th>base model, measured again</th>" in gains_table([gain], "avg_at_4")
+    for metric in ("best_at_4", "worst_at_4"):
+        assert "<th>base model, the pilots&#x27; first evaluations</th>" in gains_table([gain], metric)
+
+
+def test_what_pilots_generated_for_evaluation_has_a_row_of_its_own(tmp_path: Path) -> None:
+    states = [state(2, 0, "finished"), {**state(2, 900, "finished"), "purpose": "pilot"}]
+    rows = [
+        ("n2s0", 1, "trained", 64), ("n2s0", 1, "filtered", 8), ("n2s0", 1, "eval", 48), ("n2s900", 1, "pilot", 32),
+        ("n2s900", 1, "eval", 1048), ("start", 0, "eval", 16),
+    ]  # fmt: skip
+    ledger = [
+        {"run_id": run, "step": step, "cohort": cohort, "rollouts": count, "prompt_tokens": 1, "response_tokens": 9}
+        for run, step, cohort, count in rows
+    ]
+    tables.write(pl.DataFrame(ledger), "ledger", tmp_path / "sweep" / "easy" / "ledger.parquet")
+    write_json(tmp_path / "sweep" / "easy" / "cells.json", {"cells": states})
+    shown = spent("easy", tmp_path)
+    for what, count in (
+        ("sweep: trained", "64"), ("sweep: filtered", "8"), ("sweep: evaluation", "48"), ("pilots: training", "32"),
+        ("pilots: evaluation", "1,048"), ("sweep and pilots: evaluation before the first update", "16"),
+    ):  # fmt: skip
+        assert f"<td>{what}</td><td>{count}</td><td>9</td>" in shown, what
+    assert shown.count("<tr>") == 7
+
+
+def test_the_closing_words_give_the_rate_of_every_n_and_no_order_of_n() -> None:
+    cells = [(4, 8), (8, 8), (16, 8)]
+    assert _rates(pilot(easy()), cells) == (
+        "  learning rates (tuned): 0.00025 at n = 4, 0.00025 at n = 8 (interpolated in log n between n = 4 and "
+        "n = 16), 0.00025 at n = 16"
+    )
+    anchored = pilot([found(16, [line(1e-4, 0.4), line(2e-4, 0.6)])], rule="sqrt")
+    assert _rates(anchored, cells) == (
+        "  learning rates (sqrt): 0.0001 at n = 4, 0.000141 at n = 8, 0.0002 at n = 16 (edge of the grid); 0.0002 of "
+        "the pilot at B = 128, scaled with the root of B"
+    )
+    for rule, rate in (("constant", "0.0002"), ("linear", "5e-05")):
+        assert f"({rule}): {rate} at n = 4, B_p = 8; " in _rates(
+            pilot([found(16, [line(1e-4, 0.4), line(2e-4, 0.6)])], rule=rule), [*cells, (4, 32)]
+        )
 
 
 def test_the_report_names_runs_that_diverged_and_only_those() -> None:

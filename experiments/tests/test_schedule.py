@@ -232,7 +232,8 @@ def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
     base = {"validation": {"fresh": 0.3, "fresh_standard_error": 0.02}}
     work.write_json(home / "outputs" / "difficulty" / "base.json", {"easy": base})
     design = Design(preset=preset, sweep=preset.sweep["easy"], origin=make().origin)
-    pilot, cells = search_within(48, design, problems, pool)
+    searched = search_within(48, design, problems, pool)
+    pilot, cells = searched.pilot, searched.trained
     # Three of four pilots of 16 rollouts: the second rate was tried with one n only.
     assert [(cell.rollouts_per_problem, cell.learner.learning_rate) for cell in cells] == [
         (2, 1e-3), (4, 1e-3), (2, 2e-3),
@@ -251,7 +252,7 @@ def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
     # Continued without a limit, what is finished is not trained again.
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        _, every = search_within(None, design, problems, pool)
+        every = search_within(None, design, problems, pool).trained
     assert "4 cells: 3 finished, 0 continued, 1 from the base model" in said.getvalue()
     assert len(every) >= 4
     # And of what was found before nothing is superseded, in whatever order it is found again.

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from isocompute.learner import Flag
 from isocompute.rollout import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell
+from experiments.running.health import Health, health_of
 from experiments.running.spool import Spool
 from experiments.stages.training import collect
 
@@ -156,7 +158,7 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
         collect([cell(purpose="prescribe", rollouts=rollouts)], folders, tmp_path / "out", keep_policies=which)
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert state["policy"] == (f"work/cells/{one.run_id}/policy" if kept else None)
-        assert state["health"] == []
+        assert (state["health"], state["judged"]) == ([], False)
 
 
 def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
@@ -170,4 +172,23 @@ def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> N
         collect([cell(rollouts=rollouts)], folders, tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert [flag["name"] for flag in state["health"]] == names
+        assert state["judged"]
     assert "mean response length rose from 10" in state["health"][0]["reason"]
+
+
+def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_judge(tmp_path: Path) -> None:
+    """19 of the steps that are flagged above are neither healthy nor not; one more, and they are judged."""
+    one = cell(rollouts=384)
+    folders = {one.run_id: finish(one, budget=384)}
+    spool = Spool(folders[one.run_id] / "metrics.jsonl")
+    for step in range(1, 49):
+        spool.write(step_record(step, length=40.0 if step > 9 else 10.0))
+    for steps, said in ((19, "too short to judge"), (20, "length_explosion")):
+        short = cell(rollouts=8 * steps)
+        collect([short], folders, tmp_path / "out")
+        (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
+        assert (len(state["health"]), state["judged"]) == (steps - 19, steps == 20)
+        assert health_of(short, folders[one.run_id]).text() == said
+    flag = Flag(name="mismatch", step=1, reason="", values={})
+    assert Health(flags=[flag], judged=False).text() == "mismatch, otherwise too short to judge"
+    assert Health(flags=[], judged=True).text() == "no flags"

@@ -18,15 +18,21 @@ import numpy as np
 from isocompute.learner import Learner
 
 from experiments.benchmarks.sampler import cpu_seconds, save_model
+from experiments.errors import ExperimentError
 
 from . import theirs
 from .steps import CONFIG, CoinFlips, Steps, open_engine, problems_table, sampling
 
 LEAST = {16: 1.2, 64: 1.3}
-"""Speed as a multiple of TRL's, by the most new tokens."""
+"""Speed as a multiple of TRL's with its own defaults, by the most new tokens."""
+LEAST_ELSE = 1.0
+"""Speed as a multiple of TRL's without gradient checkpointing, and with other lengths."""
+MOST_LENGTH = 0.02
+"""Largest difference of mean response lengths, as a share of TRL's."""
 OURS, TRL, PLAIN = "ours", "TRL", "TRL without gradient checkpointing"
 BLOCK_ROLLOUTS = 2048
 """Rollouts of a block, about: CPU-seconds come in hundredths."""
+WANTED = "--trl must be an interpreter with trl==1.16.*"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,9 @@ class Process:
         new_tokens: Most tokens of a response.
         checkpointing: Whether activations are computed again in the backward pass, as TRL does by default.
         cuda: Whether it runs on a GPU, with vLLM; seconds are then of wall time.
+
+    Raises:
+        ExperimentError: The interpreter cannot be run.
     """
 
     def __init__(
@@ -74,9 +83,13 @@ class Process:
         command += ["--checkpointing"] * checkpointing + ["--cuda"] * cuda
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=variables
-        )
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=variables
+            )
+        except OSError as error:
+            self._errors.close()
+            raise ExperimentError(f"{python} cannot be run ({error.strerror}); {WANTED}") from None
 
     def take(self, steps: int) -> Block:
         """Take some steps.
@@ -85,7 +98,7 @@ class Process:
             steps: How many.
 
         Raises:
-            SystemExit: The process has ended.
+            ExperimentError: The process has ended.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -97,7 +110,7 @@ class Process:
         if not answer:
             self._errors.seek(0)
             last = (self._errors.read().strip() or "it said nothing").splitlines()[-1]
-            raise SystemExit(f"error: TRL's process ended ({last}); --trl must be an interpreter with trl==1.16.*")
+            raise ExperimentError(f"TRL's process ended ({last}); {WANTED}")
         return Block(**json.loads(answer))
 
     def __enter__(self) -> Process:
@@ -112,22 +125,23 @@ class Process:
         self._errors.close()
 
 
-def ours(steps: Steps, flips: CoinFlips) -> Callable[[int], Block]:
+def ours(steps: Steps, flips: CoinFlips, clock: Callable[[], float] = cpu_seconds) -> Callable[[int], Block]:
     """Return what takes a number of our steps.
 
     Args:
         steps: Takes them.
         flips: Their sampler.
+        clock: Says how many seconds have passed.
     """
 
     def take(count: int) -> Block:
-        rollouts, tokens, began = flips.rollouts, flips.tokens, cpu_seconds()
+        rollouts, tokens, began = flips.rollouts, flips.tokens, clock()
         steps.take(count)
-        seconds = cpu_seconds() - began
-        shares = [r.responses.zero_variance_share for r in steps.records[-count:] if r.responses is not None]
+        seconds = clock() - began
+        groups = [r.responses.zero_variance_share for r in steps.records[-count:] if r.responses is not None]
         return Block(
             seconds=seconds, rollouts=flips.rollouts - rollouts, tokens=flips.tokens - tokens,
-            zero_variance=statistics.mean(shares),
+            zero_variance=statistics.mean(share for share in groups if share is not None),
         )  # fmt: skip
 
     return take
@@ -136,16 +150,43 @@ def ours(steps: Steps, flips: CoinFlips) -> Callable[[int], Block]:
 def ratio(times: Sequence[Block], others: Sequence[Block]) -> tuple[float, float, float]:
     """Return how many times as fast the first are, over all blocks, with a 95 % interval.
 
-    The interval is from blocks drawn again in pairs: the two of a pair ran one after the other.
-
     Args:
         times: Blocks of the one.
         others: Blocks of the other, in the same order.
     """
-    a, b = (np.array([block.seconds / block.rollouts for block in blocks]) for blocks in (times, others))
+    return _ratio([b.seconds / b.rollouts for b in others], [b.seconds / b.rollouts for b in times])
+
+
+def _ratio(over: Sequence[float], under: Sequence[float]) -> tuple[float, float, float]:
+    """A ratio of means over blocks, and the interval from drawing pairs again: a pair ran one after the other."""
+    a, b = np.array(over), np.array(under)
     drawn = np.random.default_rng(0).integers(0, len(a), (4000, len(a)))
-    low, high = np.quantile(b[drawn].mean(1) / a[drawn].mean(1), [0.025, 0.975])
-    return float(b.mean() / a.mean()), float(low), float(high)
+    low, high = np.quantile(a[drawn].mean(1) / b[drawn].mean(1), [0.025, 0.975])
+    return float(a.mean() / b.mean()), float(low), float(high)
+
+
+def unlike(blocks: Sequence[Block], others: Sequence[Block]) -> list[str]:
+    """Return in what two ways were not given the same work, so that their speeds say nothing.
+
+    Coin flips are the same on both sides, and with them the groups of equal rewards. Lengths are sampled, so that a
+    difference counts where the whole 95 % interval of their ratio is too far from 1.
+
+    Args:
+        blocks: Blocks of the one.
+        others: Blocks of the other, in the same order.
+    """
+    found = []
+    shares = [statistics.mean(block.zero_variance for block in side) for side in (blocks, others)]
+    if any(abs(a.zero_variance - b.zero_variance) > 1e-9 for a, b in zip(blocks, others, strict=True)):
+        found.append(f"shares of groups of equal rewards are {shares[0]:.3f} and {shares[1]:.3f}, and must be equal")
+    lengths = [[block.tokens / block.rollouts for block in side] for side in (blocks, others)]
+    mean, low, high = _ratio(*lengths)
+    if low > 1 + MOST_LENGTH or high < 1 - MOST_LENGTH:
+        found.append(
+            f"mean response lengths differ by {mean - 1:+.1%} (95 %: {low - 1:+.1%} to {high - 1:+.1%}), and they may "
+            f"by {MOST_LENGTH:.0%}"
+        )
+    return found
 
 
 def line(name: str, blocks: Sequence[Block]) -> str:
@@ -212,24 +253,28 @@ def one(
 
 
 def verdict(found: dict[str, list[Block]], *, samples: int, new_tokens: int) -> list[str]:
-    """Print how many times as fast as TRL we are, and return what is slower than it may be.
+    """Print how many times as fast as TRL we are, and return what is slower than it may be, or was not the same work.
+
+    The lower end of the interval counts.
 
     Args:
         found: Blocks by way.
         samples: Responses per problem.
         new_tokens: Most tokens of a response.
     """
-    slow = []
+    wrong = []
     for name in (TRL, PLAIN):
         if name in found:
             mean, low, high = ratio(found[OURS], found[name])
-            print(f"  over {name}: {mean:.2f} (95 %: {low:.2f} to {high:.2f})", flush=True)
-            if name == TRL and mean < LEAST.get(new_tokens, 0.0):
-                slow.append(
-                    f"with n = {samples} and {new_tokens} new tokens ours has {mean:.2f} of TRL's speed, and it must "
-                    f"be at least {LEAST[new_tokens]:g}"
+            least = LEAST.get(new_tokens, LEAST_ELSE) if name == TRL else LEAST_ELSE
+            print(f"  over {name}: {mean:.2f} (95 %: {low:.2f} to {high:.2f}; at least {least:g})", flush=True)
+            if low < least:
+                wrong.append(
+                    f"ours has {mean:.2f} times the speed of {name} (95 %: {low:.2f} to {high:.2f}), and the lower end "
+                    f"must be at least {least:g}"
                 )
-    return slow
+            wrong += [f"beside {name} {difference}" for difference in unlike(found[OURS], found[name])]
+    return [f"with n = {samples} and {new_tokens} new tokens {what}" for what in wrong]
 
 
 def compare(*, samples: Sequence[int], new_tokens: Sequence[int], blocks: int, python: Path | None) -> list[str]:

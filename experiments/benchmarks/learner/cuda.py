@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from isocompute.learner.rate import matmul_rate
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from experiments.benchmarks.sampler import SHAPES, NoScoring
+from experiments.errors import ExperimentError
 
 from . import recorded, theirs
-from .compare import Block, Process
+from .compare import Block, Process, ours
 from .steps import CoinFlips, Steps, problems_table
 
 SAMPLES, NEW_TOKENS, PROMPT = 64, 512, 8
@@ -49,6 +51,9 @@ def beside(*, python: Path | None) -> list[str]:
 
     Args:
         python: An interpreter with trl[vllm]==1.16.*, or None: then ours alone is timed.
+
+    Raises:
+        ExperimentError: One of the two ended with an error.
     """
     rate = matmul_rate("cuda", _bfloat16())
     parameters = shape_of({**SMALL, "tie_word_embeddings": True}).parameters
@@ -60,8 +65,10 @@ def beside(*, python: Path | None) -> list[str]:
             for way in order:
                 if way == "ours":
                     command = [sys.executable, "-m", "experiments.benchmarks.learner", "--cuda-one", name]
-                    answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-                    block = Block(**json.loads(answer.splitlines()[-1]))
+                    done = subprocess.run(command, capture_output=True, text=True)
+                    if done.returncode != 0:
+                        raise ExperimentError(f"our own process ended: {_last(done.stderr)}")
+                    block = Block(**json.loads(done.stdout.splitlines()[-1]))
                 else:
                     assert python is not None
                     with Process(
@@ -87,8 +94,6 @@ def one_of_ours(folder: Path) -> None:
     Args:
         folder: The model.
     """
-    from time import perf_counter
-
     sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
     engine: Any = open_sampler(
         "vllm", str(folder), sampling, scorer=NoScoring(), engine=EngineConfig(memory_share=ENGINE_SHARE),
@@ -100,11 +105,7 @@ def one_of_ours(folder: Path) -> None:
     problems = problems_table(8 * theirs.PROBLEMS_PER_BATCH)
     steps = Steps(learner, flips, problems, groups=theirs.PROBLEMS_PER_BATCH, samples=SAMPLES, folder=folder / "none")
     steps.take(1)
-    rollouts, tokens, began = flips.rollouts, flips.tokens, perf_counter()
-    steps.take(BLOCK_STEPS)
-    seconds = perf_counter() - began
-    block = {"seconds": seconds, "rollouts": flips.rollouts - rollouts, "tokens": flips.tokens - tokens}
-    print(json.dumps({**block, "zero_variance": 0.0}), flush=True)
+    print(json.dumps(asdict(ours(steps, flips, perf_counter)(BLOCK_STEPS))), flush=True)
     engine.close()
 
 
@@ -119,8 +120,7 @@ def largest() -> list[str]:
         tried = max(1, round(layers * factor))
         command = [sys.executable, "-m", "experiments.benchmarks.learner", "--largest-one", str(tried)]
         done = subprocess.run(command, capture_output=True, text=True)
-        said = done.stdout if done.returncode == 0 else done.stderr
-        last = (said.strip() or "it said nothing").splitlines()[-1]
+        last = _last(done.stdout if done.returncode == 0 else done.stderr)
         print(f"{tried} layers ({_shape(tried).parameters / 1e9:.2f}B parameters): {last}", flush=True)
     return []
 
@@ -193,6 +193,10 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)
     tiny_model.save(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
+
+
+def _last(said: str) -> str:
+    return (said.strip() or "it said nothing").splitlines()[-1]
 
 
 def _shape(layers: int) -> ModelShape:

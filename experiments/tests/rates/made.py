@@ -1,7 +1,10 @@
 """Searches made by hand and at random."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
+from experiments.rates.record import Pilot
 from experiments.rates.search import Search, search
 from experiments.rates.trials import Evaluation, Tried
 
@@ -9,17 +12,26 @@ BASE = Evaluation(score=0.3, standard_error=0.01)
 SCORES = st.floats(0.0, 1.0)
 
 
-def line(rate: float, score: float | None, *, error: float = 0.01, diverged: int = 0, collapsed: int = 0) -> Tried:
-    """One rate of one seed."""
+def line(
+    rate: float, score: float | None, *, error: float = 0.01, diverged: int = 0, collapsed: int = 0, seeds: int = 1
+) -> Tried:
+    """One rate, of one seed unless more are asked for."""
     return Tried(
-        learning_rate=rate, score=score, standard_error=None if score is None else error, seeds=1, diverged=diverged,
-        collapsed=collapsed,
+        learning_rate=rate, score=score, standard_error=None if score is None else error, seeds=seeds,
+        diverged=diverged, collapsed=collapsed,
     )  # fmt: skip
 
 
 def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
     """The search of some n."""
     return search(grid, rollouts_per_problem=n, problems_per_batch=size)
+
+
+def pilot(searches: Sequence[Search], *, rule: str = "tuned", metric: str = "avg_at_4") -> Pilot:
+    """What pilots of 2,048 rollouts each found."""
+    return Pilot(
+        rule=rule, metric=metric, base=BASE, budget=2048, rollouts=4096, evaluated=600, searches=tuple(searches)
+    )
 
 
 @st.composite

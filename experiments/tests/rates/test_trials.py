@@ -7,28 +7,52 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.rates.trials import Evaluation, Trial, below, tried
+from experiments.rates.trials import Evaluation, Trial, below, sampled, tried
 
 from .made import BASE, SCORES
 
-EVALUATIONS = st.lists(
-    st.builds(Evaluation, score=SCORES, standard_error=st.floats(0.0, 0.2)), min_size=1, max_size=5
+EVALUATIONS = st.dictionaries(
+    st.integers(1, 100), st.builds(Evaluation, score=SCORES, standard_error=st.floats(0.0, 0.2)), min_size=1, max_size=5
 )  # fmt: skip
 
 
-def trial(rate: float, *scores: float, error: float = 0.01, diverged: bool = False) -> Trial:
-    made = [Evaluation(score=score, standard_error=error) for score in scores]
-    return Trial(learning_rate=rate, evaluations=made, diverged=diverged)
+def trial(rate: float, *scores: float, error: float = 0.01, diverged: bool = False, every: int = 100) -> Trial:
+    """A cell of 100 rollouts, evaluated at its end, or from its first ``every`` rollouts on."""
+    made = {every * (i + 1): Evaluation(score=score, standard_error=error) for i, score in enumerate(scores)}
+    return Trial(learning_rate=rate, budget=100, evaluations=made, diverged=diverged)
 
 
-def test_a_trials_end_is_the_mean_of_its_last_two_evaluations() -> None:
-    end = trial(1e-3, 0.9, 0.4, 0.6).end()
+def test_a_trials_end_is_the_mean_of_the_evaluations_in_the_last_quarter_of_its_budget() -> None:
+    # At 10, 20, … 100 rollouts, of which 80, 90 and 100 are later than 75.
+    end = trial(1e-3, 0.1, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.5, 0.6, every=10).end()
     assert end is not None
     assert end.score == pytest.approx(0.5)
     # Each was sampled by itself.
-    assert end.standard_error == pytest.approx(0.01 / sqrt(2))
-    assert trial(1e-3).end() is None
-    assert trial(1e-3, 0.4).end() == Evaluation(score=0.4, standard_error=0.01)
+    assert end.standard_error == pytest.approx(0.01 / sqrt(3))
+
+
+def test_an_evaluation_half_way_or_at_three_quarters_is_no_end() -> None:
+    for every, scores in ((50, (0.1, 0.6)), (25, (0.1, 0.1, 0.1, 0.6))):
+        assert trial(1e-3, *scores, every=every).end() == Evaluation(score=0.6, standard_error=0.01)
+
+
+def test_a_trial_that_ended_early_has_its_last_evaluation_or_none() -> None:
+    assert trial(1e-3, 0.6, 0.4, every=10, diverged=True).end() == Evaluation(score=0.4, standard_error=0.01)
+    assert trial(1e-3, diverged=True).end() is None
+
+
+@given(EVALUATIONS)
+def test_no_evaluation_before_the_last_quarter_matters_beside_one_in_it(evaluations: dict[int, Evaluation]) -> None:
+    last = Evaluation(score=0.5, standard_error=0.01)
+    early = {at: each for at, each in evaluations.items() if at <= 75}
+    assert Trial(learning_rate=1e-3, budget=100, evaluations={**early, 100: last}).end() == last
+
+
+def test_the_binomial_error_counts_responses_or_the_questions_of_a_best_one() -> None:
+    mean_of_all = sampled(0.2, questions=100, samples=4, metric="avg_at_4")
+    assert mean_of_all.standard_error == pytest.approx(sqrt(0.2 * 0.8 / 400))
+    best = sampled(0.2, questions=100, samples=4, metric="best_at_4")
+    assert best.standard_error == pytest.approx(sqrt(0.2 * 0.8 / 100))
 
 
 def test_rates_are_joined_over_seeds_lowest_first() -> None:
@@ -66,9 +90,9 @@ def test_a_seed_that_diverged_makes_a_rate_unstable_with_or_without_a_score() ->
 
 @given(st.lists(EVALUATIONS, min_size=1, max_size=4), st.randoms())
 def test_the_order_of_cells_does_not_matter_and_a_mean_lies_between_its_ends(
-    ends: list[list[Evaluation]], source: random.Random
+    ends: list[dict[int, Evaluation]], source: random.Random
 ) -> None:
-    trials = [Trial(learning_rate=1e-3, evaluations=each) for each in ends]
+    trials = [Trial(learning_rate=1e-3, budget=100, evaluations=each) for each in ends]
     (joined,) = tried(trials, BASE)
     source.shuffle(trials)
     assert tried(trials, BASE) == (joined,)

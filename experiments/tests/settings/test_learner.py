@@ -94,14 +94,14 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
 
 
 def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
-    """The learner's settings of a cell of 24 steps with responses of 12 tokens."""
-    return learner_config(learner, learning_rate=1e-3, temperature=1.0, update_steps=24, longest=12)
+    """The learner's settings of a cell with responses of 12 tokens."""
+    return learner_config(learner, learning_rate=1e-3, temperature=1.0, longest=12)
 
 
-def test_a_schedule_with_a_horizon_is_a_setting(tmp_path: Path) -> None:
+def test_a_decay_needs_a_horizon_that_does_not_depend_on_the_budget(tmp_path: Path) -> None:
     path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine"}})
-    optimizer = of_a_cell(load(path, "smoke").sweep["easy"].learner).optimizer
-    assert (optimizer.decay, optimizer.decay_steps) == ("cosine", 24)
+    with pytest.raises(ExperimentError, match="decay_steps is 0; a cosine decay must end after the warm-up"):
+        load(path, "smoke")
     path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine", "decay_steps": 99}})
     assert of_a_cell(load(path, "smoke").sweep["easy"].learner).optimizer.decay_steps == 99
 

@@ -174,7 +174,7 @@ def of_responses(parts: list[pl.DataFrame]) -> dict[str, Any]:
 
 
 def fixed_step(learner: Watched, config: LearnerConfig) -> dict[str, Any]:
-    """What two steps do whose gradients are always the same, of the norms 0.5 and 10."""
+    """What the second and the third step do, with gradients that are always the same, of the norms 0.5 and 10."""
     optimizer, found = Optimizer(learner.policy, learner.critic, config), {}
     parts = {"policy step": learner.policy.parameters()}
     parts |= {} if learner.critic is None else {"critic step": learner.critic.parameters()}
@@ -183,9 +183,9 @@ def fixed_step(learner: Watched, config: LearnerConfig) -> dict[str, Any]:
         weights = torch.sin(torch.arange(size(parameters)) + 1.0).to(parameters[0].dtype)
         torch.nn.utils.vector_to_parameters(weights, parameters)
     before = {name: torch.nn.utils.parameters_to_vector(parameters).detach() for name, parameters in parts.items()}
-    for number, norm in ((1, 0.5), (2, 10.0)):
+    for number, norm in ((2, 0.5), (3, 10.0)):
         for parameters in parts.values():
-            gradient = torch.cos(number * torch.arange(size(parameters), dtype=torch.float64))
+            gradient = torch.cos((number - 1) * torch.arange(size(parameters), dtype=torch.float64))
             spread(gradient * (norm / gradient.norm()), parameters)
         optimizer.clip()
         optimizer.step(number)

@@ -92,6 +92,10 @@ OBJECTIVE: dict[str, tuple[Case, ...]] = {
             "critic step",
             "skipped_share",
             "passes",
+            "logits",
+            # Only responses that are learnt from are measured, and compared with the sampler.
+            "sync_mean",
+            "sync_k3",
         ),
         acts(AGAIN, "cispo", *ADVANTAGE, LOW, HIGH, "loss_weight", "ratio"),
         acts(AGAIN, "gspo", *LEARNT, LOW, HIGH, "loss_weight", "ratio"),
@@ -109,7 +113,11 @@ OBJECTIVE: dict[str, tuple[Case, ...]] = {
         acts(GRPO, "batch", *ADVANTAGE),
         idle(GRPO, "batch", kind="one group"),
     ),
-    "objective.std": (acts(GRPO, "population", *ADVANTAGE), idle(UNSCALED, "population")),
+    "objective.std": (
+        acts(GRPO, "population", *ADVANTAGE),
+        acts(PPO, "population", "advantages", "advantage_std", *LEARNT, **ROUNDED),
+        idle(UNSCALED, "population"),
+    ),
     "objective.aggregation": (
         acts(GRPO, "sequence", *LEARNT, "loss_weight"),
         acts(GRPO, "prompt", *LEARNT, "loss_weight"),
@@ -125,7 +133,7 @@ OBJECTIVE: dict[str, tuple[Case, ...]] = {
         acts(
             WHOLE, 2, *LEARNT, LOW, HIGH, "ratio", "entropy", "optimizer_steps", "trained_tokens", "passes", **ROUNDED
         ),
-        acts(GRPO, 2, *SYNC, "optimizer_steps", "trained_tokens", "passes", "logits", kind="equal"),
+        acts(GRPO, 2, "trained_tokens", "passes", kind="equal"),
     ),
 }
 TERMS_OF_THE_LOSS: dict[str, tuple[Case, ...]] = {
@@ -168,7 +176,7 @@ TERMS_OF_THE_LOSS: dict[str, tuple[Case, ...]] = {
     "critic.clip": (acts(PPO_AGAIN, 1e-3, *CRITIC), idle(PPO, 1e-3)),
 }
 BATCHES_AND_STEPS: dict[str, tuple[Case, ...]] = {
-    "learning_rate": (acts(PPO, 2e-2, "policy step", "learning_rate"), idle(AT_THE_END, 2e-2)),
+    "learning_rate": (acts(PPO, 2e-2, "policy step", "learning_rate"), acts(AT_THE_END, 2e-2, "learning_rate")),
     "temperature": (
         acts(TERMS, 1.5, *CORRECTED, *RATIOS, *SYNC, "kl", "entropy"),
         acts(GRPO, 1.5, *SYNC, kind="equal"),

@@ -119,9 +119,17 @@ def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     store.save(checkpoint(1, value=7.0))
     assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
     # Killed after the second rename, the new one counts, and the old one is no obstacle to another.
-    shutil.copytree(tmp_path / "step-000000001", tmp_path / "step-000000001.before")
+    shutil.copytree(tmp_path / "step-000000001", tmp_path / "replaced")
     store.save(checkpoint(1, value=8.0))
-    assert newest(tmp_path).tensors["w"].tolist() == [8.0] * 3
+    (tmp_path / "replaced").rename(tmp_path / "step-000000001.before")
+    listed = Path.glob
+    for backwards in (False, True):
+        # In whatever order the system lists them.
+        monkeypatch.setattr(Path, "glob", lambda *given, order=backwards: sorted(listed(*given), reverse=order))
+        assert newest(tmp_path).tensors["w"].tolist() == [8.0] * 3
+    monkeypatch.undo()
+    store.save(checkpoint(1, value=9.0))
+    assert newest(tmp_path).tensors["w"].tolist() == [9.0] * 3
     store.save(checkpoint(2))
     assert names(tmp_path) == ["step-000000002"]
 

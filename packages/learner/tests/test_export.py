@@ -136,11 +136,28 @@ def test_weights_of_another_model_are_refused_and_what_was_there_stays(
 ) -> None:
     given = weights(base_model(tmp_path / "base", "untied"))
     (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "mine").write_text("kept")
+    (tmp_path / "policy" / "config.json").write_text("{}")
     changed(given)
     with pytest.raises(LearnerError, match=f"the weights are not those of .*: {named} is missing, unknown or of"):
         save_policy(given, tmp_path / "base", tmp_path / "policy")
-    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["mine"]
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["config.json"]
+
+
+def test_a_folder_that_would_lose_what_it_holds_is_refused(tmp_path: Path) -> None:
+    base, given = tmp_path / "base", weights(base_model(tmp_path / "base", "untied"))
+    with pytest.raises(LearnerError, match="holds files and no model, and saving the policy there would delete them"):
+        save_policy(given, base, tmp_path)
+    with pytest.raises(LearnerError, match="base is the base model; the policy must be saved somewhere else"):
+        save_policy(given, base, tmp_path / "other" / ".." / "base")
+    assert (tmp_path / "base" / "model.safetensors").exists()
+
+
+def test_a_generation_configuration_that_transformers_finds_fault_with_is_kept_as_it_is(tmp_path: Path) -> None:
+    base, given = tmp_path / "base", weights(base_model(tmp_path / "base", "untied"))
+    text = '{"temperature": 0.6, "top_p": 0.9}'
+    (base / "generation_config.json").write_text(text)
+    saved = save_policy(given, base, tmp_path / "policy")
+    assert (saved / "generation_config.json").read_text() == text
 
 
 def test_a_base_model_that_is_not_there_is_one_error(tmp_path: Path) -> None:

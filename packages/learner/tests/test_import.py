@@ -44,13 +44,10 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
 
 
 def test_documented_addresses_of_moved_names_stay() -> None:
-    from isocompute.learner import advantages, learner, loop, losses
+    from isocompute.learner import advantages, losses
     from isocompute.learner.objective import kl, loss
 
     assert advantages.group_advantages is isocompute.learner.group_advantages
-    assert learner.UpdateReport is isocompute.learner.UpdateReport
     assert losses.objective is loss.objective
     assert losses.kl_k3 is kl.kl_k3
     assert all(hasattr(losses, name) for name in losses.__all__)
-    assert loop.RunConfig is isocompute.learner.RunConfig
-    assert loop.Progress is isocompute.learner.Progress

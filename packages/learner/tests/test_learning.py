@@ -70,6 +70,61 @@ def test_a_batch_is_learnt_from_in_several_steps_of_one_version(
     assert found.advantages.advantage == pytest.approx(0.0, abs=1e-6)
 
 
+class Passing(Learner):
+    """A learner that counts the responses which it measures, and those of them that pass through the model."""
+
+    measured = passed = 0
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        self.measured += len(rollouts)
+        return super().measure(rollouts)
+
+    def _measured(self, batch: Any) -> Any:
+        self.passed += batch.responses
+        return super()._measured(batch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured", "passed"),
+    [
+        ({"objective": ObjectiveConfig(updates_per_batch=2)}, 16, 12),
+        ({"objective": ObjectiveConfig(epochs=2), "batch": BatchConfig(trained_rollouts=2)}, 8, 6),
+        ({"objective": ObjectiveConfig(epochs=2), "batch": BatchConfig(filter_zero_variance=True)}, 12, 12),
+        # The baseline needs the KL of every response, but of those that are filtered.
+        ({"kl": KLConfig(coefficient=0.1, place="reward"), "batch": BatchConfig(trained_rollouts=2)}, 16, 16),
+        (
+            {
+                "kl": KLConfig(coefficient=0.1, place="reward"),
+                "batch": BatchConfig(trained_rollouts=2, filter_zero_variance=True),
+            },
+            12,
+            12,
+        ),
+    ],
+)
+def test_no_response_is_measured_that_nothing_needs(
+    settings: dict[str, Any], measured: int, passed: int, model: Path, replay: Any
+) -> None:
+    """One of four groups has equal rewards."""
+    config = LearnerConfig(learning_rate=1e-2, **settings)
+    rollouts = sampled(replay, config)
+    reward = pl.when(pl.col("problem_id") == rollouts["problem_id"][0]).then(0.0).otherwise(pl.col("sample") % 2)
+    rollouts = with_cohorts(rollouts.with_columns(reward=reward), config.batch)
+    learner = Passing(model, config)
+    assert learn_from(learner, rollouts).update is not None
+    assert (learner.measured, learner.passed) == (measured, passed)
+
+
+def test_a_part_of_a_batch_without_a_token_is_no_optimizer_step(model: Path, replay: Any) -> None:
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(updates_per_batch=4))
+    rollouts = sampled(replay, config)
+    silent = pl.col("problem_id") == rollouts["problem_id"][0]
+    nothing = [pl.when(silent).then(pl.col(c).list.head(0)).otherwise(c).alias(c) for c in ("response_ids", "logprobs")]
+    found = learn_from(Learner(model, config), rollouts.with_columns(nothing))
+    assert found.update is not None
+    assert found.update.optimizer_steps == 3
+
+
 @pytest.mark.parametrize("errs_at", [1, 2, 3])
 def test_an_optimizer_step_that_fails_once_is_tried_again_and_changes_nothing(
     errs_at: int, model: Path, replay: Any
@@ -159,14 +214,21 @@ def test_a_kl_in_the_reward_is_measured_before_the_update(model: Path, replay: A
     assert not torch.equal(weights(learner), weights(without))
 
 
-def test_failed_responses_are_neither_measured_nor_learnt_from(model: Path, replay: Any) -> None:
-    learner, other = Learner(model, PPO), Learner(model, PPO)
-    rollouts = sampled(replay, PPO)
+@pytest.mark.parametrize(
+    "config",
+    [PPO, LearnerConfig(learning_rate=1e-2, kl=KLConfig(coefficient=0.1, place="reward"))],
+    ids=["a critic", "KL in the reward"],
+)
+def test_failed_responses_are_neither_measured_nor_learnt_from(config: LearnerConfig, model: Path, replay: Any) -> None:
+    """Though they have tokens and log-probabilities."""
+    learner, other = Learner(model, config), Learner(model, config)
+    rollouts = sampled(replay, config)
     failed = rollouts.head(2).with_columns(
-        cohort=pl.lit("failed"), finish_reason=pl.lit("aborted"), reward=pl.lit(float("nan")),
-        response_ids=pl.lit([], pl.List(pl.Int64)), logprobs=pl.lit([], pl.List(pl.Float32)),
-    )  # fmt: skip
-    assert learn_from(learner, pl.concat([rollouts, failed])) == learn_from(other, rollouts)
+        cohort=pl.lit("failed"), finish_reason=pl.lit("aborted"), reward=pl.lit(float("nan")), sample=pl.lit(99)
+    )
+    assert failed["response_ids"].list.len().min() > 0
+    rows = pl.concat([rollouts, failed], how="vertical_relaxed")
+    assert learn_from(learner, rows) == learn_from(other, rollouts)
     assert torch.equal(weights(learner), weights(other))
 
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 from isocompute.learner import loop
 from isocompute.learner.checkpoint import Checkpoints
-from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
 from isocompute.learner.learner import Learner
 from isocompute.learner.timings import timings_table
 from small_run import PROBLEMS, RUN, LogLikelihood, Steps, paid, run, weights
+
+OF_A_BATCH = ObjectiveConfig(baseline="batch", scale="batch")
 
 
 def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -204,6 +206,21 @@ def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: 
             {"objective": ObjectiveConfig(algorithm="ppo"), "batch": BatchConfig(filter_zero_variance=True)},
             "every group has equal rewards, and batch.filter_zero_variance is on: it must be off",
         ),
+        (
+            1,
+            {"objective": ObjectiveConfig(algorithm="ppo", baseline="group")},
+            "the advantage of ppo is relative to its group",
+        ),
+        (
+            1,
+            {"objective": OF_A_BATCH, "kl": KLConfig(coefficient=0.1, mask_zero_variance=True)},
+            "every group has equal rewards, and kl.mask_zero_variance is on",
+        ),
+        (
+            1,
+            {"objective": OF_A_BATCH, "entropy": EntropyConfig(coefficient=0.1, mask_zero_variance=True)},
+            "every group has equal rewards, and entropy.mask_zero_variance is on",
+        ),
         (4, {"batch": BatchConfig(trained_rollouts=5)}, "trained_rollouts is 5; it must be at most"),
     ],
 )
@@ -218,3 +235,20 @@ def test_a_run_that_the_learner_cannot_learn_from_is_refused_before_anything_is_
             progress=loop.Progress(step=0, rollouts=0, tokens=0, evals=[]), watch=[].append,
         )  # fmt: skip
     assert meter.charged == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": OF_A_BATCH},
+        # Masks of terms that are off.
+        {
+            "objective": OF_A_BATCH,
+            "kl": KLConfig(mask_zero_variance=True),
+            "entropy": EntropyConfig(mask_zero_variance=True),
+        },
+        {"objective": ObjectiveConfig(algorithm="ppo"), "kl": KLConfig(coefficient=0.1)},
+    ],
+)
+def test_one_rollout_of_each_problem_is_legal_where_no_group_is_needed(settings: dict[str, Any]) -> None:
+    replace(RUN, rollouts_per_problem=1).check(LearnerConfig(learning_rate=1e-2, **settings))

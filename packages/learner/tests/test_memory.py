@@ -10,6 +10,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from isocompute.learner.batch import micro_batches, read
+from isocompute.learner.batch import packed as pack
+from isocompute.learner.batch import padded as pad
 from isocompute.learner.config import (
     BatchConfig,
     ComputeConfig,
@@ -115,6 +118,7 @@ def test_the_peak_of_an_update_is_predicted_within_a_fifth(sizes: dict[str, int]
         {"micro_batch_tokens": 512},
         {"layout": "padded"},
         {"layout": "padded", "lengths": lambda rng: int(rng.integers(20, 61))},
+        {"layout": "padded", "lengths": lambda rng: int(rng.integers(20, 61)), "micro_batch_tokens": 512},
         {"lengths": lambda rng: int(rng.integers(20, 61))},
         {"gradient_checkpointing": True},
         {"gradient_checkpointing": True, "micro_batch_tokens": 512},
@@ -122,6 +126,9 @@ def test_the_peak_of_an_update_is_predicted_within_a_fifth(sizes: dict[str, int]
         {"kl": 0.01},
         {"vocabulary": 8192, "head_chunk_tokens": 256},
         {"vocabulary": 8192, "entropy": 0.01},
+        {"vocabulary": 8192, "entropy": 0.01, "head_chunk_tokens": 256},
+        {"vocabulary": 8192, "head_chunk_tokens": 256, "precision": "bfloat16", "float32_head": False},
+        {"vocabulary": 8192, "head_chunk_tokens": 32, "precision": "bfloat16", "float32_head": False},
         {"precision": "bfloat16", "kl": 0.01},
         {"precision": "bfloat16", "gradient_checkpointing": True},
     ],
@@ -161,6 +168,7 @@ def test_a_load_holds_no_more_than_its_micro_batch_may_and_misses_no_response(
     )  # fmt: skip
     count = load.sampled // response
     assert load.positions <= max(tokens, prompt + response - 1)
+    assert load.attended <= max(4 * tokens, prompt + response - 1)
     assert (load.passes - 1) * count < n * problems <= load.passes * count
     assert load.attended == count * (prompt + response - 1) >= load.positions
 
@@ -168,6 +176,35 @@ def test_a_load_holds_no_more_than_its_micro_batch_may_and_misses_no_response(
 def test_a_load_of_packed_responses_is_that_of_the_example() -> None:
     load = Load.of(prompt_tokens=4, response_tokens=10, rollouts_per_problem=3, problems=2, micro_batch_tokens=1000)
     assert load == Load(positions=62, attended=78, sampled=60, passes=1)
+
+
+def test_a_load_of_short_responses_to_a_long_prompt_ends_where_attention_sees_too_much() -> None:
+    load = Load.of(prompt_tokens=700, response_tokens=8, rollouts_per_problem=128, problems=1, micro_batch_tokens=2048)
+    assert load == Load(positions=700 + 11 * 7, attended=11 * 707, sampled=11 * 8, passes=12)
+
+
+@given(
+    prompt=st.integers(1, 50), response=st.integers(1, 50), n=st.integers(1, 8), problems=st.integers(1, 8),
+    tokens=st.integers(1, 500), packed=st.booleans(),
+)  # fmt: skip
+def test_a_load_is_that_of_the_first_micro_batch(
+    prompt: int, response: int, n: int, problems: int, tokens: int, packed: bool
+) -> None:
+    load = Load.of(
+        prompt_tokens=prompt, response_tokens=response, rollouts_per_problem=n, problems=problems,
+        micro_batch_tokens=tokens, packed=packed,
+    )  # fmt: skip
+    rows = problems * n
+    table = pl.DataFrame({
+        "problem_id": [f"p{i // n}" for i in range(rows)], "sample": list(range(rows)),
+        "prompt_ids": [[i // n] * prompt for i in range(rows)], "response_ids": [[0] * response] * rows,
+        "logprobs": [[0.0] * response] * rows,
+    })  # fmt: skip
+    responses = read(table, vocabulary=problems)
+    first = next(micro_batches(responses, np.arange(rows), tokens=tokens, share_prompts=packed))
+    inputs = (pack if packed else pad)(responses, first, "cpu", torch.float32)
+    assert load.sampled == len(inputs.tokens)
+    assert load.positions == inputs.input_ids.numel()
 
 
 def test_a_plan_prints_parts_that_add_up() -> None:

@@ -19,8 +19,8 @@ from isocompute.learner.reports import of_batch
 
 UPDATE = UpdateReport(
     objective={"loss": Average(total=0.1, count=1), "entropy": Average(total=6.0, count=20)},
-    gradient_norm=0.4, learning_rate=0.5, sync_error=1e-5, trained_tokens=200, skipped=Average(total=3, count=12),
-    operations=3e9, machine_rate=5e10,
+    gradient_norm=0.4, learning_rate=0.5, sync_error=1e-5, trained_tokens=200, passed_tokens=150,
+    skipped=Average(total=3, count=12), operations=3e9, machine_rate=5e10,
 )  # fmt: skip
 RESPONSES = ResponseStatistics(
     reward=0.25, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.25,
@@ -50,7 +50,8 @@ def test_a_step_logs_its_update_its_responses_its_rates_and_its_seconds() -> Non
         "sampled_entropy": 0.7, "advantage": 0.0, "advantage_std": 0.9, "loss": 0.1, "entropy": 0.3,
         "gradient_norm": 0.4, "learning_rate": 0.5, "sync_error": 1e-5, "sync_mean": 0.0, "sync_k3": 0.0,
         "sync_quantile": 0.0, "optimizer_steps": 1.0, "skipped_share": 0.25, "sampled_tokens_per_second": 200.0,
-        "trained_tokens_per_second": 400.0, "model_flops_utilisation": pytest.approx(0.12),
+        "trained_tokens_per_second": 400.0, "passed_tokens_per_second": 300.0,
+        "model_flops_utilisation": pytest.approx(0.12),
     }  # fmt: skip
 
 

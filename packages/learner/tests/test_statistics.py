@@ -73,6 +73,18 @@ def test_a_group_of_one_has_no_spread() -> None:
     assert (found.reward, found.reward_std) == (0.5, 0.0)
 
 
+def test_equal_rewards_are_counted_in_groups_of_two_or_more() -> None:
+    alone = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]]
+    found = response_statistics(batch(alone))
+    assert found is not None
+    assert found.zero_variance_share is None
+    assert "zero_variance_share" not in found.metrics()
+    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 2, "stop")]
+    found = response_statistics(batch([*alone, pair, mixed, mixed]))
+    assert found is not None
+    assert found.zero_variance_share == pytest.approx(1 / 3)
+
+
 def test_failed_responses_are_left_out() -> None:
     group = [(1.0, 2, "stop"), (0.0, 4, "length")]
     with_failed = response_statistics(batch([[*group, (0.0, 0, "aborted")]]))

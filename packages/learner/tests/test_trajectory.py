@@ -43,7 +43,7 @@ TRAJECTORIES = {
     ),
     "filtered, clipped and decaying": LearnerConfig(
         learning_rate=1e-3, temperature=0.8, objective=ObjectiveConfig(std="population"),
-        optimizer=OptimizerConfig(warmup_steps=1, decay="cosine", decay_steps=6, weight_decay=0.1, gradient_clip=0.5),
+        optimizer=OptimizerConfig(warmup_steps=1, decay="cosine", decay_steps=5, weight_decay=0.1, gradient_clip=0.5),
         batch=BatchConfig(filter_zero_variance=True), entropy=EntropyConfig(measured=True),
     ),
 }  # fmt: skip

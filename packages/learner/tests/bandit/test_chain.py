@@ -3,7 +3,9 @@ from math import log
 
 import numpy as np
 import pytest
-from isocompute.learner.bandit.chain import evolution
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.learner.bandit.chain import advanced, evolution
 from isocompute.learner.bandit.estimator import Estimator
 from isocompute.learner.bandit.law import largest_learning_rate, limit
 from isocompute.learner.bandit.problem import Bandit, policy
@@ -51,6 +53,24 @@ def test_simulated_runs_agree_with_the_chain_within_their_standard_error(bandit:
     for step in (1, 8, 32):
         error = runs[step].std(ddof=1) / np.sqrt(runs.shape[1])
         assert abs(runs[step].mean() - path[step]) < 4 * error
+
+
+def test_what_would_leave_the_grid_stays_at_its_ends() -> None:
+    after = advanced(np.array([0.25, 0.5, 0.25]), np.array([-2, 1]), np.full((2, 3), 0.5))
+    assert after.tolist() == [0.5, 0.125, 0.375]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=6).filter(any),
+    st.lists(st.integers(-8, 8), min_size=1, max_size=4, unique=True),
+)
+def test_a_step_moves_every_point_and_loses_nothing(mass: list[float], moves: list[int]) -> None:
+    expected = np.zeros(len(mass))
+    for point, here in enumerate(mass):
+        for move in moves:
+            expected[min(max(point + move, 0), len(mass) - 1)] += here / len(moves)
+    after = advanced(np.array(mass), np.array(moves), np.full((len(moves), len(mass)), 1 / len(moves)))
+    np.testing.assert_allclose(after, expected, atol=1e-15)
 
 
 def test_a_grid_twice_as_fine_gives_the_same_path() -> None:
@@ -120,3 +140,19 @@ def test_a_problem_without_a_chain_is_refused(rewards: tuple[float, ...], baseli
     estimator = Estimator(rollouts_per_problem=2, baseline=baseline)
     with pytest.raises(LearnerError, match=message):
         evolution(Bandit(rewards=rewards), estimator, start=0.0, learning_rate=1.0, update_steps=1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"start": 20.0}, "start is 20.0"),
+        ({"start": float("nan")}, "start is nan"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf"),
+        ({"spacing": -0.1}, "spacing is -0.1"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_refused(changed: dict[str, float], message: str) -> None:
+    settings = {"start": 0.0, "learning_rate": 1.0} | changed
+    with pytest.raises(LearnerError, match=message):
+        evolution(RIGHT, Estimator(rollouts_per_problem=2), update_steps=1, **settings)  # type: ignore[arg-type]

@@ -1,11 +1,11 @@
-from math import inf, log
+from math import comb, inf, log
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.bandit.estimator import Estimator
-from isocompute.learner.bandit.law import fitted, largest_learning_rate, limit
+from isocompute.learner.bandit.law import fitted, largest_learning_rate, limit, lundberg_exponent
 from isocompute.learner.bandit.problem import Bandit
 from isocompute.learner.errors import LearnerError
 
@@ -35,12 +35,60 @@ def test_the_limit_needs_a_group_baseline() -> None:
         limit(Estimator(rollouts_per_problem=4, baseline="none"), learning_rate=1.0)
 
 
-def test_the_largest_rate_of_two_responses_has_a_closed_form() -> None:
-    # E[exp(-theta X)] = 1 with X = 1, 0, -1 at probabilities 9/16, 6/16, 1/16 has the root exp(theta) = 9.
-    assert largest_learning_rate(Bandit(rewards=(0.75, 0.25)), 2) == pytest.approx(2 * log(9), rel=1e-9)
+CHANCES = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)).filter(lambda pair: pair[0] > pair[1] + 0.01)
 
 
-def test_the_largest_rate_grows_about_in_proportion_to_the_group_and_is_unbounded_without_noise() -> None:
+@given(CHANCES)
+def test_the_largest_rate_of_two_responses_has_a_closed_form(rewards: tuple[float, float]) -> None:
+    # X is 1, 0 or -1, so that exp(theta) = P(X = 1)/P(X = -1); the bound is 2 theta.
+    right, wrong = rewards
+    theta = log(right * (1 - wrong) / (wrong * (1 - right)))
+    assert lundberg_exponent(Bandit(rewards=rewards), 2) == pytest.approx(theta, rel=1e-9)
+    assert largest_learning_rate(Bandit(rewards=rewards), 2) == pytest.approx(2 * theta, rel=1e-9)
+
+
+@given(CHANCES, st.integers(2, 40))
+def test_the_exponent_is_the_root_over_all_rewards_of_a_group(rewards: tuple[float, float], n: int) -> None:
+    theta = lundberg_exponent(Bandit(rewards=rewards), n)
+    (right, wrong), k = rewards, np.arange(n)
+    chances = np.array([comb(n - 1, int(i)) for i in k], dtype=float) * wrong**k * (1 - wrong) ** (n - 1 - k)
+    others = k / (n - 1)
+    mean = (chances * (right * np.exp(-theta * (1 - others)) + (1 - right) * np.exp(theta * others))).sum()
+    assert theta > 0
+    assert mean == pytest.approx(1, rel=1e-9)
+
+
+def test_the_largest_rate_grows_about_in_proportion_to_the_group() -> None:
     noisy = Bandit(rewards=(0.75, 0.25))
     assert 1.9 < largest_learning_rate(noisy, 32) / largest_learning_rate(noisy, 16) < 2.2
-    assert largest_learning_rate(Bandit(rewards=(1.0, 0.0)), 8) == inf
+
+
+@pytest.mark.parametrize("rewards", [(1.0, 0.0), (1.0, 0.25), (0.75, 0.0)])
+@pytest.mark.parametrize("n", [2, 8])
+def test_no_rate_is_too_large_where_a_right_response_is_never_paid_less_than_wrong_ones(
+    rewards: tuple[float, float], n: int
+) -> None:
+    assert largest_learning_rate(Bandit(rewards=rewards), n) == inf
+
+
+@pytest.mark.filterwarnings("error")
+def test_rewards_that_hardly_err_have_a_large_rate_that_is_finite() -> None:
+    hardly = Bandit(rewards=(1 - 1e-16, 5e-324))
+    assert 1000 < largest_learning_rate(hardly, 2) < largest_learning_rate(hardly, 8) < inf
+
+
+@pytest.mark.parametrize(
+    ("rewards", "n", "message"),
+    [
+        ((1.0, 0.5, 0.0), 4, "two answers of which the first is better"),
+        ((0.25, 0.75), 4, "two answers of which the first is better"),
+        ((1.0, 1.0), 4, "two answers of which the first is better"),
+        ((0.75, 0.25), 1, "rollouts_per_problem is 1"),
+        ((1.0, 0.0), 1, "rollouts_per_problem is 1"),
+    ],
+)
+def test_the_largest_rate_of_a_problem_or_group_that_has_none_is_refused(
+    rewards: tuple[float, ...], n: int, message: str
+) -> None:
+    with pytest.raises(LearnerError, match=message):
+        largest_learning_rate(Bandit(rewards=rewards), n)

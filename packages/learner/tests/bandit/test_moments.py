@@ -75,10 +75,16 @@ def test_with_a_group_baseline_the_variance_falls_as_one_nth(scale: str) -> None
     assert variance[32] / variance[64] == pytest.approx(2.0, rel=0.05)
 
 
-def test_at_even_odds_of_two_answers_it_falls_as_one_nth_squared() -> None:
+def test_at_even_odds_of_two_answers_without_noise_it_falls_as_one_nth_squared() -> None:
     bandit, logits = Bandit(rewards=(1.0, 0.0)), np.zeros(2)
     variance = {n: closed_form(bandit, logits, Estimator(rollouts_per_problem=n)).variance for n in (64, 128)}
     assert variance[64] / variance[128] == pytest.approx(4.0, rel=0.05)
+
+
+def test_at_even_odds_of_two_answers_with_noise_it_falls_as_one_nth() -> None:
+    bandit, logits = Bandit(rewards=(0.75, 0.25)), np.zeros(2)
+    variance = {n: closed_form(bandit, logits, Estimator(rollouts_per_problem=n)).variance for n in (64, 128)}
+    assert variance[64] / variance[128] == pytest.approx(2.0, rel=0.05)
 
 
 def test_dividing_by_the_deviation_lengthens_the_mean_gradient_of_a_nearly_solved_problem_by_the_root_of_n() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from isocompute.learner.batch import MicroBatch, micro_batches, packed, padded, read
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.prepare import sampled_counts
+from isocompute.learner.settings.compute import ATTENDED
 
 TOKENS = st.lists(st.integers(0, 11), max_size=5)
 PROMPTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)
@@ -84,8 +85,40 @@ def test_a_micro_batch_keeps_to_its_tokens_unless_one_response_alone_has_more(
     rows: list[Row], tokens: int, layout: Layout
 ) -> None:
     for batch in batches(table(rows), tokens, layout):
-        used = len(batch.input_ids[0]) if layout is packed else int(batch.attention_mask.sum())  # type: ignore[union-attr]
-        assert used <= tokens or batch.responses == 1
+        assert batch.input_ids.numel() <= tokens or batch.responses == 1
+        if batch.rows is not None:
+            assert attended(batch) <= ATTENDED * tokens or batch.responses == 1
+
+
+def attended(batch: MicroBatch) -> int:
+    """Tokens in the rows of attention, in which padding repeats position 0."""
+    assert batch.rows is not None
+    return sum(int((block > 0).sum() + (block[:, 0] == 0).sum()) for block in batch.rows.blocks)
+
+
+@settings(deadline=None)
+@given(ROWS, st.integers(1, 40), LAYOUTS)
+def test_the_arithmetic_of_a_micro_batch_is_counted_without_its_padding(
+    rows: list[Row], tokens: int, layout: Layout
+) -> None:
+    for batch in batches(table(rows), tokens, layout):
+        places = batch.position_ids
+        if batch.attention_mask is not None:
+            places = places[batch.attention_mask.bool()]
+        assert (batch.passed, batch.keys) == (places.numel(), int((places + 1).sum()))
+
+
+def test_one_long_response_does_not_pad_the_short_ones_beyond_the_budget() -> None:
+    rows = table([([1, 2, 3], [4] * 1000, 0.0)] + [([1, 2, 3], [4] * 16, 0.0)] * 50)
+    found = batches(rows, 2048, padded)
+    assert [tuple(batch.input_ids.shape) for batch in found] == [(2, 1002), (49, 18)]
+
+
+def test_a_long_prompt_before_many_short_responses_is_cut_by_what_attention_sees() -> None:
+    rows = table([([1] * 700, [4] * 8, 0.0)] * 128)
+    found = batches(rows, 2048, packed)
+    assert {batch.responses for batch in found} == {11, 7}
+    assert max(attended(batch) for batch in found) == 11 * 707 <= ATTENDED * 2048
 
 
 def test_a_groups_prompt_is_there_once_and_again_in_another_micro_batch() -> None:

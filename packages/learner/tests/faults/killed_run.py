@@ -21,7 +21,7 @@ from isocompute.learner.export import save_policy
 from isocompute.learner.group import LearnerGroup
 from isocompute.learner.learner import Learner
 
-STEPS = 8
+STEPS, EVERY = 8, 2
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=64)
 CONFIG = LearnerConfig(
@@ -62,19 +62,38 @@ def evaluator_of(sampler: Any) -> Callable[..., Evaluated]:
     return evaluate
 
 
+def count(sampler: Any, answers: Path) -> None:
+    """Write down how many rollouts a sampler has answered with, a line for each call, whatever is charged."""
+    answered = sampler.sample
+
+    def sample(problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
+        found: pl.DataFrame = answered(problems, **asked)
+        with answers.open("a") as file:
+            file.write(f"{len(found)}\n")
+        return found
+
+    sampler.sample = sample
+
+
 def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     """Run to the end, or what is left of it, and write down what is compared."""
-    store = Checkpoints(home / "checkpoints", every_steps=2, keep=2)
+    count(sampler, home / "answers")
+    store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
     progress = loop.restore(learner=learner, checkpoints=store)
-    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
+    answered = loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    # Paid for in an attempt that training replaces, so that the ledger of a run does not depend on its starts.
+    with Ledger.open(home / "ledger.bin", **opened) as ledger:
+        ledger.charge(progress.step + 1, answered.with_columns(cohort=pl.lit("eval")))
     (home / "training").touch()
-    with Ledger.open(home / "ledger.bin", run_id="r", resumed_from=progress.step) as ledger:
+    with Ledger.open(home / "ledger.bin", **opened) as ledger:
         ended = loop.train(
             run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=evaluator_of(sampler),
             meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts)), checkpoints=store, progress=progress,
             watch=lambda record: None,
         )  # fmt: skip
         ledger.table().write_parquet(home / "ledger.parquet")
+        ledger.lost_work().write_parquet(home / "lost.parquet")
         totals = {"paid": ledger.totals.paid.rollouts, "used": ended.rollouts}
     save_policy(learner.weights(), model, home / "policy")
     (home / "evals.json").write_text(json.dumps(ended.evals))

@@ -93,6 +93,34 @@ def outcome(home: Path) -> tuple[Any, ...]:
     return (home / "evals.json").read_text(), ledger.rows(), checkpoints, *(path.read_bytes() for path in stored)
 
 
+def check_paid(home: Path, whole: Path) -> None:
+    """What a kill lost was paid for, too, and nothing twice: whole charges since a checkpoint, and each canary.
+
+    Args:
+        home: The folder of a run that was killed once.
+        whole: That of the run left alone.
+    """
+    batch, evaluation, canary = killed_run.RUN.batch_rollouts, 4, 8
+    mine, alone = (json.loads((path / "totals.json").read_text()) for path in (home, whole))
+    assert mine["used"] == alone["used"] == killed_run.STEPS * batch
+    lost, canary_alone = (pl.read_parquet(path / "lost.parquet") for path in (home, whole))
+    assert canary_alone["rollouts"].to_list() == [canary]
+    assert mine["paid"] - alone["paid"] == lost["rollouts"].sum() - canary
+    trained = lost.filter(pl.col("cohort") == "trained")
+    last = killed_run.EVERY * (int(trained["step"].min() or 1) // killed_run.EVERY)
+    assert trained["step"].to_list() == list(range(last + 1, last + 1 + len(trained)))
+    assert trained["rollouts"].to_list() == [batch] * len(trained)
+    assert len(trained) <= killed_run.EVERY
+    others = sorted(lost.filter(pl.col("cohort") == "eval")["rollouts"].to_list())
+    # The canaries of both starts, unless the first was killed before, and at most one evaluation.
+    assert others in ([canary], [canary] * 2, [evaluation, canary], [evaluation, canary, canary])
+    assert len(trained) + len(others) == len(lost)
+    answered, answered_alone = ([int(n) for n in (path / "answers").read_text().split()] for path in (home, whole))
+    assert sum(answered_alone) == alone["paid"]
+    # A kill between an answer and its charge leaves that one unpaid.
+    assert sum(answered) - mine["paid"] in (0, batch, evaluation, canary)
+
+
 def undisturbed(home: Path) -> Undisturbed:
     seconds = (home / "totals.json").stat().st_mtime - (home / "training").stat().st_mtime
     return Undisturbed(home, seconds)
@@ -259,10 +287,7 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     trained = pl.read_parquet(home / "ledger.parquet").filter(pl.col("cohort") == "trained")
     # C_used = Σ B_p · n over the steps taken.
     assert trained["rollouts"].to_list() == [killed_run.RUN.batch_rollouts] * killed_run.STEPS
-    mine, alone = (json.loads((path / "totals.json").read_text()) for path in (home, whole.home))
-    assert mine["used"] == alone["used"] == killed_run.STEPS * killed_run.RUN.batch_rollouts
-    # What the kill lost was paid for, too.
-    assert mine["paid"] >= alone["paid"]
+    check_paid(home, whole.home)
     shutil.rmtree(tmp_path)
 
 

@@ -4,8 +4,9 @@ import pytest
 from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.objective.prepare import prepare, sampled_counts
+from isocompute.learner.objective.prepare import estimated, prepare, sampled_counts
 
+STDS = ("sample", "population")
 REWARDS = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0, 1.0, 1.0], "c": [0.0, 0.5, 1.0, 0.0]}
 
 
@@ -92,6 +93,34 @@ def test_a_kl_in_the_reward_lowers_it_by_the_responses_own() -> None:
     assert equal == pytest.approx([0.0375, 0.0125, -0.0125, -0.0375])
 
 
+def test_a_kl_in_the_reward_lowers_that_of_each_token_where_a_critic_judges_it() -> None:
+    """Each token is 0.25 nats from the base model: 0.025 less, and the rewards are those of the last tokens."""
+    kl = KLConfig(coefficient=0.1, estimator="k1", place="reward")
+    found = prepare(table({"a": [1.0, 0.0]}), config("ppo", scale="none", kl=kl))
+    assert found["kl"].to_list() == pytest.approx([0.25, 0.5])
+    assert found["returns"].explode().to_list() == pytest.approx([0.975, -0.05, -0.025])
+    assert found["advantages"].explode().to_list() == pytest.approx([0.475, -0.55, -0.525])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        # All that were completed are a part of the baseline, but those of groups that are filtered.
+        (config(batch=BatchConfig(trained_rollouts=2)), ["a0", "a1", "a3", "b0", "b1", "b2", "b3"]),
+        (config(batch=BatchConfig(trained_rollouts=2, filter_zero_variance=True)), ["a0", "a1", "a3"]),
+        (config("ppo"), ["a0", "a1", "a3", "b0", "b1", "b2", "b3"]),
+        # A critic judges each response alone.
+        (config("ppo", batch=BatchConfig(filter_zero_variance=True)), ["a0", "a1", "a3"]),
+    ],
+)
+def test_advantages_are_computed_from_what_they_need(chosen: LearnerConfig, expected: list[str]) -> None:
+    rows = table({name: REWARDS[name] for name in "ab"}).drop("cohort", "zero_variance")
+    failed = (pl.col("problem_id") == "a") & (pl.col("sample") == 2)
+    rows = rows.with_columns(finish_reason=pl.when(failed).then(pl.lit("aborted")).otherwise("finish_reason"))
+    found = estimated(with_cohorts(rows, chosen.batch), chosen)
+    assert found.select(pl.concat_str("problem_id", "sample")).to_series().to_list() == expected
+
+
 def test_a_kl_in_the_loss_is_no_part_of_the_reward() -> None:
     plain = prepare(table().drop("old_logprobs", "reference_logprobs", "values"), config())
     found = prepare(table(), config(kl=KLConfig(coefficient=0.1)))
@@ -107,6 +136,13 @@ def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> No
     assert "advantage" not in found.columns
     longer = prepare(table({"c": [0.0, 1.0]}), config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
     assert longer["advantages"].to_list() == [[-0.5], [0.0, 0.5]]
+
+
+def test_a_critic_s_advantages_are_whitened_by_the_deviation_that_is_asked_for() -> None:
+    sample, population = (prepare(table(), config("ppo", std=std))["advantages"].explode() for std in STDS)
+    assert (sample.mean(), sample.std(ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-6)
+    larger = (len(sample) / (len(sample) - 1)) ** 0.5
+    assert population.to_list() == pytest.approx([larger * value for value in sample], rel=1e-6)
 
 
 def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:

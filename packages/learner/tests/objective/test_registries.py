@@ -34,7 +34,7 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
     for baseline in ("batch", "gae"):
         with pytest.raises(LearnerError, match=f"scale is 'group' and baseline '{baseline}'; without a group's mean"):
             LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(baseline=baseline))
-    with pytest.raises(LearnerError, match="aggregation is 'constant', which needs constant_length"):
+    with pytest.raises(LearnerError, match="'constant', which needs constant_length: the most tokens that a"):
         LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(algorithm="dr_grpo"))
 
 

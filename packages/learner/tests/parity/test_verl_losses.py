@@ -56,7 +56,9 @@ def test_surrogates(
     rows = batch(seed)
     importance = ImportanceConfig(level="token", cap=1.2) if corrected else NONE
     loss, gradient, metrics = rows.learn(
-        ours(surrogate, aggregation, clips, importance=importance, kl=KLConfig()), per_token=per_token
+        # Without bounds where ours has none; veRL's has some and does not use them.
+        ours(surrogate, aggregation, {} if surrogate == "policy_gradient" else clips, importance=importance),
+        per_token=per_token,
     )
     logprobs = rows.logprobs.clone().requires_grad_()
     weights = (rows.old - rows.sampler).exp().clamp(max=1.2) if corrected else None

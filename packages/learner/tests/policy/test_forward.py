@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.batch import read
+from isocompute.learner.batch import MicroBatch, read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy import Forward, load_policy
+from isocompute.learner.policy import Forward, attention, load_policy, reference_of
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -20,6 +20,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -50,10 +52,10 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder
 
 
-def rollouts(*, groups: int = 3, samples: int = 4) -> pl.DataFrame:
+def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataFrame:
     generator = np.random.default_rng(3)
     prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
-    responses = [generator.integers(0, 12, 1 + (5 * i) % 7).tolist() for i in range(groups * samples)]
+    responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
     return pl.DataFrame({
         "problem_id": [f"p{i // samples}" for i in range(len(responses))], "sample": list(range(len(responses))),
         "prompt_ids": [prompts[i // samples] for i in range(len(responses))], "response_ids": responses,
@@ -72,6 +74,11 @@ def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:
     return torch.tensor(found)
 
 
+def micro_batches(forward: Forward, table: pl.DataFrame) -> list[MicroBatch]:
+    responses = read(table, vocabulary=12)
+    return [forward.micro_batch(responses, piece) for piece in forward.pieces(responses, np.arange(len(responses)))]
+
+
 @pytest.mark.parametrize("tokens", [1, 16, 9999])
 @pytest.mark.parametrize("layout", ["auto", "padded"])
 def test_log_probabilities_are_those_of_transformers(saved: tuple[str, Path], layout: str, tokens: int) -> None:
@@ -79,16 +86,18 @@ def test_log_probabilities_are_those_of_transformers(saved: tuple[str, Path], la
     table = rollouts()
     compute = ComputeConfig(layout=layout, micro_batch_tokens=tokens, head_chunk_tokens=5)
     forward = Forward(load_policy(folder, device="cpu"), compute, temperature=0.7, device="cpu")
-    responses = read(table, vocabulary=12)
-    batches = [forward.micro_batch(responses, piece) for piece in forward.pieces(responses, np.arange(len(responses)))]
-    found = torch.cat([forward.logprobs(batch) for batch in batches])
+    found = torch.cat([forward.logprobs(batch) for batch in micro_batches(forward, table)])
     assert torch.allclose(found, of_transformers(folder, table), atol=2e-5)
 
 
-def test_a_model_is_packed_where_that_means_the_same(saved: tuple[str, Path]) -> None:
+def test_a_model_is_packed_where_that_means_the_same_and_warned_of_elsewhere(
+    saved: tuple[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
     name, folder = saved
     policy = load_policy(folder, device="cpu")
     assert Forward(policy, ComputeConfig(), temperature=1.0, device="cpu").packs == (name in PACKED)
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.startswith("responses are padded, since") for message in warned] == [True] * (name not in PACKED)
 
 
 def test_a_layout_that_is_asked_for_and_impossible_is_an_error(tmp_path: Path) -> None:
@@ -129,3 +138,109 @@ def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path, layout: str)
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert torch.allclose(*gradients, atol=1e-5)
     assert gradients[0].norm() > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Eager attention and that of packed rows differ by more in bfloat16 than the probe allows in float32."""
+    MODELS["llama"]().save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, device="cpu", dtype=dtype)
+    policy.set_attn_implementation("eager")
+    before = {name: tensor.clone() for name, tensor in (*policy.named_parameters(), *policy.named_buffers())}
+    assert Forward(policy, ComputeConfig(precision="bfloat16"), temperature=1.0, device="cpu").packs
+    for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_reference_is_run_as_its_policy_is(tmp_path: Path, layout: str) -> None:
+    MODELS["llama"]().save_pretrained(tmp_path)
+    compute = ComputeConfig(layout=layout, precision="bfloat16")
+    forward = Forward(load_policy(tmp_path, device="cpu"), compute, temperature=1.0, device="cpu")
+    base = reference_of(tmp_path, device="cpu", dtype=torch.bfloat16)
+    # Alone it would choose packed.
+    reference = Forward(base, ComputeConfig(precision="bfloat16"), temperature=1.0, device="cpu", like=forward)
+    assert reference.packs == forward.packs == (layout == "packed")
+    for batch in micro_batches(forward, rollouts()):
+        assert torch.allclose(reference.logprobs(batch), forward.logprobs(batch), atol=0.2)
+
+
+def test_a_packed_micro_batch_is_refused_by_a_model_that_is_padded(tmp_path: Path) -> None:
+    MODELS["llama"]().save_pretrained(tmp_path)
+    packed, padded = (
+        Forward(load_policy(tmp_path, device="cpu"), ComputeConfig(layout=layout), temperature=1.0, device="cpu")
+        for layout in ("packed", "padded")
+    )
+    (batch,) = micro_batches(packed, rollouts())
+    with pytest.raises(LearnerError, match="a packed micro-batch was given to a model that is run padded"):
+        padded.logprobs(batch)
+
+
+@pytest.fixture
+def windowed(tmp_path: Path) -> Path:
+    """A model whose window holds the probe of the layout, and not every response."""
+    torch.manual_seed(1)
+    MistralForCausalLM(MistralConfig(**SHAPE, num_key_value_heads=2, sliding_window=32)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(windowed: Path) -> None:
+    table = rollouts(groups=4, samples=12, longest=53)
+    compute = ComputeConfig(micro_batch_tokens=64)
+    forward = Forward(load_policy(windowed, device="cpu"), compute, temperature=0.7, device="cpu")
+    batches = micro_batches(forward, table)
+    assert {batch.rows is None for batch in batches} == {True, False}
+    for batch in batches:
+        assert batch.rows is None or max(block.shape[1] for block in batch.rows.blocks) <= 32
+    found = torch.cat([forward.logprobs(batch) for batch in batches])
+    assert torch.allclose(found, of_transformers(windowed, table), atol=2e-5)
+
+
+def test_a_packed_layout_that_was_asked_for_ends_at_a_response_beyond_the_window(windowed: Path) -> None:
+    forward = Forward(
+        load_policy(windowed, device="cpu"), ComputeConfig(layout="packed"), temperature=1.0, device="cpu"
+    )
+    batches = micro_batches(forward, rollouts(longest=53))
+    with pytest.raises(LearnerError, match=r"a sliding window of 32 tokens, .*: set compute.layout to auto or padded"):
+        [forward.logprobs(batch) for batch in batches]
+
+
+@pytest.mark.parametrize("layout", ["auto", "padded"])
+def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, layout: str) -> None:
+    """OPT drops by numbers of its layers and of its decoder, and not by modules alone."""
+    torch.manual_seed(1)
+    config = OPTConfig(
+        vocab_size=12, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, dropout=0.3,
+        attention_dropout=0.3, layerdrop=0.3, max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.3,
+    )  # fmt: skip
+    OPTForCausalLM(config).save_pretrained(tmp_path)
+    table = rollouts()
+    compute = ComputeConfig(layout=layout, gradient_checkpointing=True)
+    forward = Forward(load_policy(tmp_path, device="cpu"), compute, temperature=0.7, device="cpu")
+    (batch,) = micro_batches(forward, table)
+    with forward.attending(batch):
+        found = forward.terms(forward.hidden(batch), batch).logprobs.detach()
+    assert torch.allclose(found, of_transformers(tmp_path, table), atol=2e-5)
+
+
+def test_a_model_that_is_another_in_training_mode_is_not_checkpointed(tmp_path: Path) -> None:
+    MODELS["llama"]().save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, device="cpu")
+    policy.model.layers[0].register_forward_hook(lambda layer, _, found: found * 1.1 if layer.training else found)
+    with pytest.raises(LearnerError, match=r"gradient_checkpointing is on, and in training mode.*set it to false"):
+        Forward(policy, ComputeConfig(gradient_checkpointing=True), temperature=1.0, device="cpu")
+
+
+def test_keys_that_are_copied_for_each_head_give_what_shared_ones_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU in float32, where they are copied."""
+    assert attention.copies_keys("cuda", torch.float32)
+    assert not attention.copies_keys("cuda", torch.bfloat16)
+    MODELS["llama"]().save_pretrained(tmp_path)
+    forward = Forward(load_policy(tmp_path, device="cpu"), ComputeConfig(), temperature=1.0, device="cpu")
+    (batch,) = micro_batches(forward, rollouts())
+    shared = forward.logprobs(batch)
+    monkeypatch.setattr(attention, "copies_keys", lambda *_: True)
+    assert torch.allclose(forward.logprobs(batch), shared, atol=1e-5)

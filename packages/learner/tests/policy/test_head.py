@@ -68,3 +68,23 @@ def test_a_head_in_float32_is_closer_to_the_truth_than_one_in_bfloat16(dtype: to
         truth = linear(hidden.double()).log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
     found = token_terms(hidden, linear.float(), tokens, temperature=1.0, chunk=16, dtype=dtype).logprobs.detach()
     assert (float((found.double() - truth).abs().max()) < 1e-4) == (dtype == torch.float32)
+
+
+def test_a_head_in_bfloat16_rounds_products_and_nothing_else() -> None:
+    """Its softmax, its log-probabilities and the sum of its gradient over chunks are those of float32."""
+    torch.manual_seed(0)
+    count, size, vocabulary = 256, 32, 50
+    linear = torch.nn.Linear(size, vocabulary)
+    hidden, tokens = torch.randn(count, size, requires_grad=True), torch.randint(0, vocabulary, (count,))
+    found = token_terms(hidden, linear, tokens, temperature=0.7, chunk=4, dtype=torch.bfloat16, entropy=True)
+    logits = (hidden.detach().bfloat16() @ linear.weight.detach().bfloat16().T).double() + linear.bias.detach()
+    expected = (logits / 0.7).log_softmax(-1)
+    assert found.logprobs.dtype == torch.float32
+    assert found.entropy is not None
+    assert torch.allclose(found.logprobs.detach().double(), expected.gather(-1, tokens[:, None])[:, 0], atol=2e-6)
+    assert torch.allclose(found.entropy.double(), -(expected.exp() * expected).sum(-1), atol=5e-6)
+    found.logprobs.sum().backward()
+    # dW = Σ (1[token] − p)·h / τ; a sum of 64 chunks in bfloat16 is off by 0.010.
+    slope = (torch.nn.functional.one_hot(tokens, vocabulary) - expected.exp()) / 0.7
+    truth = slope.T @ hidden.detach().double()
+    assert float((linear.weight.grad - truth).norm() / truth.norm()) < 0.005

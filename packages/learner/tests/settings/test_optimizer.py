@@ -13,21 +13,20 @@ def test_the_learning_rate_rises_linearly_and_stays() -> None:
 @pytest.mark.parametrize(
     ("decay", "expected"),
     [
-        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
-        ("linear", [0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]),
-        ("cosine", [0.5, 1.0, 0.8535534, 0.5, 0.1464466, 0.0, 0.0]),
+        ("linear", [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        ("cosine", [0.5, 1.0, 0.9045085, 0.6545085, 0.3454915, 0.0954915, 0.0]),
     ],
 )
-def test_after_the_warm_up_the_learning_rate_falls_to_0_at_the_horizon_and_stays(
+def test_after_the_warm_up_the_learning_rate_falls_to_0_after_the_last_step_of_its_decay_and_stays(
     decay: str, expected: list[float]
 ) -> None:
-    config = OptimizerConfig(warmup_steps=2, decay=decay, decay_steps=0 if decay == "constant" else 6)
+    config = OptimizerConfig(warmup_steps=2, decay=decay, decay_steps=6)
     assert [config.factor_at(step) for step in range(1, 8)] == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize(("decay", "build"), [("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")])
 def test_a_decay_is_that_of_torch(decay: str, build: str) -> None:
-    config = OptimizerConfig(warmup_steps=0, decay=decay, decay_steps=20)
+    config = OptimizerConfig(warmup_steps=0, decay=decay, decay_steps=19)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
     settings = {"T_max": 20} if decay == "cosine" else {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 20}
     schedule = getattr(torch.optim.lr_scheduler, build)(optimizer, **settings)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint, Checkpoints
     from .export import save_policy
     from .group import LearnerGroup
-    from .health import Flag, Thresholds, flags
+    from .health import Flag, Thresholds, flags, judged
     from .learner import Learner
     from .loop import canary, restore, train
     from .objective.advantages import group_advantages
@@ -54,7 +54,7 @@ _MODULES = {
     "checkpoint": ("Checkpoint", "Checkpoints"),
     "export": ("save_policy",),
     "group": ("LearnerGroup",),
-    "health": ("Flag", "Thresholds", "flags"),
+    "health": ("Flag", "Thresholds", "flags", "judged"),
     "learner": ("Learner",),
     "loop": ("canary", "restore", "train"),
     "objective.advantages": ("group_advantages",),
@@ -119,6 +119,7 @@ __all__ = [
     "canary",
     "flags",
     "group_advantages",
+    "judged",
     "matmul_rate",
     "minibatches",
     "prepare",

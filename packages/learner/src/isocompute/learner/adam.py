@@ -51,6 +51,15 @@ class Optimizer:
         # Not finite if either is not.
         return norms[0] if all(norm < float("inf") for norm in norms) else sum(norms)
 
+    def idle(self, norm: float) -> bool:
+        """Whether a step would change nothing: there is no gradient, nor was there one before.
+
+        Args:
+            norm: Norm of the policy's gradient.
+        """
+        decays = bool(self._config.optimizer.weight_decay)
+        return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
+
     def step(self, number: int) -> float:
         """Take a step; return the policy's learning rate.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .errors import LearnerError
 from .settings.batch import BatchConfig
 from .settings.checks import positive
 from .settings.compute import ComputeConfig
@@ -67,7 +68,15 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         positive(self, "learning_rate", "temperature")
         # Whatever is missing is named now, and not in the first update.
-        _ = self.objective.resolved
+        chosen = self.objective.resolved
+        for given, name, reason in (
+            (chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None},
+             "a bound of the ratio", "surrogate is 'policy_gradient', which clips nothing"),
+            (self.batch.trained_rollouts is not None and chosen.baseline == "gae",
+             "batch.trained_rollouts", "the baseline is a critic's, which the other responses do not sharpen"),
+        ):  # fmt: skip
+            if given:
+                raise LearnerError(f"{name} is set, and {reason}: it must be left out")
 
     def learning_rate_at(self, step: int) -> float:
         """Learning rate of update ``step``, counted from 1; see ``OptimizerConfig.factor_at``.
@@ -81,7 +90,12 @@ class LearnerConfig:
     def measures_first(self) -> bool:
         """Whether a batch passes through the model once before it is learnt from.
 
-        So it is where advantages depend on values or on a KL in the reward, and where updates are off-policy.
+        So it is where advantages depend on it, and where updates are off-policy.
         """
+        return self.measures_for_advantages or self.objective.off_policy
+
+    @property
+    def measures_for_advantages(self) -> bool:
+        """Whether advantages depend on what is measured: on values, or on a KL in the reward."""
         in_reward = bool(self.kl.coefficient) and self.kl.place == "reward"
-        return in_reward or self.objective.off_policy or self.objective.resolved.baseline == "gae"
+        return in_reward or self.objective.resolved.baseline == "gae"

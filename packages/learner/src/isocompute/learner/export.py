@@ -19,6 +19,7 @@ TOKENIZER_FILES = (
     "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tekken.json",
 )  # fmt: skip
 """What a tokenizer is saved as; a model has some of them."""
+GENERATION = "generation_config.json"
 
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -26,8 +27,8 @@ Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
     """Save a policy as a Hugging Face folder, whole or not at all: what was there is replaced.
 
-    The configuration, the generation configuration and the tokenizer are the base model's, its files copied as they
-    are; the weights are safetensors, a tensor that is tied to another saved once.
+    The configuration is the base model's, and so are the generation configuration and the tokenizer, whose files are
+    copied as they are; the weights are safetensors, a tensor that is tied to another saved once.
 
     Args:
         weights: The policy's tensors by their Hugging Face names, as ``Learner.weights`` and ``LearnerGroup.weights``
@@ -40,15 +41,17 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
         The folder.
 
     Raises:
-        LearnerError: The base model's configuration cannot be read, the weights are not those of such a model, or the
-            folder cannot be written.
+        LearnerError: The base model's configuration cannot be read, the weights are not those of such a model, the
+            folder holds something else than a model or is the base model's own, or it cannot be written.
     """
+    final = Path(folder).absolute()
+    _check_place(final, base)
     given = {name: tensor if dtype is None else tensor.to(dtype) for name, tensor in dict(weights).items()}
     policy = _policy(given, str(base))
-    final = Path(folder).absolute()
     with whole_folder(final, what="the policy", error=LearnerError) as aside:
         policy.save_pretrained(aside)
-        for name in TOKENIZER_FILES:
+        (aside / GENERATION).unlink(missing_ok=True)
+        for name in (GENERATION, *TOKENIZER_FILES):
             found = _file_of(str(base), name)
             if found is not None:
                 shutil.copyfile(found, aside / name)
@@ -76,10 +79,24 @@ def _policy(given: dict[str, torch.Tensor], base: str) -> Any:
     policy.load_state_dict(given, strict=False, assign=True)
     policy.tie_weights()
     policy.config.dtype = next(iter(given.values())).dtype
-    generation = _file_of(base, "generation_config.json")
-    if generation is not None:
-        policy.generation_config = GenerationConfig.from_pretrained(Path(generation).parent)
+    # Its own would be checked, and refused where transformers finds fault with the base model's.
+    policy.generation_config = GenerationConfig()
     return policy
+
+
+def _check_place(folder: Path, base: str | Path) -> None:
+    """Refuse a folder that would lose what it holds.
+
+    Raises:
+        LearnerError: It is the base model's, or holds something else than a model.
+    """
+    if folder.resolve() == Path(base).absolute().resolve():
+        raise LearnerError(f"{folder} is the base model; the policy must be saved somewhere else")
+    if folder.is_dir() and not (folder / "config.json").exists() and any(folder.iterdir()):
+        raise LearnerError(
+            f"{folder} holds files and no model, and saving the policy there would delete them: name an empty folder, "
+            "a new one, or one with a model to be replaced"
+        )
 
 
 def _file_of(base: str, name: str) -> str | None:

@@ -36,7 +36,8 @@ class LearnerGroup:
         device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` one GPU.
         patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
         load_patience: Timeout for loading the model, s.
-        update_patience: Timeout for an update, and for any other call, s.
+        update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
+            gives up after twice the longer of this and ``load_patience``.
         grace: Timeout for the peers of a rank that failed, s.
 
     Raises:
@@ -80,7 +81,12 @@ class LearnerGroup:
         if self.broken:
             self._start(config)
         else:
-            self._wait([rank.reset.remote(config) for rank in self._ranks], "reset")
+            try:
+                self._wait([rank.reset.remote(config) for rank in self._ranks], "reset", self._load_patience)
+            except LearnerError:
+                # Ranks that could not load the model again hold none.
+                self.close()
+                raise
         self.config, self.version = config, 0
 
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
@@ -90,7 +96,7 @@ class LearnerGroup:
             RankError: A rank died or timed out; the group is broken.
         """
         ranks = self._in_use()
-        parts = shares(rollouts, len(ranks))
+        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
         calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
         measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
         return measured
@@ -109,7 +115,7 @@ class LearnerGroup:
         parts = shares(batch, len(ranks), free=self._free(batch))
         calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
         first: UpdateReport = self._wait(calls, "update")[0]
-        self.version += advance
+        self.version += advance and first.optimizer_steps
         return first
 
     def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
@@ -123,10 +129,6 @@ class LearnerGroup:
         """See ``Learner.agreement``; asked of the first rank."""
         found: Agreement = self._wait([self._in_use()[0].agreement.remote(rollouts)], "compare")[0]
         return found
-
-    def sync_error(self, rollouts: pl.DataFrame) -> float:
-        """The largest difference alone (nats); see ``agreement``."""
-        return self.agreement(rollouts).maximum
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
         """The first rank's tensors by their Hugging Face names; all ranks hold the same."""
@@ -175,9 +177,10 @@ class LearnerGroup:
             self._reserve_places()
             actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else 1)(RankActor)
             strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
+            longest = max(self._update_patience, self._load_patience)
             # An actor without a name ends with the process that started it.
             self._ranks = [
-                actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device)
+                actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device, longest)
                 for rank in range(self._world_size)
             ]
             (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)

@@ -1,8 +1,8 @@
 """Is a run healthy? Flags from its records: entropy, length, reward, and the sampler's agreement with the learner.
 
 The IsoCompute Playbook (arXiv 2603.12151, section 3) names what an unhealthy run looks like: without an entropy bonus
-the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 1);
-a learning rate that is too high for its batch ends in a fall of the reward (Factor 2). The section gives no numbers for
+the entropy collapses on easy problems, and with one it explodes on hard ones, and response lengths with it (Factor 2);
+a learning rate that is too high for its batch ends in a fall of the reward (Factor 3). The section gives no numbers for
 a flag: those in ``Thresholds`` are this library's.
 """
 
@@ -23,17 +23,20 @@ class Thresholds:
 
     Attributes:
         window: Steps that are averaged.
-        entropy_low: Share of the start's entropy below which it has collapsed.
+        entropy_low: Share of the start's entropy below which it has collapsed, where it stays there for ``window``
+            steps in which the policy neither solves its problems nor learns.
         solved: Mean reward from which on a low entropy is no fault: there is little left to explore.
         entropy_high: Multiple of the start's entropy above which it has exploded.
         entropy_rise: Least rise that counts as an explosion (nats per token).
         length_high: Multiple of the start's response length above which it has exploded.
         length_rise: Least rise that counts as an explosion (tokens).
-        reward_gain: Rise of the mean reward that longer responses are worth.
+        reward_gain: Rise of the mean reward that excuses longer responses (since the start) and a low entropy (over the
+            last two windows).
         truncated: Share of truncated responses that is too high.
         truncated_rise: Least rise of that share since the start.
-        reward_errors: Standard errors by which the reward must be below its start.
+        reward_errors: Standard errors by which the reward must be below its start, or below its best window.
         reward_fall: Least fall of the mean reward that counts.
+        reward_lost: Share of the gain, from the start to the best window, that a fall from that window must exceed.
         weight: Largest distance of the mean truncated importance weight from 1.
         k3: Largest k3 estimate of KL(sampler ‖ learner) (nats per token).
         effective_sample_size: Smallest effective sample size, as a share of the tokens.
@@ -41,7 +44,7 @@ class Thresholds:
 
     window: int = 10
     entropy_low: float = 0.1
-    solved: float = 0.95
+    solved: float = 0.85
     entropy_high: float = 2.0
     entropy_rise: float = 0.2
     length_high: float = 2.0
@@ -51,6 +54,7 @@ class Thresholds:
     truncated_rise: float = 0.1
     reward_errors: float = 5.0
     reward_fall: float = 0.05
+    reward_lost: float = 0.5
     weight: float = 0.1
     k3: float = 0.01
     effective_sample_size: float = 0.9
@@ -85,11 +89,28 @@ def flags(records: Iterable[Record], thresholds: Thresholds | None = None) -> li
         records: What ``watch`` was called with. Where a step was taken again, its last record counts.
         thresholds: When to flag; None for the defaults.
     """
-    limits = thresholds or Thresholds()
-    steps = {record.step: record for record in records if isinstance(record, StepRecord)}
-    ordered = [steps[step] for step in sorted(steps)]
+    limits, ordered = thresholds or Thresholds(), _steps(records)
     found = [check(ordered, limits) for check in _CHECKS]
     return sorted((flag for flag in found if flag is not None), key=lambda flag: (flag.step, flag.name))
+
+
+def judged(records: Iterable[Record], thresholds: Thresholds | None = None) -> bool:
+    """Return whether a run is long enough to be judged: two windows of steps with completed responses.
+
+    In a shorter one there is no start to compare with: only ``mismatch`` is looked for, and having no flag says little.
+
+    Args:
+        records: As for ``flags``.
+        thresholds: As for ``flags``.
+    """
+    limits = thresholds or Thresholds()
+    return len(_series(_steps(records), "reward").steps) >= 2 * limits.window
+
+
+def _steps(records: Iterable[Record]) -> list[StepRecord]:
+    """The last record of every step, in order."""
+    steps = {record.step: record for record in records if isinstance(record, StepRecord)}
+    return [steps[step] for step in sorted(steps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +122,15 @@ class _Series:
 
     def windows(self, window: int) -> Iterable[tuple[int, float, float]]:
         """The step at the end of every window after the start, the mean of the start and that of the window."""
-        sums = np.concatenate([[0.0], np.cumsum(self.values)])
+        means = self.means(window)
         for end in range(2 * window, len(self.values) + 1):
-            yield self.steps[end - 1], sums[window] / window, (sums[end] - sums[end - window]) / window
+            yield self.steps[end - 1], means[0], means[end - window]
+
+    def means(self, window: int) -> np.ndarray:
+        """The mean of every window, in the order of their first steps."""
+        sums = np.concatenate([[0.0], np.cumsum(self.values)])
+        means: np.ndarray = (sums[window:] - sums[:-window]) / window
+        return means
 
 
 def _series(records: Sequence[StepRecord], name: str) -> _Series:
@@ -117,14 +144,26 @@ def _series(records: Sequence[StepRecord], name: str) -> _Series:
 
 
 def _entropy_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
-    rewards = {step: now for step, _, now in _series(records, "reward").windows(limits.window)}
+    rewards = _series(records, "reward")
+    means = rewards.means(limits.window)
+    # The window at each step, and the one that ended two windows before; early in a run, the start.
+    learnt = {
+        step: (now, now - means[max(0, place - 2 * limits.window)])
+        for place, (step, _, now) in enumerate(rewards.windows(limits.window), start=limits.window)
+    }
+    held = 0
     for step, start, now in _series(records, "sampled_entropy").windows(limits.window):
-        if start > 0 and now < limits.entropy_low * start and rewards.get(step, 0.0) < limits.solved:
+        reward, gain = learnt.get(step, (math.inf, math.inf))
+        low = start > 0 and now < limits.entropy_low * start
+        # For as many steps as a window has: noise alone often takes one window's reward below ``solved``.
+        held = held + 1 if low and reward < limits.solved and gain < limits.reward_gain else 0
+        if held == limits.window:
             reason = (
                 f"the entropy fell from {start:.3g} to {now:.3g} nats per token, below {limits.entropy_low:g} of its "
-                f"start, at a mean reward of {rewards.get(step, math.nan):.3g}"
+                f"start, at a mean reward of {reward:.3g} that changed by {gain:+.2g} in {2 * limits.window} steps"
             )
-            return Flag(name="entropy_collapse", step=step, reason=reason, values={"start": start, "now": now})
+            values = {"start": start, "now": now, "reward": reward, "gain": gain}
+            return Flag(name="entropy_collapse", step=step, reason=reason, values=values)
     return None
 
 
@@ -166,20 +205,45 @@ def _truncation(records: Sequence[StepRecord], limits: Thresholds) -> Flag | Non
 
 def _reward_collapse(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:
     whole = [record for record in records if not record.dropped_problems]
-    rewards = _series(whole, "reward")
-    # The noise of a step, whatever the trend: half the mean square of differences between neighbours.
-    squares = np.concatenate([[0.0], np.cumsum(np.diff(rewards.values) ** 2)]) / 2
-    for end, (step, start, now) in enumerate(rewards.windows(limits.window), start=2 * limits.window):
-        error = math.sqrt(2 * squares[end - 1] / (end - 1) / limits.window)
+    rewards, window = _series(whole, "reward"), limits.window
+    means, noise = rewards.means(window), _Noise.of(rewards.values)
+    peak = 0
+    for end, (step, start, now) in enumerate(rewards.windows(window), start=2 * window):
+        # Of windows side by side, as luck has fewer tries there, and none shares a step with the last one.
+        if end % window == 0 and means[end - 2 * window] > means[peak]:
+            peak = end - 2 * window
+        best, gain, error = means[peak], means[peak] - start, noise.error(0, end, window)
+        # Rewards are noisier in the middle of their range than at its ends: the noise since the best counts, too.
+        since = max(error, noise.error(peak, end, window))
         if start - now > max(limits.reward_errors * error, limits.reward_fall):
-            reason = (
-                f"the mean reward fell from {start:.3g} to {now:.3g}, by more than {limits.reward_errors:g} standard "
-                f"errors of {error:.2g}"
-            )
-            return Flag(
-                name="reward_collapse", step=step, reason=reason, values={"start": start, "now": now, "error": error}
-            )
+            fall = f"{start:.3g} to {now:.3g}, by more than"
+        elif best - now > max(limits.reward_errors * since, limits.reward_fall, limits.reward_lost * gain):
+            error = since
+            lost = f"{limits.reward_lost:g} of its gain of {gain:.3g}"
+            fall = f"{best:.3g} at its best to {now:.3g}, by more than {lost} and"
+        else:
+            continue
+        values = {"start": start, "best": best, "now": now, "error": error}
+        reason = f"the mean reward fell from {fall} {limits.reward_errors:g} standard errors of {error:.2g}"
+        return Flag(name="reward_collapse", step=step, reason=reason, values=values)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Noise:
+    """The noise of steps, whatever the trend: half the mean square of differences between neighbours."""
+
+    sums: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> _Noise:
+        """Take it from the values of the steps."""
+        return cls(np.concatenate([[0.0], np.cumsum(np.diff(values) ** 2)]) / 2)
+
+    def error(self, first: int, end: int, window: int) -> float:
+        """The standard error of a difference of two windows, by the noise of the steps ``first`` to ``end`` − 1."""
+        variance = (self.sums[end - 1] - self.sums[first]) / (end - 1 - first)
+        return math.sqrt(2 * variance / window)
 
 
 def _mismatch(records: Sequence[StepRecord], limits: Thresholds) -> Flag | None:

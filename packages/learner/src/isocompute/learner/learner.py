@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,17 @@ from .adam import Optimizer
 from .batch import MicroBatch, Responses, read
 from .collective import Collective
 from .config import LearnerConfig
-from .errors import DivergenceError, LearnerError, SyncError
-from .metrics import Mean, added, reduced
-from .objective.loss import ObjectiveInputs, loss_metrics, objective
+from .errors import LearnerError
+from .metrics import Mean, added, reduced, with_zeros
+from .objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from .objective.prepare import sampled_counts
 from .objective.ragged import Ragged, listed
 from .rate import matmul_rate, shape_of, training_operations
+from .refusals import check_outcome, check_prepared, check_versions
 from .reports import Agreement, Average, UpdateReport
 from .skipping import skipped
 from .state import take_over, tensors_of
-from .sync import BROKEN, agreement, check_finite, check_sync, compare
+from .sync import agreement, check_sync, compare
 
 
 class Learner:
@@ -61,22 +61,39 @@ class Learner:
         self._load(config)
 
     def reset(self, config: LearnerConfig) -> None:
-        """Go back to the base model's weights, a fresh optimizer and version 0."""
+        """Go back to the base model's weights, a fresh optimizer and version 0.
+
+        Where that fails the learner has no model until it is reset again.
+        """
         # The base model is read again, so that no copy of it is held; what there was is freed first.
-        del self.policy, self._forward, self._optimizer, self._reference
+        for name in ("_policy", "critic", "_forward", "_optimizer", "_reference"):
+            self.__dict__.pop(name, None)
         self._load(config)
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        """The policy.
+
+        Raises:
+            LearnerError: There is none, because the last reset failed.
+        """
+        if "_policy" not in self.__dict__:
+            raise LearnerError("the learner has no model, because its last reset failed; call reset() again")
+        return self._policy
 
     def _load(self, config: LearnerConfig) -> None:
         self.config, self.version = config, 0
         settings: dict[str, Any] = {"temperature": config.temperature, "device": self.device}
-        self.policy = policies.load_policy(self.model, device=self.device, dtype=self._dtype)
+        self._policy = policies.load_policy(self.model, device=self.device, dtype=self._dtype)
         self._forward = policies.Forward(self.policy, config.compute, **settings)
+        # While there are weights alone on the device: a rate is measured with large factors.
+        self._rate = matmul_rate(self.device, self._forward.dtype)
         self._reference: policies.Forward | None = None
         if config.kl.coefficient:
             lower = config.compute.precision == "bfloat16" and self._dtype == torch.float32
             kind = torch.bfloat16 if lower else self._dtype
             base = policies.reference_of(self.model, device=self.device, dtype=kind)
-            self._reference = policies.Forward(base, config.compute, **settings)
+            self._reference = policies.Forward(base, config.compute, like=self._forward, **settings)
         self.critic: policies.ValueHead | None = None
         if config.objective.resolved.baseline == "gae":
             share = config.critic.coefficient if config.critic.through_policy else 0.0
@@ -104,10 +121,6 @@ class Learner:
         joined = torch.cat(compared, dim=1)
         return agreement(joined, step=self.version + 1, largest=_alone, total=_alone)
 
-    def sync_error(self, rollouts: pl.DataFrame) -> float:
-        """The largest difference alone (nats); see ``agreement``."""
-        return self.agreement(rollouts).maximum
-
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Pass responses through the model without learning from them.
 
@@ -123,33 +136,45 @@ class Learner:
             DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: The rollouts do not fit the model.
         """
-        self._check_version(rollouts)
-        found: dict[str, list[torch.Tensor]] = {"old_logprobs": []}
-        found |= {"reference_logprobs": []} if self._reference is not None else {}
-        found |= {"values": []} if self.critic is not None else {}
+        check_versions(rollouts, self.version, self._together.total)
+        responses = self._read(rollouts)
+        used = ~self._left_out(responses) if "advantage" in rollouts.columns else np.ones(len(responses), dtype=bool)
+        names = ["old_logprobs", *(["reference_logprobs"] if self._reference is not None else [])]
+        names += ["values"] if self.critic is not None else []
+        found = {name: np.zeros(responses.counts.sum()) for name in names}
+        # Nothing reads those of a response that is left out of the update, too.
+        found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
-        for batch in self._batches(self._read(rollouts)):
-            with torch.no_grad(), self._forward.attending(batch):
-                hidden = self._forward.hidden(batch)
-                found["old_logprobs"].append(self._forward.terms(hidden, batch).logprobs)
-                if self.critic is not None:
-                    found["values"].append(self.critic(hidden))
-            if self._reference is not None:
-                found["reference_logprobs"].append(self._reference.logprobs(batch))
-            compared.append(compare(found["old_logprobs"][-1], batch.sampler_logprobs))
+        for piece in self._forward.pieces(responses, np.flatnonzero(used)):
+            batch, tokens = self._forward.micro_batch(responses, piece), responses.tokens_of(piece.rows)
+            measured = self._measured(batch)
+            compared.append(compare(measured["old_logprobs"], batch.sampler_logprobs))
+            for name, values in measured.items():
+                found[name][tokens] = values.double().cpu().numpy()
         self._verify(torch.cat(compared, dim=1))
         lengths = sampled_counts(rollouts)
         return rollouts.with_columns(
-            listed(name, Ragged(values=torch.cat([self._nothing(0), *parts]).cpu().numpy(), lengths=lengths))
-            for name, parts in found.items()
+            listed(name, Ragged(values=values, lengths=lengths)) for name, values in found.items()
         )
 
+    def _measured(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A number for each sampled token of a micro-batch, by the name of its column."""
+        with torch.no_grad(), self._forward.attending(batch):
+            hidden = self._forward.hidden(batch)
+            found = {"old_logprobs": self._forward.terms(hidden, batch).logprobs}
+            if self.critic is not None:
+                found["values"] = self.critic(hidden)
+        if self._reference is not None:
+            found["reference_logprobs"] = self._reference.logprobs(batch)
+        return found
+
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Take one optimizer step.
+        """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
 
         Args:
             batch: This rank's share of an update's responses, with the columns of ``objective.prepare``.
-            advance: Whether the version of the weights is counted up: with the last optimizer step of a batch.
+            advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
+                a batch.
 
         Returns:
             What the step did, over the shares of all ranks.
@@ -158,23 +183,27 @@ class Learner:
             SyncError: The responses were sampled with other weights than the learner's. The policy is as it was.
             DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite. The
                 policy is as it was.
-            LearnerError: No rank has a response token, or the rollouts do not fit the model. The policy is as it was.
+            LearnerError: No rank has a response token, the batch was not prepared, or it does not fit the model. The
+                policy is as it was.
         """
-        self._check_version(batch)
+        check_versions(batch, self.version, self._together.total)
+        check_prepared(batch, step=self.version + 1)
         responses = self._read(batch)
-        tokens = int(self._together.total(int(responses.counts.sum())))
+        left_out = self._left_out(responses)
+        own = responses.counts.sum(), responses.counts[~left_out].sum(), left_out.sum(), len(responses)
+        tokens, passed, *counted = (int(self._together.total(int(count))) for count in own)
         if not tokens:
             raise LearnerError(f"step {self.version + 1} has no response token to learn from")
-        left_out = skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
         found, means, broken, operations = self._backward(responses, np.flatnonzero(~left_out))
         self._together.gradients(self._optimizer.parameters)
         norm = self._optimizer.clip()
-        means = reduced(means, self._together.sum)
-        self._check_outcome(norm, means["loss"].value, broken)
-        rate = self._optimizer.step(self.version + 1)
+        # A token that was skipped has no advantage, so that no bound takes a gradient from it.
+        means = with_zeros(reduced(means, self._together.sum), CLIPPED, tokens - passed)
+        check_outcome(norm, means["loss"].value, broken, self.config, step=self.version + 1)
+        steps = 0 if self._optimizer.idle(norm) else 1
+        rate = self._optimizer.step(self.version + 1) if steps else 0.0
         self._optimizer.forget_gradients()
-        self.version += advance
-        counted = [self._together.total(int(count)) for count in (left_out.sum(), len(responses))]
+        self.version += advance and steps
         return UpdateReport(
             objective={name: Average.of(mean) for name, mean in means.items()},
             gradient_norm=norm,
@@ -183,10 +212,12 @@ class Learner:
             sync_mean=found.mean,
             sync_k3=found.k3,
             sync_quantile=found.quantile,
+            optimizer_steps=steps,
             trained_tokens=tokens,
+            passed_tokens=passed,
             skipped=Average(total=counted[0], count=counted[1]),
             operations=self._together.total(operations),
-            machine_rate=self._together.total(matmul_rate(self.device, self._forward.dtype)),
+            machine_rate=self._together.total(self._rate),
         )
 
     def _read(self, rollouts: pl.DataFrame) -> Responses:
@@ -196,15 +227,6 @@ class Learner:
         rows = np.arange(len(responses)) if rows is None else rows
         for piece in self._forward.pieces(responses, rows):
             yield self._forward.micro_batch(responses, piece)
-
-    def _check_version(self, rollouts: pl.DataFrame) -> None:
-        stale = rollouts.filter(pl.col("weights_version") != self.version)
-        if self._together.total(len(stale)):
-            versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
-            raise SyncError(
-                f"a batch for step {self.version + 1} was sampled with weights version {versions}, "
-                f"and the learner is at {self.version}: a sync was skipped"
-            )
 
     def _backward(
         self, responses: Responses, rows: np.ndarray
@@ -229,7 +251,9 @@ class Learner:
                 loss, parts = objective(inputs, self.config)
                 loss.backward()
             means = added(means, parts)
-            operations += self._operations(batch)
+            # A forward pass of the reference is a third of the policy's two.
+            reference = inputs.reference_logprobs is not None and "reference_logprobs" not in batch.measured
+            operations += self._operations(batch) * (4 / 3 if reference else 1)
             broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, batch.sampler_logprobs)])
         assert found is not None
         self._together.sum(broken)
@@ -238,16 +262,21 @@ class Learner:
 
     def _compared(self, responses: Responses, rows: np.ndarray) -> torch.Tensor:
         """Compare with the sampler where no forward pass of a policy that just sampled follows."""
-        if "old_logprobs" in responses.of_tokens:
-            old = torch.tensor(responses.of_tokens["old_logprobs"].values, dtype=self._dtype)
-            sampler = torch.tensor(responses.logprobs.values[responses.sampled], dtype=self._dtype)
+        if len(rows):
+            tokens = responses.tokens_of(rows)
+            old = torch.tensor(responses.of_tokens["old_logprobs"].values[tokens], dtype=self._dtype)
+            sampler = torch.tensor(responses.logprobs.values[responses.sampled][tokens], dtype=self._dtype)
             return compare(old.to(self.device), sampler.to(self.device))
-        if not len(rows) and len(responses):
+        if len(responses):
             # Nothing can change the update; stale weights must show all the same.
             batch = next(self._batches(responses, np.arange(1)))
             return compare(self._forward.logprobs(batch), batch.sampler_logprobs)
         # This rank's share is empty, and the others wait for it in the collective.
         return self._nothing(3, 0)
+
+    def _left_out(self, responses: Responses) -> np.ndarray:
+        """Which responses cannot change the update, so that they do not pass through the model."""
+        return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
 
     def _inputs(self, batch: MicroBatch) -> ObjectiveInputs:
         entropy = self.config.entropy
@@ -281,27 +310,7 @@ class Learner:
         """Arithmetic of a forward and a backward pass; see ``rate.training_operations``."""
         if self._shape is None:
             return 0.0
-        places = batch.position_ids
-        if batch.attention_mask is not None:
-            places = places[batch.attention_mask.bool()]
-        keys = int((places + 1).sum())
-        return training_operations(self._shape, tokens=places.numel(), predictions=len(batch.tokens), keys=keys)
-
-    def _check_outcome(self, norm: float, loss: float, broken: tuple[float, float]) -> None:
-        """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does."""
-        step = self.version + 1
-        check_finite(broken[0], step=step)
-        if broken[1]:
-            check_sync(BROKEN, self.config, step=step)
-        if not math.isfinite(norm):
-            raise DivergenceError(
-                f"step {step} has a gradient that is not finite ({norm}): an advantage of the batch is not finite, "
-                "or the policy has diverged; no update was made"
-            )
-        if not math.isfinite(loss):
-            raise DivergenceError(
-                f"step {step} has a loss that is not finite ({loss}): the policy has diverged; no update was made"
-            )
+        return training_operations(self._shape, tokens=batch.passed, predictions=len(batch.tokens), keys=batch.keys)
 
     def _verify(self, compared: torch.Tensor) -> Agreement:
         """Compare with the sampler before any backward; all ranks fail together or none does."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import TypeVar
 
 import polars as pl
 
 from .errors import DivergenceError
 from .objective.minibatches import minibatches
-from .objective.prepare import prepare
+from .objective.prepare import estimated, prepare
 from .protocols import Updater
 from .records import AdvantageStatistics, UpdateReport
 from .reports import of_batch
@@ -31,6 +32,8 @@ class Learnt:
     Attributes:
         update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
         advantages: The advantages learnt from; None where there is none.
+        measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
+            equal.
         retries: How often an optimizer step was tried again.
         diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
             made; the version of the weights was not counted up.
@@ -38,6 +41,7 @@ class Learnt:
 
     update: UpdateReport | None = None
     advantages: AdvantageStatistics | None = None
+    measure_seconds: float = field(default=0.0, compare=False)
     retries: int = 0
     diverged: bool = False
 
@@ -64,21 +68,34 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
     rollouts = rollouts.filter(pl.col("cohort") != "failed")
     if rollouts.filter(pl.col("cohort") == "trained").is_empty():
         return Learnt()
-    if config.measures_first:
-        measured = tries.attempt(partial(learner.measure, rollouts))
-        if measured is None:
-            return Learnt(retries=tries.retries, diverged=True)
-        rollouts = measured
-    batch = prepare(rollouts, config)
+    began = perf_counter()
+    batch = _prepared(learner, rollouts, tries)
+    taken = perf_counter() - began if config.measures_first else 0.0
+    if batch is None:
+        return Learnt(measure_seconds=taken, retries=tries.retries, diverged=True)
     advantages = advantage_statistics(batch)
     parts = list(minibatches(batch, config, seed=run.seed, step=step))
     reports = []
     for number, part in enumerate(parts, start=1):
         report = tries.attempt(partial(learner.update, part, advance=number == len(parts)))
         if report is None:
-            return Learnt(advantages=advantages, retries=tries.retries, diverged=True)
+            return Learnt(advantages=advantages, measure_seconds=taken, retries=tries.retries, diverged=True)
         reports.append(report)
-    return Learnt(update=of_batch(reports), advantages=advantages, retries=tries.retries)
+    return Learnt(update=of_batch(reports), advantages=advantages, measure_seconds=taken, retries=tries.retries)
+
+
+def _prepared(learner: Updater, rollouts: pl.DataFrame, tries: _Tries) -> pl.DataFrame | None:
+    """The batch, with what was measured of it where that is needed; None when the policy has diverged.
+
+    No response passes through the model for it that nothing needs: advantages that depend on what is measured need
+    the responses that they are computed from, others only those that are learnt from.
+    """
+    config = learner.config
+    if config.measures_for_advantages:
+        measured = tries.attempt(partial(learner.measure, estimated(rollouts, config)))
+        return None if measured is None else prepare(measured, config)
+    batch = prepare(rollouts, config)
+    return tries.attempt(partial(learner.measure, batch)) if config.measures_first else batch
 
 
 class _Tries:

@@ -179,6 +179,7 @@ class _Cell:
                 rollouts=progress.rollouts,
                 sample_seconds=sampled - began,
                 update_seconds=learned - ready,
+                measure_seconds=learnt.measure_seconds,
                 sync_seconds=sync_seconds,
                 responses=response_statistics(rollouts),
                 advantages=learnt.advantages,

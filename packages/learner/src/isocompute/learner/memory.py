@@ -9,8 +9,9 @@ from typing import Any
 
 from .config import LearnerConfig
 from .errors import LearnerError
+from .settings.compute import fits
 
-GIB = 2**30
+GIB, MIB = 2**30, 2**20
 FLOAT32 = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
 INDEX = 8
@@ -150,15 +151,15 @@ class Load:
             prompts = ceil(count / rollouts_per_problem) if packed else count
             return prompts * prompt_tokens + count * run
 
-        count = 1
-        while count < most and cost(count + 1) <= micro_batch_tokens:
+        count, whole = 1, prompt_tokens + run
+        while count < most and fits(micro_batch_tokens, positions=cost(count + 1), attended=(count + 1) * whole):
             count += 1
         return cls(
             positions=cost(count),
-            attended=count * (prompt_tokens + run),
+            attended=count * whole,
             sampled=count * response_tokens,
             passes=ceil(most / count),
-            masked=0 if packed else count * (prompt_tokens + run) ** 2,
+            masked=0 if packed else count * whole**2,
         )
 
 
@@ -171,7 +172,7 @@ class MemoryPlan:
         load: What passes through the model together.
         weights: The policy.
         moments: AdamW's two moments.
-        base: The base model: the reference of a KL, and what a reset goes back to.
+        base: The base model as the reference of a KL; 0 without one.
         lower: Copies of the weights in the type of the activations, where that is another.
         gradients: Gradients that are there at the peak.
         activations: What layers keep for the backward pass.
@@ -195,6 +196,11 @@ class MemoryPlan:
         """All together (bytes)."""
         return sum(size for _, size in self._rows())
 
+    @property
+    def unit(self) -> tuple[str, int]:
+        """The unit that it is printed in, and its bytes."""
+        return ("GiB", GIB) if self.peak >= GIB else ("MiB", MIB)
+
     def _rows(self) -> list[tuple[str, float]]:
         load = f"{self.load.positions:,} tokens"
         return [
@@ -210,7 +216,8 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         rows = [*[row for row in self._rows() if row[1]], ("in all", self.peak)]
-        return "\n".join(f"{name:<60}{size / GIB:>9.2f} GiB" for name, size in rows)
+        name, unit = self.unit
+        return "\n".join(f"{row:<60}{size / unit:>9.2f} {name}" for row, size in rows)
 
 
 def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
@@ -219,7 +226,8 @@ def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
     It is reached in one of three places of a backward pass: in the output head, with the activations of all layers
     kept; in the last layer; or in the first one, where of activations none are left and of gradients all are there.
     Not modelled: what allocators keep and fragment, workspaces of libraries, the process and its code, the rollouts in
-    main memory, other feed-forward layers than gated ones, adapters, and buffers of collectives (they reduce in place).
+    main memory, other feed-forward layers than gated ones, adapters, buffers of collectives (they reduce in place), and
+    the copies of shared keys and values that a GPU makes for each head in float32.
 
     Args:
         shape: The model.
@@ -288,11 +296,14 @@ def _head(shape: ModelShape, load: Load, config: LearnerConfig) -> float:
     """Logits of a chunk as often as they are there together, the gradient of what the head is given, and its cast."""
     compute, gradient = config.compute, bool(config.entropy.coefficient)
     chunk = min(compute.head_chunk_tokens, load.sampled)
-    # Beside those of a chunk, in the second one there are still some of the first.
-    copies = (4 if gradient else 2) + (load.sampled > chunk)
-    logits = FLOAT32 if compute.precision == "float32" or compute.float32_head else WIDTHS[compute.precision]
-    cast = shape.vocabulary * shape.hidden * logits if logits != FLOAT32 else 0
-    return copies * chunk * shape.vocabulary * logits + load.sampled * shape.hidden * FLOAT32 + cast
+    copies = 4 if gradient else 2
+    logits, given = float(copies * chunk * shape.vocabulary * FLOAT32), load.sampled * shape.hidden * FLOAT32
+    if compute.precision == "float32" or compute.float32_head:
+        return logits + given
+    # The head is cast, and a chunk's part of its gradient is a product of that type before it is added.
+    cast = shape.vocabulary * shape.hidden * WIDTHS[compute.precision]
+    product = cast + chunk * shape.vocabulary * WIDTHS[compute.precision]
+    return max(logits, product) + given + cast
 
 
 def _micro_batch(load: Load, config: LearnerConfig) -> float:

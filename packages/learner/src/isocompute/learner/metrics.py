@@ -7,7 +7,7 @@ of 7 / 4, not of 3 / 2.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -54,6 +54,18 @@ def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]
         other: Metrics with the same names.
     """
     return {name: metric + other[name] for name, metric in one.items()}
+
+
+def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) -> dict[str, Mean]:
+    """Count zeros that were not measured, since they are known.
+
+    Args:
+        metrics: Metrics by name.
+        names: Those whose mean the zeros are a part of; one that is not there is passed over.
+        count: How many zeros there are.
+    """
+    known = {name: replace(metrics[name], count=metrics[name].count + count) for name in names if name in metrics}
+    return {**metrics, **known}
 
 
 def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], None]) -> dict[str, Mean]:

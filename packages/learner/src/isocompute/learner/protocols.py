@@ -61,7 +61,8 @@ class Updater(Protocol):
         Args:
             batch: Completed responses as a ``rollouts`` table with the columns of ``objective.prepare`` and
                 ``objective.minibatches``.
-            advance: Whether the version of the weights is counted up: with the last optimizer step of a batch.
+            advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
+                a batch.
 
         Raises:
             SyncError: Other weights than the learner's sampled the responses.

@@ -13,15 +13,14 @@ from .config import LearnerConfig
 from .learner import Learner
 from .reports import Agreement, UpdateReport
 
-COLLECTIVE_PATIENCE = timedelta(minutes=30)
-"""Timeout of a collective: how long a rank waits for another in the middle of an update; the group ends it earlier."""
-
 
 class RankActor:
     """One rank: joins the process group, then is a ``Learner``."""
 
-    def __init__(self, rank: int, world_size: int, device: str) -> None:
+    def __init__(self, rank: int, world_size: int, device: str, patience: float) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
+        # How long it waits for another rank in the middle of a call; the group stops waiting for both earlier.
+        self._patience = timedelta(seconds=2 * patience)
 
     def host(self) -> tuple[str, int]:
         """Open the rendezvous store on a free port of this rank's machine; returns the machine and the port."""
@@ -29,7 +28,7 @@ class RankActor:
 
         machine = ray.util.get_node_ip_address()
         self._store = dist.TCPStore(
-            machine, 0, self._world_size, is_master=True, timeout=COLLECTIVE_PATIENCE, wait_for_workers=False
+            machine, 0, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False
         )
         return machine, self._store.port
 
@@ -43,13 +42,13 @@ class RankActor:
         if self._device == "cpu":
             torch.set_num_threads(1)
         if self._rank:
-            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=COLLECTIVE_PATIENCE)
+            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=self._patience)
         dist.init_process_group(
             "gloo" if self._device == "cpu" else "nccl",
             store=self._store,
             rank=self._rank,
             world_size=self._world_size,
-            timeout=COLLECTIVE_PATIENCE,
+            timeout=self._patience,
         )
 
     def load(self, model: str, config: LearnerConfig) -> None:

@@ -36,12 +36,18 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
     right = left.T.contiguous()
     with torch.no_grad():
         seconds = min(_timed(left, right, on_cpu=on_cpu) for _ in range(1 + REPEATS))
+    if not on_cpu:
+        # What torch keeps for later would be missing in an update.
+        del left, right
+        torch.cuda.empty_cache()
     return 2.0 * size**3 / seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the arithmetic of a model follows from.
+    """What the arithmetic of a model follows from, counted in its weights: any transformer has these.
+
+    ``memory.ModelShape`` is read from a configuration, before there are weights, and of Llama-like models only.
 
     Attributes:
         body: Weights that multiply every token: those of the layers.

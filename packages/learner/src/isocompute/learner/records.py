@@ -44,7 +44,7 @@ class ResponseStatistics:
 
     reward: float
     reward_std: float
-    zero_variance_share: float
+    zero_variance_share: float | None
     response_length: float
     truncated_share: float
     interrupted_share: float = 0.0
@@ -79,6 +79,7 @@ class StepRecord:
         rollouts: Rollouts generated for training so far, this step's included.
         sample_seconds: Wall time of sampling.
         update_seconds: Wall time of learning: measuring the batch, where that is needed, and the optimizer steps.
+        measure_seconds: The part of it that measuring took.
         sync_seconds: Wall time of handing the weights to the sampler; None where they have not changed.
         responses: The completed responses; None when there is none.
         advantages: The advantages of those that were learnt from; None when there is none.
@@ -92,6 +93,7 @@ class StepRecord:
     rollouts: int
     sample_seconds: float
     update_seconds: float
+    measure_seconds: float = 0.0
     sync_seconds: float | None = None
     responses: ResponseStatistics | None = None
     advantages: AdvantageStatistics | None = None
@@ -123,8 +125,10 @@ class StepRecord:
             found["sampled_tokens_per_second"] = self.sampled_tokens / self.sample_seconds
         if update is not None and update.trained_tokens and self.update_seconds:
             found["trained_tokens_per_second"] = update.trained_tokens / self.update_seconds
-            if update.operations and update.machine_rate:
-                found["model_flops_utilisation"] = update.operations / self.update_seconds / update.machine_rate
+            found["passed_tokens_per_second"] = update.passed_tokens / self.update_seconds
+            seconds = self.update_seconds - self.measure_seconds
+            if update.operations and update.machine_rate and seconds > 0:
+                found["model_flops_utilisation"] = update.operations / seconds / update.machine_rate
         return found
 
 

@@ -75,9 +75,10 @@ class UpdateReport:
         sync_mean: Mean absolute difference there (nats per token).
         sync_k3: Estimate (k3) of KL(sampler ‖ learner) there (nats per token).
         sync_quantile: The 0.99 quantile of the absolute difference there (nats); see ``Agreement``.
-        optimizer_steps: Optimizer steps taken.
+        optimizer_steps: Optimizer steps taken; 0 where no weight could change.
         trained_tokens: Response tokens that the loss is a sum over, those of skipped responses included; of several
             passes over a batch each counts.
+        passed_tokens: Those of them that passed through the model.
         skipped: Responses that passed neither forward nor backward, since they could not change the update, of the
             responses in the batch.
         operations: Arithmetic of forward and backward (see ``rate.training_operations``); 0 where it is not known.
@@ -94,6 +95,7 @@ class UpdateReport:
     sync_quantile: float = 0.0
     optimizer_steps: int = 1
     trained_tokens: int = 0
+    passed_tokens: int = 0
     skipped: Average = field(default_factory=lambda: Average(total=0.0, count=0.0))
     operations: float = 0.0
     machine_rate: float = field(default=0.0, compare=False)
@@ -121,18 +123,18 @@ def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
     first, last = reports[0], reports[-1]
     if len(reports) == 1:
         return first
-    steps = sum(report.optimizer_steps for report in reports)
     names = first.objective
     return UpdateReport(
         objective={name: _sum([report.objective[name] for report in reports]) for name in names},
-        gradient_norm=sum(report.gradient_norm * report.optimizer_steps for report in reports) / steps,
+        gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
         learning_rate=last.learning_rate,
         sync_error=first.sync_error,
         sync_mean=first.sync_mean,
         sync_k3=first.sync_k3,
         sync_quantile=first.sync_quantile,
-        optimizer_steps=steps,
+        optimizer_steps=sum(report.optimizer_steps for report in reports),
         trained_tokens=sum(report.trained_tokens for report in reports),
+        passed_tokens=sum(report.passed_tokens for report in reports),
         skipped=_sum([report.skipped for report in reports]),
         operations=sum(report.operations for report in reports),
         machine_rate=last.machine_rate,

@@ -29,7 +29,7 @@ def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
         reward=float(completed["reward"].to_numpy().mean()),
         # A group of one has no deviation.
         reward_std=float(deviations["reward"].fill_null(0.0).to_numpy().mean()),
-        zero_variance_share=float(completed["zero_variance"].to_numpy().mean()),
+        zero_variance_share=_of_groups(completed),
         response_length=float(lengths.mean()),
         truncated_share=_share(completed, pl.col("finish_reason") == "length"),
         interrupted_share=_share(completed, ~pl.col("sampled").list.all()) if "sampled" in batch.columns else 0.0,
@@ -70,6 +70,15 @@ def _sampled_entropy(responses: pl.DataFrame) -> float | None:
         if len(marks) == len(scores):
             scores = scores.filter(marks.fill_null(value=False))
     return -float(scores.to_numpy().mean(dtype=np.float64)) if len(scores) else None
+
+
+def _of_groups(completed: pl.DataFrame) -> float | None:
+    """Share of the responses of groups of two or more whose group has equal rewards; None where there is no such group.
+
+    A group of one always has.
+    """
+    grouped = completed.filter(pl.col("problem_id").is_duplicated())
+    return float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None
 
 
 def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:

@@ -10,9 +10,9 @@ The parity chain, engine = learner = reference, each link with the tests that ho
   and explicitly by ``loop.canary`` after the first sync and after a resume (``tests/test_learner.py``,
   ``tests/test_loop.py``).
 * Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
-  same updates, the last bit for bit (``tests/test_learner.py``, ``tests/test_group.py``, ``tests/test_loop.py``).
+  same updates, the last bit for bit (``tests/test_invariants.py``, ``tests/test_group.py``, ``tests/test_resume.py``).
 * Learner = reference: its gradient is that of a policy gradient written out token by token, without padding
-  (``tests/test_learner.py``), its objective the formula (``tests/objective/test_grpo.py``), and five updates on a fixed
+  (``tests/test_learner.py``), its objective the formula (``tests/objective/test_loss.py``), and five updates on a fixed
   batch are those that were stored (``tests/test_trajectory.py``).
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, comb, log
+from math import ceil, comb, inf, log
 
 import numpy as np
 
@@ -69,14 +69,20 @@ def evolution(
         max_k r_k − E[V], shape ``(update_steps + 1,)``.
 
     Raises:
-        LearnerError: The problem has other than two answers, its first is not the better one, or there is no baseline.
+        LearnerError: The problem has other than two answers, its first is not the better one, there is no baseline, or
+            the start, the learning rate or the spacing is out of its range.
     """
     if len(bandit.rewards) != 2 or bandit.rewards[0] <= bandit.rewards[1]:
         raise LearnerError(f"rewards is {bandit.rewards}; a chain needs two answers of which the first is better")
     if estimator.baseline != "group":
         raise LearnerError(f"baseline is {estimator.baseline!r}; a chain needs baseline: group")
-    n = estimator.rollouts_per_problem
-    spacing = 2 * learning_rate / n**2 if spacing is None else spacing
+    if not abs(start) < FARTHEST:
+        raise LearnerError(f"start is {start}; it must be log-odds between -{FARTHEST} and {FARTHEST}")
+    if not 0 < learning_rate < inf:
+        raise LearnerError(f"learning_rate is {learning_rate}; it must be positive and finite")
+    spacing = 2 * learning_rate / estimator.rollouts_per_problem**2 if spacing is None else spacing
+    if not 0 < spacing < inf:
+        raise LearnerError(f"spacing is {spacing}; it must be positive and finite")
     # Where no wrong answer is ever rewarded and no right one refused, the log-odds never fall.
     below = 0 if bandit.noiseless else ceil((FARTHEST + start) / spacing)
     grid = Grid(start=start, spacing=spacing, below=below, above=ceil((FARTHEST - start) / spacing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb, inf, sqrt
+from math import expm1, inf, log, log1p, sqrt
 
 import numpy as np
 
@@ -42,32 +42,54 @@ def largest_learning_rate(bandit: Bandit, rollouts_per_problem: int) -> float:
 
     Close to the wrong answer a group with one right response moves the log-odds by J·X, with J = 2η(n − 1)/n² and X its
     reward less the mean reward of the others. The log-odds are then a random walk that falls by x or more with a
-    probability of order exp(−θ x/J), where E[exp(−θ X)] = 1 (Lundberg's exponent); a policy at log-odds −x needs of the
-    order of eˣ steps to come back. So the runs that are still there after t steps contribute t^(−θ/J), which is less
-    than 1/t as long as J < θ: η < θ n²/(2(n − 1)).
+    probability of order exp(−θ x/J), θ being Lundberg's exponent (``lundberg_exponent``); a policy at log-odds −x needs
+    of the order of eˣ steps to come back. So the runs that are still there after t steps contribute t^(−θ/J), which is
+    less than 1/t as long as J < θ: η < θ n²/(2(n − 1)).
 
     Args:
         bandit: A problem with two answers, of which the first is the better one; advantages are not scaled.
         rollouts_per_problem: n.
 
     Returns:
-        The rate, or infinity where the wrong answer is never rewarded.
+        The rate; infinity where the wrong answer is never rewarded or the right one always.
+
+    Raises:
+        LearnerError: There are other than two answers, the first is not the better one, or n is less than 2.
     """
     n = rollouts_per_problem
-    return _exponent(bandit, n) * n**2 / (2 * (n - 1))
+    return lundberg_exponent(bandit, n) * n**2 / (2 * (n - 1))
 
 
-def _exponent(bandit: Bandit, n: int) -> float:
-    """θ > 0 with E[exp(−θ X)] = 1."""
+def lundberg_exponent(bandit: Bandit, rollouts_per_problem: int) -> float:
+    """θ > 0 with E[exp(−θ X)] = 1, for X one right response's reward less the mean reward of n − 1 wrong ones.
+
+    With r and w the chances that the right and the wrong answer are rewarded, the n − 1 rewards are independent, so
+    that E[exp(−θ X)] = (1 − r + r e^(−θ)) · (1 − w + w e^(θ/(n − 1)))^(n − 1). It is convex in θ with the slope
+    w − r < 0 at 0; it rises again, and θ is finite, only where X can be negative: not for w = 0, where X = r ≥ 0, and
+    not for r = 1, where X is 1 less a mean of rewards of at most 1. With n = 2, e^θ = r(1 − w)/(w(1 − r)).
+
+    Args:
+        bandit: A problem with two answers, of which the first is the better one.
+        rollouts_per_problem: n.
+
+    Returns:
+        θ, or infinity where X is never negative.
+
+    Raises:
+        LearnerError: There are other than two answers, the first is not the better one, or n is less than 2.
+    """
+    if len(bandit.rewards) != 2 or bandit.rewards[0] <= bandit.rewards[1]:
+        raise LearnerError(f"rewards is {bandit.rewards}; it must be of two answers of which the first is better")
+    if rollouts_per_problem < 2:
+        raise LearnerError(f"rollouts_per_problem is {rollouts_per_problem}; a group's mean needs 2 or more")
     right, wrong = bandit.rewards
-    if wrong == 0:
+    if wrong == 0 or right == 1:
         return inf
-    others = np.arange(n) / (n - 1)
-    chances = np.array([comb(n - 1, k) * wrong**k * (1 - wrong) ** (n - 1 - k) for k in range(n)])
+    others = rollouts_per_problem - 1
 
     def excess(theta: float) -> float:
-        own = right * np.exp(-theta) + (1 - right)
-        return float(own * (chances * np.exp(theta * others)).sum() - 1)
+        """Log of E[exp(−θ X)]."""
+        return _log_mean(right, -theta) + others * _log_mean(wrong, theta / others)
 
     low, high = 0.0, 1.0
     while excess(high) < 0:
@@ -76,6 +98,13 @@ def _exponent(bandit: Bandit, n: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) < 0 else (low, middle)
     return high
+
+
+def _log_mean(chance: float, exponent: float) -> float:
+    """Log of 1 − p + p·exp(s): accurate for a small s, and finite for a large one."""
+    if exponent < 1:
+        return log1p(chance * expm1(exponent))
+    return float(np.logaddexp(log1p(-chance), log(chance) + exponent))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

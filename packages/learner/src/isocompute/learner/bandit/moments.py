@@ -75,7 +75,8 @@ def closed_form(bandit: Bandit, logits: np.ndarray, estimator: Estimator) -> Mom
     the baseline it is (n − 1)/n times a U-statistic of order 2 with the kernel h(i, j) = (r_i − r_j)(s_i − s_j)/2,
     where s = ∇log π: its mean is therefore (n − 1)/n · g, and its covariance (Hoeffding, 1948)
     ((n − 1)/n)² · (4(n − 2) ζ₁ + 2 ζ₂)/(n(n − 1)), where ζ₁ is the covariance of E[h | i] and ζ₂ that of h. So it
-    falls as 4 ζ₁/n, and as 1/n² where ζ₁ = 0, as for one right answer of two at even odds.
+    falls as 4 ζ₁/n, and as 1/n² where ζ₁ = 0: for two answers at even odds, one always rewarded and the other never.
+    Noise of the rewards makes ζ₁ > 0 there, too.
 
     Args:
         bandit: The problem.

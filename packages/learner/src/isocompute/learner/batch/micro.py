@@ -39,6 +39,8 @@ class MicroBatch:
         position_ids: The same shape.
         attention_mask: 1 on tokens and 0 on padding, the same shape; None when packed.
         rows: What attends to what when packed; None otherwise.
+        passed: How many tokens pass through the model: prompts and responses, and no padding.
+        keys: How many keys these attend to, all together; see ``rate.training_operations``.
         predicts: For each sampled token the position, in the flattened input, that predicts it; shape ``(tokens,)``.
         tokens: The sampled tokens, shape ``(tokens,)``.
         response: The index of each one's response, shape ``(tokens,)``.
@@ -55,6 +57,8 @@ class MicroBatch:
     position_ids: torch.Tensor
     attention_mask: torch.Tensor | None
     rows: PackedRows | None
+    passed: int
+    keys: int
     predicts: torch.Tensor
     tokens: torch.Tensor
     response: torch.Tensor

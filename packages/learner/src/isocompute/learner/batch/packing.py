@@ -37,10 +37,12 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     predicts = _predicting(last, starts, responses.responses.lengths[rows])
 
     return MicroBatch(
-        input_ids=torch.tensor(ids, dtype=torch.long, device=device)[None],
-        position_ids=torch.tensor(place, dtype=torch.long, device=device)[None],
+        input_ids=_sent(ids, torch.long, device)[None],
+        position_ids=_sent(place, torch.long, device)[None],
         attention_mask=None,
         rows=_attending(prompt_starts[piece.prompt], before, starts, run, piece.prompt, device),
+        passed=len(ids),
+        keys=int(place.sum()) + len(ids),
         **_of_tokens(responses, rows, predicts, device, dtype),
     )
 
@@ -56,24 +58,36 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     """
     rows = piece.rows
     prompt_lengths, run = responses.prompts.lengths[rows], responses.run_lengths[rows]
-    length = int((prompt_lengths + run).max())
+    whole = responses.whole_lengths[rows]
+    length = int(whole.max())
     place = np.arange(length)[None, :]
     in_prompt = place < prompt_lengths[:, None]
-    in_response = ~in_prompt & (place < (prompt_lengths + run)[:, None])
+    in_response = ~in_prompt & (place < whole[:, None])
     ids = np.zeros((len(rows), length), dtype=np.int64)
     # Row-major boolean assignment visits a row's positions in order, as the joined values are.
     ids[in_prompt] = responses.prompts.joined(rows)
     ids[in_response] = responses.responses.values[positions(responses.responses.offsets[rows], run)]
     starts = np.arange(len(rows)) * length + prompt_lengths
     return MicroBatch(
-        input_ids=torch.tensor(ids, device=device),
-        position_ids=torch.tensor(np.broadcast_to(place, ids.shape).copy(), device=device),
-        attention_mask=torch.tensor(in_prompt | in_response, dtype=torch.long, device=device),
+        input_ids=_sent(ids, torch.long, device),
+        position_ids=_sent(np.broadcast_to(place, ids.shape).copy(), torch.long, device),
+        attention_mask=_sent(in_prompt | in_response, torch.long, device),
         rows=None,
+        passed=int(whole.sum()),
+        keys=int((whole * (whole + 1) // 2).sum()),
         **_of_tokens(
             responses, rows, _predicting(starts - 1, starts, responses.responses.lengths[rows]), device, dtype
         ),
     )
+
+
+def _sent(values: np.ndarray, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """A tensor of some numbers on a device; to a GPU it is sent while this goes on (*unverified*)."""
+    made = torch.tensor(values, dtype=dtype)
+    if torch.device(device).type != "cuda":
+        return made.to(device)
+    # From memory that is not pinned a copy would wait for all that the device has been given to do.
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def _predicting(last: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -92,7 +106,7 @@ def _of_tokens(
     counts = responses.counts[rows]
 
     def numbers(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(np.asarray(values, dtype=np.float64), dtype=dtype, device=device)
+        return _sent(np.asarray(values, dtype=np.float64), dtype, device)
 
     def repeated(name: str) -> np.ndarray:
         return np.repeat(responses.of_rows[name][rows], counts)
@@ -101,14 +115,14 @@ def _of_tokens(
     # Advantages may be a response's or each token's own.
     advantages = measured.pop("advantages", repeated("advantage"))
     return {
-        "predicts": torch.tensor(predicts[sampled], dtype=torch.long, device=device),
-        "tokens": torch.tensor(responses.responses.values[every][sampled], dtype=torch.long, device=device),
-        "response": torch.tensor(np.repeat(np.arange(len(rows)), counts), device=device),
+        "predicts": _sent(predicts[sampled], torch.long, device),
+        "tokens": _sent(responses.responses.values[every][sampled], torch.long, device),
+        "response": _sent(np.repeat(np.arange(len(rows)), counts), torch.long, device),
         "responses": len(rows),
         "sampler_logprobs": numbers(responses.logprobs.values[every][sampled]),
         "advantages": numbers(advantages),
         "weights": numbers(repeated("loss_weight")),
-        "zero_variance": torch.tensor(repeated("zero_variance").astype(bool), device=device),
+        "zero_variance": _sent(repeated("zero_variance").astype(bool), torch.bool, device),
         "measured": {name: numbers(values) for name, values in measured.items()},
     }
 
@@ -135,9 +149,9 @@ def _attending(
         # The same prompt stands in many rows, and is taken from that of its first response.
         own = in_prompt & firsts[chosen][:, None]
         take[block[own]] = at[own]
-        blocks.append(torch.tensor(block, device=device))
+        blocks.append(_sent(block, torch.long, device))
         done += block.size
-    return PackedRows(blocks=tuple(blocks), take=torch.tensor(take, device=device))
+    return PackedRows(blocks=tuple(blocks), take=_sent(take, torch.long, device))
 
 
 def _blocks(lengths: np.ndarray) -> list[np.ndarray]:

@@ -82,6 +82,17 @@ class Responses:
         lengths: np.ndarray = self.responses.lengths - 1
         return lengths
 
+    @property
+    def whole_lengths(self) -> np.ndarray:
+        """Tokens of each response and its prompt that pass through the model."""
+        lengths: np.ndarray = self.prompts.lengths + self.run_lengths
+        return lengths
+
+    def tokens_of(self, rows: np.ndarray) -> np.ndarray:
+        """Where the sampled tokens of some rows are among the sampled tokens of all, in the order of these rows."""
+        ends = np.cumsum(self.counts)
+        return positions((ends - self.counts)[rows], self.counts[rows])
+
 
 def positions(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """The numbers from each start on, as many as its length says: starts 5 and 0, lengths 2 and 1 give 5, 6, 0.

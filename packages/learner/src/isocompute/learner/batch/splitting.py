@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
+from ..settings.compute import fits
 from .responses import Responses
 
 
@@ -20,10 +21,12 @@ class Piece:
         rows: Their rows among the ``Responses``, shape ``(responses,)``.
         prompt: The index of each response's prompt among those of the piece, shape ``(responses,)``; those that
             share one have the same.
+        packed: Whether it is meant to be packed; else it is padded.
     """
 
     rows: np.ndarray
     prompt: np.ndarray
+    packed: bool
 
     @property
     def first_rows(self) -> np.ndarray:
@@ -35,32 +38,41 @@ class Piece:
 def micro_batches(
     responses: Responses, rows: np.ndarray, *, tokens: int, share_prompts: bool = True
 ) -> Iterator[Piece]:
-    """Cut rows into pieces of at most so many tokens, each with one response or more.
+    """Cut rows into pieces of at most so many tokens, each with one response or more, in the order of the rows.
+
+    A padded piece costs its rows times the longest of them. A packed one costs each of its prompts once, and may have
+    no more than ``settings.compute.ATTENDED`` times as many tokens in its rows of attention, where a prompt stands
+    before each of its responses.
 
     Args:
         responses: The responses.
         rows: Their rows that pass through the model, in order.
-        tokens: Most tokens of a piece, prompts included; a single response may have more.
-        share_prompts: Whether a prompt passes through the model once for all responses in a row that have it.
+        tokens: Most tokens of a piece, prompts and padding included; a single response may have more.
+        share_prompts: Whether pieces are packed: a prompt passes through the model once for all responses in a row
+            that have it.
     """
-    prompts, lengths = responses.prompts.lengths, responses.run_lengths
-    same = _shared(responses, rows) if share_prompts else np.zeros(len(rows), dtype=bool)
-    start, held = 0, 0
-    starts: list[bool] = []
-    for i, row in enumerate(rows.tolist()):
-        cost = int(lengths[row]) + (0 if same[i] else int(prompts[row]))
-        if i > start and held + cost > tokens:
-            yield _piece(rows[start:i], starts)
-            start, held, starts = i, 0, []
-            cost = int(lengths[row]) + int(prompts[row])
-        held += cost
-        starts.append(i == start or not same[i])
+    runs = responses.run_lengths[rows].tolist()
+    wholes = responses.whole_lengths[rows].tolist()
+    same = (_shared(responses, rows) if share_prompts else np.zeros(len(rows), dtype=bool)).tolist()
+    start, positions, attended = 0, 0, 0
+    for i, whole in enumerate(wholes):
+        first = i == start
+        if share_prompts:
+            held, seen = positions + (runs[i] if same[i] and not first else whole), attended + whole
+        else:
+            longest = whole if first else max(positions // (i - start), whole)
+            held = seen = longest * (i - start + 1)
+        if not first and not fits(tokens, positions=held, attended=seen):
+            yield _piece(rows[start:i], same[start:i], packed=share_prompts)
+            start, held, seen = i, whole, whole
+        positions, attended = held, seen
     if len(rows):
-        yield _piece(rows[start:], starts)
+        yield _piece(rows[start:], same[start:], packed=share_prompts)
 
 
-def _piece(rows: np.ndarray, starts: list[bool]) -> Piece:
-    return Piece(rows=rows, prompt=np.cumsum(starts) - 1)
+def _piece(rows: np.ndarray, same: list[bool], *, packed: bool) -> Piece:
+    # The prompt of the first row begins with the piece, whatever was before it.
+    return Piece(rows=rows, prompt=np.cumsum([False, *(not own for own in same[1:])]), packed=packed)
 
 
 def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
@@ -73,7 +85,10 @@ def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
 
 
 def shares(batch: pl.DataFrame, ranks: int, *, free: np.ndarray | None = None) -> list[pl.DataFrame]:
-    """Cut a batch into a share for each rank, of nearly the same number of tokens, whole groups where that allows it.
+    """Cut a batch into a share for each rank, of nearly the same number of tokens.
+
+    A cut falls between any two responses: where it is within a group, the prompt passes through the model on both
+    ranks.
 
     Args:
         batch: A ``rollouts`` table in which the responses of a group follow one another.

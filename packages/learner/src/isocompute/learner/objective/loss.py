@@ -16,6 +16,8 @@ from .surrogates import SURROGATES, Policies, Surrogate
 
 SHARES = ("loss", "policy_loss", "value_loss")
 """Metrics that are shares of the batch's loss; the others are means over tokens."""
+CLIPPED = ("clip_fraction_low", "clip_fraction_high")
+"""Shares of tokens whose gradient a bound takes or changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +112,7 @@ def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
     names = ["loss", "policy_loss"]
     gae = config.objective.resolved.baseline == "gae"
     names += ["value_loss"] if gae else []
-    names += ["advantage", "advantage_square", "ratio", "clip_fraction_low", "clip_fraction_high", "importance_weight"]
+    names += ["advantage", "advantage_square", "ratio", *CLIPPED, "importance_weight"]
     names += ["kl"] if config.kl.coefficient else []
     names += ["entropy"] if config.entropy.coefficient or config.entropy.measured else []
     names += ["value", "return", "return_square", "value_error", "value_error_square"] if gae else []

@@ -9,7 +9,7 @@ import polars as pl
 
 from ..config import LearnerConfig
 from .cohorts import group_index
-from .prepare import with_loss_weights
+from .prepare import sampled_counts, with_loss_weights
 
 
 def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int) -> Iterator[pl.DataFrame]:
@@ -17,7 +17,8 @@ def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int
 
     With one update per batch that is the batch as it is. Else each pass over the batch (``epochs``) splits its groups
     at random into ``updates_per_batch`` parts of as equal a number of groups as possible; parts beyond the number of
-    groups are left out. Rows keep their order, and each part has the ``loss_weight`` of an update from it alone.
+    groups are left out, and so are those without a sampled token where others have one. Rows keep their order, and
+    each part has the ``loss_weight`` of an update from it alone.
 
     Args:
         batch: What ``prepare`` returned.
@@ -34,4 +35,6 @@ def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int
     for epoch in range(config.objective.epochs):
         order = np.random.default_rng([seed, step, epoch]).permutation(count)
         for chosen in np.array_split(order, parts) if parts else ():
-            yield with_loss_weights(batch.filter(np.isin(groups, chosen)), config)
+            part = batch.filter(np.isin(groups, chosen))
+            if sampled_counts(part).any() or not sampled_counts(batch).any():
+                yield with_loss_weights(part, config)

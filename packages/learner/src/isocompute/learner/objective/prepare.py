@@ -69,6 +69,22 @@ def sampled_counts(rollouts: pl.DataFrame) -> np.ndarray:
     return rollouts.select(counts.fill_null(0).cast(pl.Int64)).to_series().to_numpy()
 
 
+def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
+    """The responses that advantages are computed from, among them all that are trained.
+
+    A critic judges each response alone; other baselines are means over all that were completed, but those of groups
+    that are filtered for their equal rewards.
+
+    Args:
+        rollouts: A ``rollouts`` table with the columns of ``with_cohorts``.
+        config: What is maximised.
+    """
+    if config.objective.resolved.baseline == "gae":
+        return rollouts.filter(pl.col("cohort") == "trained")
+    used = pl.col("cohort") != "failed"
+    return rollouts.filter(used & ~pl.col("zero_variance") if config.batch.filter_zero_variance else used)
+
+
 def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
     """Add ``advantage``: one number per response, relative to the rewards of others.
 
@@ -76,23 +92,20 @@ def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         rollouts: See ``prepare``.
         config: What is maximised.
     """
-    used = pl.col("cohort") != "failed"
-    if config.batch.filter_zero_variance:
-        used &= ~pl.col("zero_variance")
-    estimated = rollouts.filter(used)
+    used = estimated(rollouts, config)
     if in_reward(config):
-        penalty = _token_kl(estimated, config).sums()
-        estimated = estimated.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
+        penalty = _token_kl(used, config).sums()
+        used = used.with_columns(pl.Series("kl", penalty, dtype=pl.Float64))
     chosen = config.objective.resolved
     advantages = response_advantages(
-        _rewards(estimated, config),
-        group_index(estimated),
+        _rewards(used, config),
+        group_index(used),
         baseline=str(chosen.baseline),
         scale=str(chosen.scale),
         std=chosen.std,
     )
-    estimated = estimated.with_columns(pl.Series("advantage", advantages, dtype=pl.Float64))
-    return estimated.filter(pl.col("cohort") == "trained")
+    used = used.with_columns(pl.Series("advantage", advantages, dtype=pl.Float64))
+    return used.filter(pl.col("cohort") == "trained")
 
 
 def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
@@ -105,7 +118,7 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         rollouts: See ``prepare``.
         config: What is maximised.
     """
-    trained = rollouts.filter(pl.col("cohort") == "trained")
+    trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
     rewards = Ragged(values=np.zeros(counts.sum()), lengths=counts)
     if in_reward(config):

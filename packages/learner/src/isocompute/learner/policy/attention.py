@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,21 @@ NAME = "isocompute_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """What a model may ask of attention besides, which this one does not compute."""
 
-_current: list[PackedRows] = []
+
+@dataclass(slots=True)
+class Passing:
+    """A packed sequence on its way through a model.
+
+    Attributes:
+        rows: The rows that it consists of.
+        window: The smallest sliding window that a layer has asked for (tokens); None where none has.
+    """
+
+    rows: PackedRows
+    window: int | None = None
+
+
+_current: list[Passing] = []
 
 
 def no_mask(device: str) -> torch.Tensor:
@@ -37,20 +52,23 @@ def no_mask(device: str) -> torch.Tensor:
 
 
 @contextmanager
-def attending(rows: PackedRows | None) -> Iterator[None]:
+def attending(rows: PackedRows | None) -> Iterator[Passing | None]:
     """Say which rows the next packed sequence consists of, during its forward and backward pass.
 
     It is one for the whole process, and not for a thread: torch runs backward passes on threads of its own.
 
     Args:
         rows: The rows; None for an input that is not packed.
+
+    Yields:
+        What is found out about them on the way; None for an input that is not packed.
     """
     if rows is None:
-        yield
+        yield None
         return
-    _current.append(rows)
+    _current.append(Passing(rows))
     try:
-        yield
+        yield _current[-1]
     finally:
         _current.pop()
 
@@ -88,33 +106,52 @@ def packed_attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **asked
         )
         return plain
-    rows = _current[-1]
-    _check(rows, asked, dropout)
+    passing = _current[-1]
+    rows = passing.rows
+    _check(passing, asked, dropout)
     flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
-    size, groups = query.shape[-1], query.shape[1] != key.shape[1]
+    size, heads, groups = query.shape[-1], query.shape[1], query.shape[1] != key.shape[1]
+    copied = groups and copies_keys(query.device.type, query.dtype)
     joined = []
     for block in rows.blocks:
         # One row of numbers for each position, gathered by the rows of the block.
         q, k, v = (
             states.index_select(0, block.flatten()).view(*block.shape, -1, size).transpose(1, 2) for states in flat
         )
-        found = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=groups)
+        if copied:
+            k, v = (states.repeat_interleave(heads // key.shape[1], dim=1) for states in (k, v))
+        found = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=groups and not copied)
         joined.append(found.transpose(1, 2).reshape(block.numel(), -1))
     results = (joined[0] if len(joined) == 1 else torch.cat(joined)).index_select(0, rows.take)
-    return results.view(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    return results.view(1, query.shape[2], heads, value.shape[-1]), None
 
 
-def _check(rows: PackedRows, asked: dict[str, Any], dropout: float) -> None:
+def copies_keys(device: str, dtype: torch.dtype) -> bool:
+    """Whether each head is given keys and values of its own where heads share them (*unverified*).
+
+    Of CUDA's kernels for shared ones the fast one takes half precision only, and the other holds the scores of all
+    pairs of tokens; with a copy for each head there is one that takes float32 and holds none.
+
+    Args:
+        device: Type of the device.
+        dtype: Type of the states.
+    """
+    return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
+
+
+def _check(passing: Passing, asked: dict[str, Any], dropout: float) -> None:
     refused = [name for name in UNSUPPORTED if asked.get(name) is not None]
     if dropout:
         refused.append("dropout")
     window = asked.get("sliding_window")
-    if window is not None and max(block.shape[1] for block in rows.blocks) > window:
-        refused.append(f"a sliding window of {window} tokens, which responses exceed")
+    if window is not None:
+        passing.window = min(window, passing.window or window)
+        if max(block.shape[1] for block in passing.rows.blocks) > window:
+            refused.append(f"a sliding window of {window} tokens, which responses exceed")
     if refused:
         raise LearnerError(
             f"the model's attention uses {', '.join(refused)}, which a packed batch does not have: "
-            "set compute.layout to padded"
+            "set compute.layout to auto or padded"
         )
 
 

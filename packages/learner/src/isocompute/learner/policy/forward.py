@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +13,16 @@ import torch
 
 from ..batch.micro import MicroBatch
 from ..batch.packing import packed, padded
-from ..batch.responses import Lists, Responses
+from ..batch.responses import Responses
 from ..batch.splitting import Piece, micro_batches
 from ..errors import LearnerError
 from ..settings.compute import ComputeConfig
 from . import attention
 from .head import Terms, token_terms
+from .probe import SAME, at_least_float32, probe, without_dropout
 from .weights import vocabulary
 
 logger = logging.getLogger(__name__)
-
-SAME = 1e-3
-"""Largest difference (nats) between a log-probability of the packed and of the padded model that is rounding."""
 
 
 class Forward:
@@ -33,21 +33,30 @@ class Forward:
         config: How an update is computed.
         temperature: The sampling temperature.
         device: A torch device.
+        like: How another policy of the same architecture is run, which is to be given the same micro-batches: a
+            reference is run as the policy is, and without gradient; None: how this one can be run is found out.
 
     Raises:
-        LearnerError: The layout ``packed`` is asked for, and the model gives something else that way.
+        LearnerError: The layout ``packed`` is asked for, and the model gives something else that way; or gradient
+            checkpointing is, and it gives something else in training mode.
     """
 
-    def __init__(self, policy: Any, config: ComputeConfig, *, temperature: float, device: str) -> None:
-        self.policy, self._config, self._temperature, self._device = policy, config, temperature, device
+    def __init__(
+        self, policy: Any, config: ComputeConfig, *, temperature: float, device: str, like: Forward | None = None
+    ) -> None:
+        self.policy, self._temperature, self._device = policy, temperature, device
         self._dtype: torch.dtype = next(policy.parameters()).dtype
+        # What the model means is found out in float32: in bfloat16 rounding would look like another meaning.
+        self._config = replace(config, precision="float32")
         self.packs = False
-        if config.layout != "padded":
-            self._try_packing(required=config.layout == "packed")
-        if config.gradient_checkpointing:
-            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            # Layers are checkpointed in training mode only; dropout stays off by the configuration of the layers.
-            _only_checkpointing(policy)
+        self._window: int | None = None if like is None else like._window
+        if like is not None and like.packs:
+            policy.set_attn_implementation(attention.NAME)
+            self.packs = True
+        elif like is None and (config.layout != "padded" or config.gradient_checkpointing):
+            with at_least_float32(policy):
+                self._settle()
+        self._config = config
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,18 +72,23 @@ class Forward:
             piece: Those that pass through the model together.
         """
         numbers = torch.float64 if self._dtype == torch.float64 else torch.float32
-        return (packed if self.packs else padded)(responses, piece, self._device, numbers)
+        return (packed if piece.packed else padded)(responses, piece, self._device, numbers)
 
-    def pieces(self, responses: Responses, rows: np.ndarray) -> Any:
+    def pieces(self, responses: Responses, rows: np.ndarray) -> Iterator[Piece]:
         """Cut rows into what passes through the model together; see ``batch.micro_batches``.
 
         Args:
             responses: The responses.
             rows: Their rows that pass through the model.
         """
-        return micro_batches(responses, rows, tokens=self._config.micro_batch_tokens, share_prompts=self.packs)
+        tokens = self._config.micro_batch_tokens
+        for piece in micro_batches(responses, rows, tokens=tokens, share_prompts=self.packs):
+            if self._window is not None and responses.whole_lengths[piece.rows].max() > self._window:
+                yield from micro_batches(responses, piece.rows, tokens=tokens, share_prompts=False)
+            else:
+                yield piece
 
-    def attending(self, batch: MicroBatch) -> AbstractContextManager[None]:
+    def attending(self, batch: MicroBatch) -> AbstractContextManager[attention.Passing | None]:
         """Hold on to what a micro-batch consists of, during its forward and its backward pass.
 
         Args:
@@ -87,7 +101,12 @@ class Forward:
 
         Args:
             batch: The micro-batch; ``attending`` holds it.
+
+        Raises:
+            LearnerError: It is packed, and this model is run on padded ones.
         """
+        if batch.rows is not None and not self.packs:
+            raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
         kind, lower = torch.device(self._device).type, self.dtype != self._dtype
         with torch.autocast(kind, dtype=self.dtype) if lower else nullcontext():
             states = self.policy.base_model(
@@ -131,57 +150,62 @@ class Forward:
         with torch.no_grad(), self.attending(batch):
             return self.terms(self.hidden(batch), batch).logprobs
 
-    def _try_packing(self, *, required: bool) -> None:
-        """Switch to packed attention where a probe shows that the model means the same by it."""
+    def _settle(self) -> None:
+        """Find out by a few responses whether the model can be packed, and whether it can be checkpointed."""
+        rows = probe(vocabulary(self.policy))
+        every = np.arange(len(rows))
+        batches = {
+            packs: self.micro_batch(rows, next(micro_batches(rows, every, tokens=10**9, share_prompts=packs)))
+            for packs in (False, True)
+        }
+        expected = self.logprobs(batches[False])
+        if self._config.layout != "padded":
+            self._try_packing(batches[True], expected)
+        if self._config.gradient_checkpointing:
+            _checkpointed(self.policy)
+            difference = _largest(self.logprobs(batches[self.packs]) - expected)
+            if not difference < SAME:
+                raise LearnerError(
+                    f"compute.gradient_checkpointing is on, and in training mode, which it needs, this model gives "
+                    f"log-probabilities that differ by {difference:.2g} nats: set it to false"
+                )
+
+    def _try_packing(self, batch: MicroBatch, expected: torch.Tensor) -> None:
+        """Switch to packed attention where a micro-batch shows that the model means the same by it."""
         own = self.policy.config._attn_implementation
-        probe = _probe(vocabulary(self.policy))
-        piece = next(micro_batches(probe, np.arange(len(probe)), tokens=10**9))
-        apart = next(micro_batches(probe, np.arange(len(probe)), tokens=10**9, share_prompts=False))
-        expected = self.logprobs(self.micro_batch(probe, apart))
         try:
             self.policy.set_attn_implementation(attention.NAME)
             self.packs = True
-            difference = float((self.logprobs(self.micro_batch(probe, piece)) - expected).abs().max())
+            with torch.no_grad(), self.attending(batch) as passing:
+                difference = _largest(self.terms(self.hidden(batch), batch).logprobs - expected)
             reason = "" if difference < SAME else f"a log-probability differs by {difference:.2g} nats"
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         if not reason:
+            self._window = passing.window if passing is not None and self._config.layout == "auto" else None
             return
         self.packs = False
         self.policy.set_attn_implementation(own)
-        if required:
+        if self._config.layout == "packed":
             raise LearnerError(
                 f"compute.layout is packed, which this model cannot be run as ({reason}): set it to auto"
             )
-        logger.info("responses are padded, since the model cannot be run on packed ones (%s)", reason)
+        logger.warning("responses are padded, since the model cannot be run on packed ones (%s)", reason)
 
 
-def _only_checkpointing(policy: Any) -> None:
+def _checkpointed(policy: Any) -> None:
+    """Let layers keep their inputs only, which they do in training mode alone, and drop nothing at random."""
+    try:
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise LearnerError(
+            f"compute.gradient_checkpointing is on, which this model does not have ({error}): set it to false"
+        ) from None
+    without_dropout(policy)
     for module in policy.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
 
 
-def _probe(vocabulary: int) -> Responses:
-    """Two prompts with two responses each, of different lengths."""
-    generator = np.random.default_rng(0)
-
-    def lists(*lengths: int) -> Lists:
-        values = generator.integers(0, vocabulary, sum(lengths))
-        return Lists(offsets=np.concatenate([[0], np.cumsum(lengths)]), values=values)
-
-    first, second = generator.integers(0, vocabulary, 3), generator.integers(0, vocabulary, 2)
-    prompts = Lists(offsets=np.array([0, 3, 6, 8, 10]), values=np.concatenate([first, first, second, second]))
-    responses = lists(4, 2, 3, 5)
-    return Responses(
-        prompts=prompts,
-        responses=responses,
-        sampled=np.ones(14, dtype=bool),
-        counts=responses.lengths,
-        logprobs=Lists(offsets=responses.offsets, values=np.zeros(14)),
-        shares_prompt=np.array([False, True, False, True]),
-        of_rows={name: np.zeros(4) for name in ("advantage", "loss_weight", "zero_variance")},
-        of_tokens={},
-    )
+def _largest(differences: torch.Tensor) -> float:
+    return float(differences.abs().max())

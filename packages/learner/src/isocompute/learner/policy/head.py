@@ -47,7 +47,8 @@ def token_terms(
         tokens: The tokens sampled, shape ``(tokens,)``.
         temperature: The sampling temperature τ.
         chunk: Tokens whose logits are held at a time.
-        dtype: Type that logits are computed in.
+        dtype: Type that matrices are multiplied in. Where it is lower than float32, the softmax, what is returned and
+            the sum of the weights' gradient over chunks are in float32 all the same.
         entropy: Whether entropies are measured.
         entropy_gradient: Whether they have a gradient.
     """
@@ -75,7 +76,7 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = hidden.shape[0]
-        logprobs = torch.empty(count, dtype=dtype, device=hidden.device)
+        logprobs = torch.empty(count, dtype=_wide(dtype), device=hidden.device)
         sums = torch.empty_like(logprobs)
         entropies = torch.empty_like(logprobs) if entropy else logprobs.new_zeros(0)
         whole = weight.to(dtype)
@@ -87,6 +88,9 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
             if entropy:
                 shares = (logits - total[:, None]).exp_()
                 entropies[part] = total - shares.mul_(logits).sum(-1)
+                del shares
+            # Else they would still be there beside the logits of the next chunk.
+            del logits
         context.save_for_backward(hidden, weight, bias, tokens, sums, entropies)
         context.settings = temperature, chunk, dtype, entropy_gradient
         if not entropy_gradient:
@@ -99,8 +103,8 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
         temperature, chunk, dtype, entropy_gradient = context.settings
         whole = weight.to(dtype)
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(whole)
-        of_bias = None if bias is None else torch.zeros_like(bias, dtype=dtype)
+        of_weight = torch.zeros_like(whole, dtype=_wide(dtype))
+        of_bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(dtype))
         for part in _parts(hidden.shape[0], chunk):
             logits = _logits(hidden[part], whole, bias, temperature)
             surprise = logits.sub_(sums[part, None])
@@ -112,10 +116,17 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
             slope = shares.mul_(by)
             slope.scatter_add_(-1, tokens[part, None], of_logprobs[part, None])
             slope.div_(temperature)
-            of_hidden[part] = (slope @ whole).to(hidden.dtype)
-            of_weight.addmm_(slope.T, hidden[part].to(dtype))
             if of_bias is not None:
                 of_bias += slope.sum(0)
+            # Each is freed before the next product is there.
+            del logits, surprise, shares, by
+            slope = slope.to(dtype)
+            of_hidden[part] = (slope @ whole).to(hidden.dtype)
+            if of_weight.dtype == dtype:
+                of_weight.addmm_(slope.T, hidden[part].to(dtype))
+            else:
+                of_weight += slope.T @ hidden[part].to(dtype)
+            del slope
         grown = None if of_bias is None or bias is None else of_bias.to(bias.dtype)
         return of_hidden, of_weight.to(weight.dtype), grown, *[None] * 6
 
@@ -124,8 +135,13 @@ def _parts(count: int, chunk: int) -> list[slice]:
     return [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums and logarithms where products have another: float32 or better."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, temperature: float) -> torch.Tensor:
-    logits = hidden.to(weight.dtype) @ weight.T
+    logits = (hidden.to(weight.dtype) @ weight.T).to(_wide(weight.dtype))
     if bias is not None:
-        logits += bias.to(weight.dtype)
+        logits += bias.to(logits.dtype)
     return logits if temperature == 1 else logits.div_(temperature)

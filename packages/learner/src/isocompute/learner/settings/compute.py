@@ -8,6 +8,19 @@ from .checks import one_of, truth, whole
 
 LAYOUTS = ("auto", "packed", "padded")
 PRECISIONS = ("float32", "bfloat16")
+ATTENDED = 4
+"""Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
+
+
+def fits(tokens: int, *, positions: int, attended: int) -> bool:
+    """Whether so much may pass through the model together.
+
+    Args:
+        tokens: ``ComputeConfig.micro_batch_tokens``.
+        positions: Tokens that the layers see, padding included.
+        attended: Tokens of the rows of attention: packed prompts are repeated there for each response.
+    """
+    return positions <= tokens and attended <= ATTENDED * tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +28,19 @@ class ComputeConfig:
     """How an update is computed.
 
     Attributes:
-        micro_batch_tokens: Tokens per forward and backward pass of a rank, prompts included; a single response may
-            have more.
+        micro_batch_tokens: Most tokens per forward and backward pass of a rank, prompts and padding included;
+            attention, which sees a packed prompt again before each of its responses, may see four times as many. A
+            single response may have more.
         layout: ``packed``: without padding, a group's prompt once for all its responses; ``padded``: a row for each
-            response; ``auto``: packed where the model gives the same log-probabilities that way.
+            response; ``auto``: packed where the model gives the same log-probabilities that way, and padded where a
+            response exceeds a sliding window of the model.
         precision: Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32.
-        float32_head: Compute logits in float32 where ``precision`` is not (MiniMax-M1, arXiv 2506.13585, section 3.2).
+            The reference of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base
+            model rounded, and the KL of a policy that is the base model still is not 0 (5e-5 nats for a small one).
+        float32_head: Compute logits in float32 where ``precision`` is not (MiniMax-M1, arXiv 2506.13585, section 3.2):
+            the four products of the head with the vocabulary, one forward and three backward, which a GPU multiplies
+            several times more slowly than in bfloat16. Without it those products are in bfloat16, and the softmax,
+            log-probabilities and the sum of the head's gradient in float32 all the same.
         head_chunk_tokens: Tokens whose logits are held at a time; they are computed again in the backward pass.
         gradient_checkpointing: Keep only the inputs of layers and compute the rest again in the backward pass.
 

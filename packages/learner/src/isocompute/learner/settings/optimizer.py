@@ -22,9 +22,11 @@ class OptimizerConfig:
         weight_decay: Decoupled weight decay.
         gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
         warmup_steps: Steps over which the learning rate rises linearly to its peak.
-        decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 at ``decay_steps``.
-        decay_steps: The horizon of a decay in steps, counted from the first one and beyond the warm-up; 0 where there
-            is no decay. It is a setting of its own, so that a rate never depends on how long a run happens to be.
+        decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``.
+        decay_steps: The last step of a decay, counted from the first one and beyond the warm-up; 0 where there is no
+            decay. It is a setting of its own, so that a rate never depends on how long a run happens to be.
+
+    Steps are batches that were learnt from: one whose groups are all filtered does not count.
 
     Raises:
         LearnerError: A value is out of its range.
@@ -60,10 +62,10 @@ class OptimizerConfig:
     def factor_at(self, step: int) -> float:
         """Learning rate of a step as a share of the peak.
 
-        With warm-up w and horizon T = ``decay_steps``: s/w in step s ≤ w; then 1 (``constant``), 1 − x (``linear``)
-        or (1 + cos πx)/2 (``cosine``) with x = min(1, (s − w)/(T − w)). So step w has the peak, step T has a rate of
-        0, and so has every step beyond it. For w = 2, T = 6 and ``linear`` the steps 1 to 7 have 0.5, 1, 0.75, 0.5,
-        0.25, 0, 0.
+        With warm-up w and T = ``decay_steps``: s/w in step s ≤ w; then 1 (``constant``), 1 − x (``linear``) or
+        (1 + cos πx)/2 (``cosine``) with x = min(1, (s − w)/(T + 1 − w)). So step w has the peak, step T is the last
+        one that learns, and every step beyond it has a rate of 0. For w = 2, T = 6 and ``linear`` the steps 1 to 7
+        have 0.5, 1, 0.8, 0.6, 0.4, 0.2, 0.
 
         Args:
             step: The step, counted from 1.
@@ -72,5 +74,5 @@ class OptimizerConfig:
             return step / self.warmup_steps
         if self.decay == "constant":
             return 1.0
-        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
+        done = min(1.0, (step - self.warmup_steps) / (self.decay_steps + 1 - self.warmup_steps))
         return 1.0 - done if self.decay == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0

@@ -1,4 +1,4 @@
-"""Each option changes what it should, and nothing else, in what is computed from one recorded batch."""
+"""From rewards to the loss, on tensors alone: each setting changes the numbers that it should, and no other."""
 
 from dataclasses import replace
 from typing import Any
@@ -115,7 +115,7 @@ def computed(config: LearnerConfig) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_an_option_changes_what_it_should_and_nothing_else(option: str) -> None:
+def test_a_setting_changes_the_columns_and_metrics_that_it_should(option: str) -> None:
     setting, expected = OPTIONS[option]
     before, after = computed(BASE), computed(replace(BASE, **{GROUP_OF[type(setting)]: setting}))
     assert set(after) == set(before)
