@@ -181,3 +181,10 @@ def test_nothing_in_a_checkpoint_can_be_unpickled(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(3)}, folder / "tensors.safetensors")
     with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
         Checkpoints(tmp_path).newest()
+
+
+def test_a_kill_before_the_deletion_of_old_checkpoints_leaves_none_for_good(tmp_path: Path) -> None:
+    for step in (4, 6, 8):
+        Checkpoints(tmp_path, keep=3).save(checkpoint(step))
+    Checkpoints(tmp_path, keep=2).prune()
+    assert [folder.name for folder in sorted(tmp_path.iterdir())] == ["step-000000006", "step-000000008"]

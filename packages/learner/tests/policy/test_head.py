@@ -1,10 +1,11 @@
 """The chunked head gives what the plain formula gives, with the same gradients."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.objective.terms import token_terms as plain
 from isocompute.learner.policy import token_terms
 
 
@@ -33,15 +34,26 @@ def test_values_and_gradients_are_those_of_autograd(
     assert found.entropy is not None
     assert torch.allclose(found.logprobs, picked, atol=1e-12)
     assert torch.allclose(found.entropy, entropy, atol=1e-12)
-    assert torch.allclose(
-        plain(linear(hidden).detach(), tokens, temperature=temperature).logprobs.double(), picked, atol=1e-5
-    )
     ours = (found.logprobs * by_logprob).sum()
     theirs = (picked * by_logprob).sum()
     if entropy_gradient:
         ours, theirs = ours + (found.entropy * by_entropy).sum(), theirs + (entropy * by_entropy).sum()
     for mine, expected in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True):
         assert torch.allclose(mine, expected, atol=1e-11)
+
+
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=6), st.floats(0.25, 4))
+def test_log_probabilities_are_a_distribution_at_any_temperature(logits: list[float], temperature: float) -> None:
+    size = len(logits)
+    linear, hidden = head(size, size, bias=False), torch.tensor([logits] * size, dtype=torch.float64)
+    torch.nn.init.eye_(linear.weight)
+    found = token_terms(
+        hidden, linear, torch.arange(size), temperature=temperature, chunk=2, dtype=torch.float64, entropy=True
+    )
+    assert found.entropy is not None
+    assert float(found.logprobs.exp().sum()) == pytest.approx(1.0)
+    assert -1e-9 <= float(found.entropy[0]) <= math.log(size) + 1e-9
+    assert float(found.entropy[0]) == pytest.approx(-float((found.logprobs.exp() * found.logprobs).sum()), abs=1e-9)
 
 
 def test_an_entropy_that_was_not_asked_for_is_not_there() -> None:

@@ -87,15 +87,22 @@ class Checkpoints:
             save_file(checkpoint.tensors, aside / "tensors.safetensors")
             state = {"step": checkpoint.step, "values": checkpoint.values, "progress": checkpoint.progress}
             (aside / "state.json").write_text(json.dumps(state))
+        self.prune()
+        return final
+
+    def prune(self) -> None:
+        """Delete those that are not kept, and what a kill has left of one that was being written or deleted.
+
+        Raises:
+            CheckpointError: One cannot be deleted.
+        """
         try:
             for old in self._complete()[: -self._keep]:
                 remove_folder(old)
             for left in self.folder.glob(".step-*"):
-                # What a kill has left of one that was being written or deleted.
                 shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
-        return final
 
     def newest(self) -> Checkpoint | None:
         """Read the newest checkpoint, or None when there is none.

@@ -64,8 +64,6 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
         LearnerError: No advantages or no update can be made of them.
     """
     config, tries = learner.config, _Tries(run.run_id)
-    # Those that failed have no reward; those that are filtered may be a part of their group's baseline.
-    rollouts = rollouts.filter(pl.col("cohort") != "failed")
     if rollouts.filter(pl.col("cohort") == "trained").is_empty():
         return Learnt()
     began = perf_counter()

@@ -135,6 +135,8 @@ def train(
         saved_at = cell.save_if_due(saved_at, evaluated=evaluated)
     if saved_at != progress.step:
         cell.save()
+    # A kill may have come between the last checkpoint and the deletion of those before.
+    checkpoints.prune()
     return progress
 
 

@@ -5,7 +5,6 @@ from .objective.importance import TIS, importance_weights
 from .objective.kl import KL_ESTIMATORS, kl_k1, kl_k2, kl_k3
 from .objective.loss import ObjectiveInputs, loss_metrics, objective
 from .objective.surrogates import SURROGATES, Policies, Surrogate
-from .objective.terms import TokenTerms, token_terms
 
 __all__ = [
     "KL_ESTIMATORS",
@@ -14,13 +13,11 @@ __all__ = [
     "ObjectiveInputs",
     "Policies",
     "Surrogate",
-    "TokenTerms",
     "importance_weights",
     "kl_k1",
     "kl_k2",
     "kl_k3",
     "loss_metrics",
     "objective",
-    "token_terms",
     "value_loss",
 ]

@@ -97,7 +97,8 @@ class ProblemOrder:
         """Problems that are left out of the next pass."""
         if self._drop_above is None:
             return ()
-        left = [name for name in self._problems["problem_id"] if name not in set(place.dropped)]
+        gone = set(place.dropped)
+        left = [name for name in self._problems["problem_id"] if name not in gone]
         left.sort(key=lambda name: (rates.get(name, 0.0), name))
         unsolved = sum(rates.get(name, 0.0) < self._drop_above for name in left)
         return tuple(sorted((*place.dropped, *left[max(unsolved, self._problems_per_batch) :])))
