@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isocompute.learner.health import Flag, flags, judged
+from isocompute.learner.records.health import Flag, flags, judged
 
 from .cells import Cell
 from .spool import Spool

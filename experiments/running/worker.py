@@ -22,7 +22,7 @@ from isocompute.learner import (
     timings_table,
     train,
 )
-from isocompute.learner.export import save_policy
+from isocompute.learner.saving.export import save_policy
 from isocompute.rollout import (
     EvaluationResult,
     engine_from,

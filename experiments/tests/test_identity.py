@@ -113,14 +113,14 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     found = imports.closure(identity.LOOP, without=identity.CARRIES_NO_RESULT)
     for needed in (
         "isocompute.learner.objective.loss", "isocompute.learner.objective.surrogates",
-        "isocompute.learner.objective.prepare", "isocompute.learner.loop", "isocompute.learner.group",
+        "isocompute.learner.objective.prepare", "isocompute.learner.training.loop", "isocompute.learner.ranks.group",
         "isocompute.rollout.samplers.vllm.sampler", "isocompute.rollout.scoring.judges.tasks",
         "isocompute.rollout.scoring.sandbox.worker", "isocompute.rollout.scoring.estimators",
         "isocompute.budget.ledger.meter", "experiments.running.worker",
     ):  # fmt: skip
         assert needed in found, needed
     for free in (
-        "experiments.report.page", "experiments.settings.model", "isocompute.learner.export",
+        "experiments.report.page", "experiments.settings.model", "isocompute.learner.saving.export",
         "isocompute.rollout.problems.hub", "isocompute.budget.waste", "isocompute.budget.tracking",
         "experiments.running.tracker", "experiments.rates.search", "experiments.settings.learner",
     ):  # fmt: skip

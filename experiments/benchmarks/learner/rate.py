@@ -10,7 +10,7 @@ from time import process_time
 import numpy as np
 import torch
 from isocompute.learner import Learner
-from isocompute.learner.rate import Shape, shape_of, training_operations
+from isocompute.learner.cost.rate import Shape, shape_of, training_operations
 
 from experiments.benchmarks.sampler import save_model
 

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig
-from isocompute.learner.learner import Learner
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.prepare import prepare
+from isocompute.learner.updates.learner import Learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.set_num_threads(1)

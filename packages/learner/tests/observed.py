@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from isocompute.learner.adam import Optimizer
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.learner import Learner
-from isocompute.learner.learning import learn
 from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.order import Place, ProblemOrder
+from isocompute.learner.training.learning import learn
+from isocompute.learner.training.order import Place, ProblemOrder
+from isocompute.learner.updates.adam import Optimizer
+from isocompute.learner.updates.learner import Learner
 from recordings import moved, recorded, scored
 from small_run import RUN
 from torch.overrides import TorchFunctionMode

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from isocompute.learner import loop
-from isocompute.learner.checkpoint import Checkpoints
+from isocompute.learner.saving.checkpoint import Checkpoints
+from isocompute.learner.training import loop
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)

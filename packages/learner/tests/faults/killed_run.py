@@ -14,12 +14,12 @@ from typing import Any
 import polars as pl
 import torch
 from isocompute.budget import Ledger, Limits, Meter
-from isocompute.learner import checkpoint, loop
-from isocompute.learner.checkpoint import Checkpoints
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.export import save_policy
-from isocompute.learner.group import LearnerGroup
-from isocompute.learner.learner import Learner
+from isocompute.learner.ranks.group import LearnerGroup
+from isocompute.learner.saving import checkpoint, loop
+from isocompute.learner.saving.checkpoint import Checkpoints
+from isocompute.learner.saving.export import save_policy
+from isocompute.learner.updates.learner import Learner
 
 STEPS, EVERY = 8, 2
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})

@@ -23,8 +23,8 @@ import polars as pl
 import pytest
 import small_run
 from isocompute.learner.errors import RankError
-from isocompute.learner.group import LearnerGroup
-from isocompute.learner.learner import Learner
+from isocompute.learner.ranks.group import LearnerGroup
+from isocompute.learner.updates.learner import Learner
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "6"))
 ONE_OF_EACH = ("learner", "write", "worker", "engine", "rank", "driver")

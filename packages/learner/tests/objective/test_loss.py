@@ -16,9 +16,9 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.metrics import Share, added
 from isocompute.learner.objective.importance import TIS
 from isocompute.learner.objective.loss import ObjectiveInputs, loss_metrics, objective
+from isocompute.learner.records.metrics import Share, added
 from isocompute.learner.settings.objective import ALGORITHMS, KL_ESTIMATORS, LEVELS
 
 PLAIN = LearnerConfig(learning_rate=1.0)

@@ -19,11 +19,11 @@ from isocompute.learner.config import (
     OptimizerConfig,
     SyncConfig,
 )
-from isocompute.learner.metrics import numbers
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.loss import ObjectiveInputs, objective
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.objective.ragged import Ragged, listed
+from isocompute.learner.records.metrics import numbers
 
 BASE = LearnerConfig(
     learning_rate=1.0,

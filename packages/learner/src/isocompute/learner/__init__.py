@@ -25,20 +25,15 @@ from .config import (
 from .errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, Checkpoints
-    from .export import save_policy
-    from .group import LearnerGroup
-    from .health import Flag, Thresholds, flags, judged
-    from .learner import Learner
-    from .loop import canary, restore, train
+    from .cost.rate import matmul_rate
     from .objective.advantages import group_advantages
     from .objective.cohorts import with_cohorts
     from .objective.minibatches import minibatches
     from .objective.prepare import prepare
-    from .order import Place, ProblemOrder
     from .protocols import Evaluation, Evaluator, Meter, Sampler, Updater
-    from .rate import matmul_rate
-    from .records import (
+    from .ranks.group import LearnerGroup
+    from .records.health import Flag, Thresholds, flags, judged
+    from .records.steps import (
         AdvantageStatistics,
         Agreement,
         Average,
@@ -47,24 +42,29 @@ if TYPE_CHECKING:
         StepRecord,
         UpdateReport,
     )
-    from .run import Progress, RunConfig
-    from .timings import timings_table
+    from .records.timings import timings_table
+    from .saving.checkpoint import Checkpoint, Checkpoints
+    from .saving.export import save_policy
+    from .training.loop import canary, restore, train
+    from .training.order import Place, ProblemOrder
+    from .training.run import Progress, RunConfig
+    from .updates.learner import Learner
 
 _MODULES = {
-    "checkpoint": ("Checkpoint", "Checkpoints"),
-    "export": ("save_policy",),
-    "group": ("LearnerGroup",),
-    "health": ("Flag", "Thresholds", "flags", "judged"),
-    "learner": ("Learner",),
-    "loop": ("canary", "restore", "train"),
+    "saving.checkpoint": ("Checkpoint", "Checkpoints"),
+    "saving.export": ("save_policy",),
+    "ranks.group": ("LearnerGroup",),
+    "records.health": ("Flag", "Thresholds", "flags", "judged"),
+    "updates.learner": ("Learner",),
+    "training.loop": ("canary", "restore", "train"),
     "objective.advantages": ("group_advantages",),
     "objective.cohorts": ("with_cohorts",),
     "objective.minibatches": ("minibatches",),
     "objective.prepare": ("prepare",),
-    "order": ("Place", "ProblemOrder"),
+    "training.order": ("Place", "ProblemOrder"),
     "protocols": ("Evaluation", "Evaluator", "Meter", "Sampler", "Updater"),
-    "rate": ("matmul_rate",),
-    "records": (
+    "cost.rate": ("matmul_rate",),
+    "records.steps": (
         "AdvantageStatistics",
         "Agreement",
         "Average",
@@ -73,8 +73,8 @@ _MODULES = {
         "StepRecord",
         "UpdateReport",
     ),
-    "run": ("Progress", "RunConfig"),
-    "timings": ("timings_table",),
+    "training.run": ("Progress", "RunConfig"),
+    "records.timings": ("timings_table",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -13,7 +13,7 @@ import polars as pl
 import torch
 
 from .config import LearnerConfig
-from .records import Agreement, Record, UpdateReport
+from .records.steps import Agreement, Record, UpdateReport
 
 Watch = Callable[[Record], None]
 """Called with a ``StepRecord`` after each step and with an ``EvaluationRecord`` after each evaluation."""

@@ -39,8 +39,8 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     import polars as pl
 
     from ..contract import tables
-    from ..learner import Learner
-    from ..sync import described, exceeded
+    from ..updates.learner import Learner
+    from ..updates.sync import described, exceeded
 
     given = (arguments.tolerance, arguments.mean, arguments.k3, arguments.quantile)
     sync = SyncConfig(**dict(zip(CHECKS, given, strict=True))) if set(given) != {None} else SyncConfig()

@@ -8,7 +8,7 @@ import torch
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
-from ..metrics import Mean, Share
+from ..records.metrics import Mean, Share
 from .critic import value_loss
 from .importance import TIS, mismatch
 from .kl import KL_ESTIMATORS

@@ -1,0 +1,1 @@
+"""Several learners that take every update together, as Ray actors."""

@@ -1,0 +1,241 @@
+"""Learner ranks as Ray actors in a placement group: they take every update together, or end together.
+
+The group shows the same methods as one learner does, so the training loop does not know which of the two it drives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+
+from ..batch import shares
+from ..config import LearnerConfig
+from ..errors import LearnerError, RankError
+from ..records.updates import Agreement, UpdateReport
+from ..updates.skipping import skipped
+from .rank import RankActor
+from .waiting import outcomes
+
+
+class LearnerGroup:
+    """Ranks that take every update together.
+
+    Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
+    as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
+    terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
+
+    Args:
+        model: The base model.
+        config: The learner's settings.
+        world_size: Ranks.
+        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` one GPU.
+        patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
+        load_patience: Timeout for loading the model, s.
+        update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
+            gives up after twice the longer of this and ``load_patience``.
+        grace: Timeout for the peers of a rank that failed, s.
+
+    Raises:
+        LearnerError: The cluster is too small or has no room for the ranks, a rank did not start or died, or the
+            model cannot be loaded. Nothing is left of the group.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: LearnerConfig,
+        *,
+        world_size: int,
+        device: str = "cpu",
+        patience: float = 300.0,
+        load_patience: float = 1800.0,
+        update_patience: float = 1800.0,
+        grace: float = 5.0,
+    ) -> None:
+        if world_size < 1:
+            raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
+        self.model, self.config, self.version = str(model), config, 0
+        self._world_size, self._device = world_size, device
+        self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
+        self._grace = grace
+        self._ranks: list[Any] = []
+        self._placement: Any = None
+        self._start(config)
+
+    @property
+    def broken(self) -> bool:
+        """Whether its ranks were ended, so that it must be reset before it is used again."""
+        return not self._ranks
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
+
+        Raises:
+            LearnerError: As when the group was made.
+        """
+        if self.broken:
+            self._start(config)
+        else:
+            try:
+                self._wait([rank.reset.remote(config) for rank in self._ranks], "reset", self._load_patience)
+            except LearnerError:
+                # Ranks that could not load the model again hold none.
+                self.close()
+                raise
+        self.config, self.version = config, 0
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model, each rank its share; see ``Learner.measure``.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        ranks = self._in_use()
+        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
+        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
+        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
+        return measured
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
+        """Split the responses over ranks, by the tokens that they cost, and take one step together.
+
+        Args:
+            batch: As for ``Learner.update``.
+            advance: The same.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        ranks = self._in_use()
+        parts = shares(batch, len(ranks), free=self._free(batch))
+        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
+        first: UpdateReport = self._wait(calls, "update")[0]
+        self.version += advance and first.optimizer_steps
+        return first
+
+    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
+        """Which responses do not pass through the model."""
+        if "advantage" not in batch.columns:
+            return None
+        zero_variance = batch["zero_variance"].to_numpy()
+        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
+
+    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
+        """See ``Learner.agreement``; asked of the first rank."""
+        found: Agreement = self._wait([self._in_use()[0].agreement.remote(rollouts)], "compare")[0]
+        return found
+
+    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """The first rank's tensors by their Hugging Face names; all ranks hold the same."""
+        tensors: dict[str, torch.Tensor] = self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0]
+        return iter(tensors.items())
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """The first rank's state; see ``Learner.state``."""
+        tensors, values = self._wait([self._in_use()[0].state.remote()], "hand over the state")[0]
+        return tensors, values
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Give every rank the same state; see ``Learner.load_state``.
+
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+
+        Raises:
+            LearnerError: It is the state of another model.
+            RankError: A rank died or timed out; the group is broken.
+        """
+        import ray
+
+        kept = ray.put(tensors)
+        self._wait([rank.load_state.remote(kept, values) for rank in self._in_use()], "load the state")
+        self.version = int(values["version"])
+
+    def close(self) -> None:
+        """End the ranks, whatever they are doing, and free their places in the cluster."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for rank in self._ranks:
+            ray.kill(rank)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+        self._ranks, self._placement = [], None
+
+    def _start(self, config: LearnerConfig) -> None:
+        """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        try:
+            self._reserve_places()
+            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else 1)(RankActor)
+            strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
+            longest = max(self._update_patience, self._load_patience)
+            # An actor without a name ends with the process that started it.
+            self._ranks = [
+                actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device, longest)
+                for rank in range(self._world_size)
+            ]
+            (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
+            self._wait(
+                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
+            )
+            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
+            self._wait(loads, "load the model", self._load_patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve_places(self) -> None:
+        """Reserve a placement group with one bundle per rank."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        ranks, kinds = self._world_size, ("CPU",) if self._device == "cpu" else ("GPU", "CPU")
+        cluster = ray.cluster_resources()
+        for kind in kinds:
+            if cluster.get(kind, 0) < ranks:
+                raise LearnerError(
+                    f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
+                )
+        self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
+        # Unlike ready(), wait() starts no worker process: it fails only where there is no room.
+        if not self._placement.wait(self._patience):
+            raise LearnerError(
+                f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
+                f"{cluster[kinds[0]]:g} in all, had no room for them"
+            )
+
+    def _in_use(self) -> list[Any]:
+        if self.broken:
+            raise RankError(
+                "the group has no ranks, because one failed or the group was closed; call reset() to start new ones"
+            )
+        return self._ranks
+
+    def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
+        """Results of the calls.
+
+        The ranks stay in use when every one asked refused with an error of the learner, before which it made no
+        change. After any other error, or where some time out, what they hold is unknown.
+        """
+        patience = self._update_patience if patience is None else patience
+        try:
+            found = outcomes(calls, patience=patience, grace=self._grace)
+            error = found.error(task, patience)
+        except BaseException:
+            # Interrupted while the ranks are at work.
+            self.close()
+            raise
+        if error is None:
+            return found.values
+        if not found.all_refused:
+            self.close()
+        raise error from None

@@ -1,0 +1,100 @@
+"""One learner rank as a Ray actor, with ``torch.distributed`` to the others: a thin wrapper round ``Learner``."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+import torch
+import torch.distributed as dist
+
+from ..config import LearnerConfig
+from ..records.updates import Agreement, UpdateReport
+from ..updates.learner import Learner
+
+
+class RankActor:
+    """One rank: joins the process group, then is a ``Learner``."""
+
+    def __init__(self, rank: int, world_size: int, device: str, patience: float) -> None:
+        self._rank, self._world_size, self._device = rank, world_size, device
+        # How long it waits for another rank in the middle of a call; the group stops waiting for both earlier.
+        self._patience = timedelta(seconds=2 * patience)
+
+    def host(self) -> tuple[str, int]:
+        """Open the rendezvous store on a free port of this rank's machine; returns the machine and the port."""
+        import ray
+
+        machine = ray.util.get_node_ip_address()
+        self._store = dist.TCPStore(
+            machine, 0, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False
+        )
+        return machine, self._store.port
+
+    def join(self, machine: str, port: int) -> None:
+        """Join the process group through the rendezvous store of the first rank.
+
+        Args:
+            machine: The first rank's machine.
+            port: The port of the store there.
+        """
+        if self._device == "cpu":
+            torch.set_num_threads(1)
+        if self._rank:
+            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=self._patience)
+        dist.init_process_group(
+            "gloo" if self._device == "cpu" else "nccl",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=self._patience,
+        )
+
+    def load(self, model: str, config: LearnerConfig) -> None:
+        """Load the policy; see ``Learner`` for errors.
+
+        Args:
+            model: The base model.
+            config: The learner's settings.
+        """
+        self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
+
+    def reset(self, config: LearnerConfig) -> None:
+        """See ``Learner.reset``."""
+        self._learner.reset(config)
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Measure this rank's share; see ``Learner.measure``."""
+        return self._learner.measure(rollouts)
+
+    def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
+        """Update from this rank's share; see ``Learner.update``.
+
+        Args:
+            batch: The share.
+            advance: Whether the version is counted up.
+        """
+        return self._learner.update(batch, advance=advance)
+
+    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
+        """See ``Learner.agreement``."""
+        return self._learner.agreement(rollouts)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The policy's tensors, on the CPU."""
+        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """See ``Learner.state``; on the CPU, as the driver may have no device."""
+        tensors, values = self._learner.state()
+        return {name: tensor.cpu() for name, tensor in tensors.items()}, values
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """See ``Learner.load_state``.
+
+        Args:
+            tensors: The policy's and the optimizer's tensors by their names in the state.
+            values: The plain values of the state.
+        """
+        self._learner.load_state(tensors, values)

@@ -1,0 +1,133 @@
+"""Atomic checkpoints: safetensors and JSON, written aside, flushed to disk, renamed. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from ..errors import CheckpointError
+from .folders import remove_folder, whole_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A run after ``step`` steps.
+
+    Attributes:
+        step: Steps taken.
+        tensors: Policy and optimizer, and the critic where there is one.
+        values: Plain values of the learner.
+        progress: Plain values of the run: cumulative counts, the evaluations so far and the place in the problems.
+    """
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, Any]
+    progress: dict[str, Any] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in one folder; the newest ones are kept.
+
+    When they are saved changes no result: a run that continues takes the steps since the last one again. Where both
+    intervals are given a checkpoint is saved when either is over; the loop saves another one where a run ends.
+
+    Args:
+        folder: The folder, made with the first checkpoint.
+        every_evaluations: Evaluations between checkpoints, or None.
+        every_steps: Steps between checkpoints, or None.
+        keep: How many of the newest are kept; their predecessors serve where the newest is damaged later.
+
+    Raises:
+        CheckpointError: A number is below 1, or there is no interval.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, every_evaluations: int | None = 1, every_steps: int | None = None, keep: int = 1
+    ) -> None:
+        given = {"every_evaluations": every_evaluations, "every_steps": every_steps, "keep": keep}
+        for name, value in given.items():
+            if value is not None and value < 1:
+                raise CheckpointError(f"{name} is {value}; it must be 1 or more")
+        if every_evaluations is None and every_steps is None:
+            raise CheckpointError("every_evaluations and every_steps are both None; one must say when to save")
+        self.folder = Path(folder)
+        self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
+
+    def due(self, *, step: int, evaluations: int | None) -> bool:
+        """Whether a checkpoint is to be saved now.
+
+        Args:
+            step: Steps taken.
+            evaluations: Evaluations made so far, where one was made after this step; None where none was.
+        """
+        by_steps = self._every_steps is not None and step > 0 and step % self._every_steps == 0
+        if evaluations is None or self._every_evaluations is None:
+            return by_steps
+        # The first one is that of the base model, before the first step.
+        return by_steps or (evaluations - 1) % self._every_evaluations == 0
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint whole or not at all, and delete those that are not kept.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            CheckpointError: It cannot be written; those before stay.
+        """
+        final = self.folder / f"step-{checkpoint.step:09d}"
+        with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
+            save_file(checkpoint.tensors, aside / "tensors.safetensors")
+            state = {"step": checkpoint.step, "values": checkpoint.values, "progress": checkpoint.progress}
+            (aside / "state.json").write_text(json.dumps(state))
+        self.prune()
+        return final
+
+    def prune(self) -> None:
+        """Delete those that are not kept, and what a kill has left of one that was being written or deleted.
+
+        Raises:
+            CheckpointError: One cannot be deleted.
+        """
+        try:
+            for old in self._complete()[: -self._keep]:
+                remove_folder(old)
+            for left in self.folder.glob(".step-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
+
+    def newest(self) -> Checkpoint | None:
+        """Read the newest checkpoint, or None when there is none.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        complete = self._complete()
+        if not complete:
+            return None
+        folder = complete[-1]
+        try:
+            state = json.loads((folder / "state.json").read_text())
+            tensors = load_file(folder / "tensors.safetensors")
+            return Checkpoint(step=state["step"], tensors=tensors, values=state["values"], progress=state["progress"])
+        except Exception as error:
+            where = "continue from the one before it" if len(complete) > 1 else "start the run again"
+            raise CheckpointError(
+                f"{folder}: the checkpoint is damaged ({error}); delete the folder to {where}"
+            ) from None
+
+    def _complete(self) -> list[Path]:
+        """Those that were written whole, the newest last; one that another of its step has replaced, before it."""
+        return sorted(self.folder.glob("step-*"), key=_age) if self.folder.is_dir() else []
+
+
+def _age(folder: Path) -> tuple[str, bool]:
+    return folder.name.removesuffix(".before"), not folder.name.endswith(".before")

@@ -1,0 +1,249 @@
+"""The hot loop of one run, from problems to sync. Everything it does to the policy is on this page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import polars as pl
+
+from ..errors import CheckpointError, DivergenceError
+from ..objective.cohorts import with_cohorts
+from ..protocols import Evaluator, Meter, Sampler, Updater, Watch
+from ..records.statistics import response_statistics
+from ..records.steps import EvaluationRecord, StepRecord
+from ..saving.checkpoint import Checkpoint, Checkpoints
+from ..updates.sync import check_sync
+from .learning import learn
+from .order import ProblemOrder
+from .run import Progress, RunConfig
+
+__all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
+
+
+def restore(*, learner: Updater, checkpoints: Checkpoints) -> Progress:
+    """Continue from the newest checkpoint, or start at step 0.
+
+    Args:
+        learner: Takes over the state of the checkpoint; left as it is where there is none.
+        checkpoints: The checkpoints of the run.
+
+    Returns:
+        How far the run is.
+
+    Raises:
+        CheckpointError: The newest checkpoint is damaged.
+        LearnerError: It is one of another model.
+    """
+    saved = checkpoints.newest()
+    if saved is None:
+        return Progress(step=0, rollouts=0, tokens=0, evals=[])
+    try:
+        progress = Progress.restored(saved.step, saved.progress)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{checkpoints.folder}: the progress in the checkpoint of step {saved.step} cannot be read "
+            f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
+            "again"
+        ) from None
+    learner.load_state(saved.tensors, saved.values)
+    return progress
+
+
+def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
+    """Sync, answer a few problems and compare log-probabilities.
+
+    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
+    the same, and ends the run as it did the first time.
+
+    Args:
+        learner: Hands over its weights.
+        sampler: Takes them, and answers two times each of the first four problems.
+        problems: A ``problems`` table.
+        run_id: The run.
+
+    Returns:
+        The responses, which were paid for, as a ``rollouts`` table.
+
+    Raises:
+        SyncError: The sampler does not hold the learner's weights.
+        DivergenceError: The log-probabilities of the base model itself are not finite.
+    """
+    sampler.sync(learner.weights(), learner.version)
+    rollouts = sampler.sample(problems.head(4), samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    try:
+        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
+    except DivergenceError:
+        if learner.version == 0:
+            raise
+    return rollouts
+
+
+def train(
+    *,
+    run: RunConfig,
+    problems: pl.DataFrame,
+    sampler: Sampler,
+    learner: Updater,
+    evaluator: Evaluator,
+    meter: Meter,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    watch: Watch,
+) -> Progress:
+    """Train until the meter admits no further step, or the policy has diverged.
+
+    A longer run begins as a shorter one: nothing but ``meter`` knows where it ends.
+
+    Args:
+        run: The cell.
+        problems: Training problems.
+        sampler: Answers them; holds the learner's weights already (see ``canary``).
+        learner: Learns.
+        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
+        meter: The budget; charged with what each step and each evaluation generated.
+        checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.
+        progress: From ``restore``.
+        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
+
+    Returns:
+        The progress at the end, its evaluations included.
+
+    Raises:
+        LearnerError: The run and the learner's settings contradict each other; or no advantages or no update can be
+            made of what was sampled, which was charged before.
+    """
+    run.check(learner.config)
+    drop_above = learner.config.batch.drop_above
+    order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
+    cell = _Cell(
+        run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
+        checkpoints=checkpoints, progress=progress, watch=watch,
+    )  # fmt: skip
+    saved_at = progress.step
+    if progress.step == 0 and not progress.evals:
+        cell.evaluate()
+        saved_at = cell.save_if_due(saved_at, evaluated=True)
+    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
+        if not cell.take(progress.step + 1):
+            return progress
+        # On steps, not on what was counted: a failed rollout shifts no evaluation.
+        evaluated = progress.step * run.batch_rollouts % run.evaluate_every == 0
+        if evaluated:
+            cell.evaluate()
+        # After the evaluation: a run that continues from here would not make it.
+        saved_at = cell.save_if_due(saved_at, evaluated=evaluated)
+    if saved_at != progress.step:
+        cell.save()
+    # A kill may have come between the last checkpoint and the deletion of those before.
+    checkpoints.prune()
+    return progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """What ``train`` was given; its fields are described there."""
+
+    run: RunConfig
+    order: ProblemOrder
+    sampler: Sampler
+    learner: Updater
+    evaluator: Evaluator
+    meter: Meter
+    checkpoints: Checkpoints
+    progress: Progress
+    watch: Watch
+
+    def take(self, step: int) -> bool:
+        """Take a step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
+        progress, version = self.progress, self.learner.version
+        began = perf_counter()
+        rollouts = self.sample(step)
+        sampled = perf_counter()
+        rollouts = with_cohorts(rollouts, self.learner.config.batch)
+        # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
+        tokens = self.charge(step, rollouts)
+        ready = perf_counter()
+        learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
+        learned, sync_seconds = perf_counter(), None
+        dropped = len(progress.place.dropped)
+        if learnt.diverged:
+            progress.diverged_at = step
+        else:
+            if self.learner.version != version:
+                self.sampler.sync(self.learner.weights(), self.learner.version)
+                sync_seconds = perf_counter() - learned
+            progress.place = self.order.after(progress.place, rollouts)
+            progress.step = step
+        self.watch(
+            StepRecord(
+                step=step,
+                rollouts=progress.rollouts,
+                sample_seconds=sampled - began,
+                update_seconds=learned - ready,
+                measure_seconds=learnt.measure_seconds,
+                sync_seconds=sync_seconds,
+                responses=response_statistics(rollouts),
+                advantages=learnt.advantages,
+                update=learnt.update,
+                gradient_retries=learnt.retries,
+                sampled_tokens=tokens,
+                dropped_problems=dropped,
+            )
+        )
+        return not learnt.diverged
+
+    def sample(self, step: int) -> pl.DataFrame:
+        """Sample n responses to each problem of a step's batch."""
+        return self.sampler.sample(
+            self.order.batch(self.progress.place),
+            samples=self.run.rollouts_per_problem,
+            seed=self.run.seed,
+            step=step,
+            phase="train",
+            run_id=self.run.run_id,
+        )
+
+    def charge(self, step: int, rollouts: pl.DataFrame) -> int:
+        """Charge what a step generated, by cohort, and count it; returns its response tokens."""
+        self.meter.charge(step, rollouts)
+        tokens = int(rollouts["response_ids"].list.len().sum())
+        self.progress.rollouts += len(rollouts)
+        self.progress.tokens += tokens
+        return tokens
+
+    def evaluate(self) -> None:
+        """Evaluate, and charge it."""
+        progress, began = self.progress, perf_counter()
+        result = self.evaluator(
+            step=progress.step,
+            at=progress.step * self.run.batch_rollouts,
+            rollouts=progress.rollouts,
+            tokens=progress.tokens,
+        )
+        seconds = perf_counter() - began
+        if result.rollouts_table is not None:
+            self.meter.charge(progress.step, result.rollouts_table.with_columns(cohort=pl.lit("eval")))
+        progress.evals.append(dict(result.row))
+        self.watch(
+            EvaluationRecord(
+                step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
+            )
+        )
+
+    def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
+        """Save a checkpoint where one is due; returns the step of the newest one."""
+        progress = self.progress
+        if not self.checkpoints.due(step=progress.step, evaluations=len(progress.evals) if evaluated else None):
+            return saved_at
+        self.save()
+        return progress.step
+
+    def save(self) -> None:
+        """Save a checkpoint of the run as it is."""
+        tensors, values = self.learner.state()
+        # A checkpoint that outlives its charges in a power cut could not be continued.
+        self.meter.sync()
+        self.checkpoints.save(
+            Checkpoint(step=self.progress.step, tensors=tensors, values=values, progress=self.progress.saved())
+        )

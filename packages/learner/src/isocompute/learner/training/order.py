@@ -1,0 +1,110 @@
+"""The order in which problems are trained on: shuffled passes, from which solved problems may be dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from ..errors import LearnerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A place in the order: what a run that continues needs to know.
+
+    Attributes:
+        number: The pass, counted from 0.
+        taken: Batches of it that were taken.
+        dropped: Problems that are in this pass no more, nor in any later one.
+        rates: Pass rate of each problem that was met in this pass, where problems may be dropped.
+    """
+
+    number: int = 0
+    taken: int = 0
+    dropped: tuple[str, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+
+class ProblemOrder:
+    """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
+
+    The shuffle of a pass depends on the seed only, so runs whose batch sizes divide the number of problems meet the
+    same problems in the same order. Where the batch size does not divide it, each pass leaves out the problems
+    (others each time) that do not fill a batch.
+
+    With ``drop_above`` a problem whose pass rate in its last batch is this or more is left out of all later passes
+    (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
+    There are always enough problems for a batch: where fewer than B_p would be left, the B_p with the lowest pass
+    rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
+    are dropped.
+
+    Args:
+        problems: A ``problems`` table; the order of its rows does not matter.
+        problems_per_batch: B_p.
+        seed: Seed of the run.
+        drop_above: The pass rate, or None to drop none.
+
+    Raises:
+        LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
+    """
+
+    def __init__(
+        self, problems: pl.DataFrame, *, problems_per_batch: int, seed: int, drop_above: float | None = None
+    ) -> None:
+        if problems_per_batch > len(problems):
+            raise LearnerError(
+                f"problems_per_batch is {problems_per_batch}, and there are {len(problems)} training problems: "
+                "a problem cannot be twice in one batch"
+            )
+        repeated = problems["problem_id"].is_duplicated()
+        if repeated.any():
+            raise LearnerError(f"problem {problems['problem_id'].filter(repeated)[0]} occurs twice among the problems")
+        self._problems = problems.sort("problem_id")
+        self._problems_per_batch = problems_per_batch
+        self._seed = seed
+        self._drop_above = drop_above
+
+    def batch(self, place: Place) -> pl.DataFrame:
+        """Problems of the batch at a place, sorted by ``problem_id``, no problem twice."""
+        shuffled = np.random.default_rng([self._seed, place.number]).permutation(len(self._problems))
+        if place.dropped:
+            gone = self._problems["problem_id"].is_in(place.dropped).to_numpy()
+            shuffled = shuffled[~gone[shuffled]]
+        # Batches never span two passes, so that no problem occurs twice in a batch.
+        first = place.taken * self._problems_per_batch
+        return self._problems[np.sort(shuffled[first : first + self._problems_per_batch])]
+
+    def after(self, place: Place, rollouts: pl.DataFrame) -> Place:
+        """Return the place after a batch.
+
+        Args:
+            place: The place of the batch.
+            rollouts: What it was answered with: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response
+                is right when its reward is 1 or more; failed ones do not count.
+        """
+        rates = dict(place.rates)
+        if self._drop_above is not None:
+            rates |= _pass_rates(rollouts)
+        left = len(self._problems) - len(place.dropped)
+        if place.taken + 1 < left // self._problems_per_batch:
+            return replace(place, taken=place.taken + 1, rates=rates)
+        return Place(number=place.number + 1, dropped=self._dropped(place, rates))
+
+    def _dropped(self, place: Place, rates: Mapping[str, float]) -> tuple[str, ...]:
+        """Problems that are left out of the next pass."""
+        if self._drop_above is None:
+            return ()
+        gone = set(place.dropped)
+        left = [name for name in self._problems["problem_id"] if name not in gone]
+        left.sort(key=lambda name: (rates.get(name, 0.0), name))
+        unsolved = sum(rates.get(name, 0.0) < self._drop_above for name in left)
+        return tuple(sorted((*place.dropped, *left[max(unsolved, self._problems_per_batch) :])))
+
+
+def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
+    right = (pl.col("reward") >= 1).cast(pl.Float64).mean()
+    completed = rollouts.filter(pl.col("finish_reason") != "aborted")
+    return dict(completed.group_by("problem_id").agg(right).sort("problem_id").iter_rows())

@@ -1,0 +1,1 @@
+"""One optimizer step: what is checked, what passes through the model, what is left out, what is kept."""

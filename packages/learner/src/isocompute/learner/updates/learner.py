@@ -1,0 +1,345 @@
+"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into an update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import torch
+import torch.distributed as dist
+
+from .. import policy as policies
+from ..batch import MicroBatch, Responses, read
+from ..config import LearnerConfig
+from ..cost.rate import matmul_rate, shape_of, training_operations
+from ..errors import LearnerError
+from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
+from ..objective.prepare import sampled_counts
+from ..objective.ragged import Ragged, listed
+from ..records.metrics import Mean, added, reduced, with_zeros
+from ..records.updates import Agreement, Average, UpdateReport
+from .adam import Optimizer
+from .collective import Collective
+from .refusals import check_outcome, check_prepared, check_versions
+from .skipping import skipped
+from .state import take_over, tensors_of
+from .sync import agreement, check_sync, compare
+
+
+class Learner:
+    """A policy, its AdamW state, and the base model or a critic where the settings need them.
+
+    With a process group, each rank is given its share of the batch (which may be empty) and all ranks take the same
+    update: a gradient is a weighted sum over tokens, and sums add up. Tokens are those that the policy sampled (column
+    ``sampled``).
+
+    Args:
+        model: The base model.
+        config: The learner's settings.
+        device: A torch device.
+        ranks: The learners that take every update together, or None for this one alone.
+        dtype: Type of weights, gradients and moments.
+
+    Raises:
+        LearnerError: The model cannot be used; see ``policy.load_policy``.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: LearnerConfig,
+        *,
+        device: str = "cpu",
+        ranks: dist.ProcessGroup | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.device, self.model, self._dtype = device, str(model), dtype
+        self._together = Collective(ranks, device)
+        self._load(config)
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Go back to the base model's weights, a fresh optimizer and version 0.
+
+        Where that fails the learner has no model until it is reset again.
+        """
+        # The base model is read again, so that no copy of it is held; what there was is freed first.
+        for name in ("_policy", "critic", "_forward", "_optimizer", "_reference"):
+            self.__dict__.pop(name, None)
+        self._load(config)
+
+    @property
+    def policy(self) -> torch.nn.Module:
+        """The policy.
+
+        Raises:
+            LearnerError: There is none, because the last reset failed.
+        """
+        if "_policy" not in self.__dict__:
+            raise LearnerError("the learner has no model, because its last reset failed; call reset() again")
+        return self._policy
+
+    def _load(self, config: LearnerConfig) -> None:
+        self.config, self.version = config, 0
+        settings: dict[str, Any] = {"temperature": config.temperature, "device": self.device}
+        self._policy = policies.load_policy(self.model, device=self.device, dtype=self._dtype)
+        self._forward = policies.Forward(self.policy, config.compute, **settings)
+        # While there are weights alone on the device: a rate is measured with large factors.
+        self._rate = matmul_rate(self.device, self._forward.dtype)
+        self._reference: policies.Forward | None = None
+        if config.kl.coefficient:
+            lower = config.compute.precision == "bfloat16" and self._dtype == torch.float32
+            kind = torch.bfloat16 if lower else self._dtype
+            base = policies.reference_of(self.model, device=self.device, dtype=kind)
+            self._reference = policies.Forward(base, config.compute, like=self._forward, **settings)
+        self.critic: policies.ValueHead | None = None
+        if config.objective.resolved.baseline == "gae":
+            share = config.critic.coefficient if config.critic.through_policy else 0.0
+            size = self.policy.get_output_embeddings().weight.shape[1]
+            self.critic = policies.ValueHead(size, share=share, device=self.device, dtype=self._dtype)
+        self._optimizer = Optimizer(self.policy, self.critic, config)
+        self._shape = shape_of(self.policy)
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's tensors by their Hugging Face names; see ``policy.tensors``."""
+        for name, tensor in policies.tensors(self.policy).items():
+            yield name, tensor.detach()
+
+    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
+        """How far the sampler's log-probabilities are from this rank's, over all responses.
+
+        Raises:
+            DivergenceError: A log-probability of the learner's own is not finite.
+            LearnerError: There is no response token to compare.
+        """
+        batches = self._batches(self._read(rollouts))
+        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for batch in batches]
+        if not compared:
+            raise LearnerError("the rollouts have no response token whose log-probability could be compared")
+        joined = torch.cat(compared, dim=1)
+        return agreement(joined, step=self.version + 1, largest=_alone, total=_alone)
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model without learning from them.
+
+        Args:
+            rollouts: This rank's share of completed responses.
+
+        Returns:
+            The table with list columns of a number for each sampled token: ``old_logprobs``, with a KL term
+            ``reference_logprobs``, with a critic ``values``.
+
+        Raises:
+            SyncError: The responses were sampled with other weights than the learner's.
+            DivergenceError: A log-probability of the learner's own is not finite.
+            LearnerError: The rollouts do not fit the model.
+        """
+        check_versions(rollouts, self.version, self._together.total)
+        responses = self._read(rollouts)
+        used = ~self._left_out(responses) if "advantage" in rollouts.columns else np.ones(len(responses), dtype=bool)
+        names = ["old_logprobs", *(["reference_logprobs"] if self._reference is not None else [])]
+        names += ["values"] if self.critic is not None else []
+        found = {name: np.zeros(responses.counts.sum()) for name in names}
+        # Nothing reads those of a response that is left out of the update, too.
+        found["old_logprobs"] += responses.logprobs.values[responses.sampled]
+        compared = [self._nothing(3, 0)]
+        for piece in self._forward.pieces(responses, np.flatnonzero(used)):
+            batch, tokens = self._forward.micro_batch(responses, piece), responses.tokens_of(piece.rows)
+            measured = self._measured(batch)
+            compared.append(compare(measured["old_logprobs"], batch.sampler_logprobs))
+            for name, values in measured.items():
+                found[name][tokens] = values.double().cpu().numpy()
+        self._verify(torch.cat(compared, dim=1))
+        lengths = sampled_counts(rollouts)
+        return rollouts.with_columns(
+            listed(name, Ragged(values=values, lengths=lengths)) for name, values in found.items()
+        )
+
+    def _measured(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
+        """A number for each sampled token of a micro-batch, by the name of its column."""
+        with torch.no_grad(), self._forward.attending(batch):
+            hidden = self._forward.hidden(batch)
+            found = {"old_logprobs": self._forward.terms(hidden, batch).logprobs}
+            if self.critic is not None:
+                found["values"] = self.critic(hidden)
+        if self._reference is not None:
+            found["reference_logprobs"] = self._reference.logprobs(batch)
+        return found
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
+        """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
+
+        Args:
+            batch: This rank's share of an update's responses, with the columns of ``objective.prepare``.
+            advance: Whether the version of the weights is counted up, if they change: with the last optimizer step of
+                a batch.
+
+        Returns:
+            What the step did, over the shares of all ranks.
+
+        Raises:
+            SyncError: The responses were sampled with other weights than the learner's. The policy is as it was.
+            DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite. The
+                policy is as it was.
+            LearnerError: No rank has a response token, the batch was not prepared, or it does not fit the model. The
+                policy is as it was.
+        """
+        check_versions(batch, self.version, self._together.total)
+        check_prepared(batch, step=self.version + 1)
+        responses = self._read(batch)
+        left_out = self._left_out(responses)
+        own = responses.counts.sum(), responses.counts[~left_out].sum(), left_out.sum(), len(responses)
+        tokens, passed, *counted = (int(self._together.total(int(count))) for count in own)
+        if not tokens:
+            raise LearnerError(f"step {self.version + 1} has no response token to learn from")
+        found, means, broken, operations = self._backward(responses, np.flatnonzero(~left_out))
+        self._together.gradients(self._optimizer.parameters)
+        norm = self._optimizer.clip()
+        # A token that was skipped has no advantage, so that no bound takes a gradient from it.
+        means = with_zeros(reduced(means, self._together.sum), CLIPPED, tokens - passed)
+        check_outcome(norm, means["loss"].value, broken, self.config, step=self.version + 1)
+        steps = 0 if self._optimizer.idle(norm) else 1
+        rate = self._optimizer.step(self.version + 1) if steps else 0.0
+        self._optimizer.forget_gradients()
+        self.version += advance and steps
+        return UpdateReport(
+            objective={name: Average.of(mean) for name, mean in means.items()},
+            gradient_norm=norm,
+            learning_rate=rate,
+            sync_error=found.maximum,
+            sync_mean=found.mean,
+            sync_k3=found.k3,
+            sync_quantile=found.quantile,
+            optimizer_steps=steps,
+            trained_tokens=tokens,
+            passed_tokens=passed,
+            skipped=Average(total=counted[0], count=counted[1]),
+            operations=self._together.total(operations),
+            machine_rate=self._together.total(self._rate),
+        )
+
+    def _read(self, rollouts: pl.DataFrame) -> Responses:
+        return read(rollouts, vocabulary=policies.vocabulary(self.policy))
+
+    def _batches(self, responses: Responses, rows: np.ndarray | None = None) -> Iterator[MicroBatch]:
+        rows = np.arange(len(responses)) if rows is None else rows
+        for piece in self._forward.pieces(responses, rows):
+            yield self._forward.micro_batch(responses, piece)
+
+    def _backward(
+        self, responses: Responses, rows: np.ndarray
+    ) -> tuple[Agreement, dict[str, Mean], tuple[float, float], float]:
+        """Gradients of this rank's share, after its first micro-batch was compared with the sampler.
+
+        Returns:
+            How the sampler agrees (over all ranks), this rank's metrics, and how many log-probabilities of the learner
+            and of the sampler are not finite (over all ranks), and this rank's arithmetic.
+        """
+        self._optimizer.forget_gradients()
+        operations = 0.0
+        means = loss_metrics(self.config, self.device)
+        broken = self._nothing(2)
+        measured = "old_logprobs" in responses.of_tokens
+        found = self._verify(self._compared(responses, rows)) if measured or not len(rows) else None
+        for batch in self._batches(responses, rows):
+            with self._forward.attending(batch):
+                inputs = self._inputs(batch)
+                if found is None:
+                    found = self._verify(compare(inputs.logprobs, batch.sampler_logprobs))
+                loss, parts = objective(inputs, self.config)
+                loss.backward()
+            means = added(means, parts)
+            # A forward pass of the reference is a third of the policy's two.
+            reference = inputs.reference_logprobs is not None and "reference_logprobs" not in batch.measured
+            operations += self._operations(batch) * (4 / 3 if reference else 1)
+            broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, batch.sampler_logprobs)])
+        assert found is not None
+        self._together.sum(broken)
+        learner_broken, sampler_broken = broken.tolist()
+        return found, means, (learner_broken, sampler_broken), operations
+
+    def _compared(self, responses: Responses, rows: np.ndarray) -> torch.Tensor:
+        """Compare with the sampler where no forward pass of a policy that just sampled follows."""
+        if len(rows):
+            tokens = responses.tokens_of(rows)
+            old = torch.tensor(responses.of_tokens["old_logprobs"].values[tokens], dtype=self._dtype)
+            sampler = torch.tensor(responses.logprobs.values[responses.sampled][tokens], dtype=self._dtype)
+            return compare(old.to(self.device), sampler.to(self.device))
+        if len(responses):
+            # Nothing can change the update; stale weights must show all the same.
+            batch = next(self._batches(responses, np.arange(1)))
+            return compare(self._forward.logprobs(batch), batch.sampler_logprobs)
+        # This rank's share is empty, and the others wait for it in the collective.
+        return self._nothing(3, 0)
+
+    def _left_out(self, responses: Responses) -> np.ndarray:
+        """Which responses cannot change the update, so that they do not pass through the model."""
+        return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
+
+    def _inputs(self, batch: MicroBatch) -> ObjectiveInputs:
+        entropy = self.config.entropy
+        hidden = self._forward.hidden(batch)
+        terms = self._forward.terms(
+            hidden,
+            batch,
+            entropy=bool(entropy.coefficient) or entropy.measured,
+            entropy_gradient=bool(entropy.coefficient),
+        )
+        reference = batch.measured.get("reference_logprobs")
+        if self._reference is not None and reference is None and self.config.kl.place == "loss":
+            reference = self._reference.logprobs(batch)
+        return ObjectiveInputs(
+            logprobs=terms.logprobs,
+            sampler_logprobs=batch.sampler_logprobs,
+            advantages=batch.advantages,
+            weights=batch.weights,
+            response=batch.response,
+            responses=batch.responses,
+            zero_variance=batch.zero_variance,
+            entropy=terms.entropy,
+            old_logprobs=batch.measured.get("old_logprobs"),
+            reference_logprobs=reference,
+            values=None if self.critic is None else self.critic(hidden),
+            old_values=batch.measured.get("old_values"),
+            returns=batch.measured.get("returns"),
+        )
+
+    def _operations(self, batch: MicroBatch) -> float:
+        """Arithmetic of a forward and a backward pass; see ``rate.training_operations``."""
+        if self._shape is None:
+            return 0.0
+        return training_operations(self._shape, tokens=batch.passed, predictions=len(batch.tokens), keys=batch.keys)
+
+    def _verify(self, compared: torch.Tensor) -> Agreement:
+        """Compare with the sampler before any backward; all ranks fail together or none does."""
+        step = self.version + 1
+        found = agreement(compared, step=step, largest=self._together.largest, total=self._together.sum)
+        check_sync(found, self.config, step=step)
+        return found
+
+    def _nothing(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=torch.float64, device=self.device)
+
+    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Return what a checkpoint must hold: tensors, the live ones and not copies, and plain values."""
+        return tensors_of(self.policy, self.critic, self._optimizer), {"version": self.version}
+
+    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Continue from what ``state`` returned, which is copied.
+
+        Args:
+            tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
+            values: The plain values of the state.
+
+        Raises:
+            LearnerError: It is the state of another model.
+        """
+        take_over(tensors, self.policy, self.critic, self._optimizer, model=self.model)
+        self.version = int(values["version"])
+
+
+def _alone(tensor: torch.Tensor) -> None:
+    """Combine over one rank."""
+    del tensor

@@ -1,0 +1,160 @@
+"""Does the sampler hold the learner's weights? Their log-probabilities of the same tokens show it.
+
+The parity chain, engine = learner = reference, each link with the tests that hold it:
+
+* Engine = model: vLLM's log-probabilities are those of transformers after every sync, in float32 to 1e-4 nats
+  (rollout, ``tests/samplers/every_sampler.py``, for every sampler).
+* A sampler in bfloat16 agrees with the learner on average, not token by token: it is judged by the mean, by k3 and by a
+  quantile of the differences instead of the maximum (``tests/updates/test_sync.py``).
+* Engine = learner: the first micro-batch of every update is compared with the sampler before any backward pass, here,
+  and explicitly by ``loop.canary`` after the first sync and after a resume (``tests/updates/test_learner.py``,
+  ``tests/training/test_loop.py``).
+* Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
+  same updates, the last bit for bit (``tests/updates/test_invariants.py``, ``tests/ranks/test_group.py``,
+  ``tests/training/test_resume.py``).
+* Learner = reference: its gradient is that of a policy gradient written out token by token, without padding
+  (``tests/updates/test_learner.py``), its objective the formula (``tests/objective/test_loss.py``), and five updates on
+  a fixed batch are those that were stored (``tests/updates/test_trajectory.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..config import LearnerConfig
+from ..errors import DivergenceError, SyncError
+from ..records.updates import Agreement
+from ..settings.sync import CHECKS
+
+QUANTILE = 0.99
+BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)
+"""How a sampler agrees that gave a log-probability that is not finite."""
+
+Reduce = Callable[[torch.Tensor], None]
+"""Combines a tensor over the ranks, in place."""
+
+
+def compare(learner: torch.Tensor, sampler: torch.Tensor) -> torch.Tensor:
+    """Compare the sampler's log-probabilities with the learner's, over the tokens that were sampled.
+
+    Args:
+        learner: The learner's, shape ``(tokens,)``.
+        sampler: The sampler's, shape ``(tokens,)``.
+
+    Returns:
+        Shape ``(3, tokens)``, float64: |learner − sampler| (nats), k3 of KL(sampler ‖ learner) (nats), both infinite
+        where they are not numbers, and 1 where the learner's own log-probability is not finite, so that the sampler
+        cannot be judged.
+    """
+    # In float32 the rounding error of k3 would exceed k3 itself.
+    difference = learner.detach().double() - sampler.double()
+    k3 = difference.exp() - 1.0 - difference
+    # The maximum of NaNs is a NaN, which no comparison would catch.
+    measured = torch.nan_to_num(torch.stack([difference.abs(), k3]), nan=math.inf, posinf=math.inf)
+    return torch.cat([measured, (~learner.isfinite()).double()[None]])
+
+
+def agreement(compared: torch.Tensor, *, step: int, largest: Reduce, total: Reduce) -> Agreement:
+    """Sum up comparisons over tokens and ranks. All ranks must call it; one without tokens brings none.
+
+    Args:
+        compared: From ``compare``, shape ``(3, tokens)``; several are joined along the tokens.
+        step: The step that the responses would be used in.
+        largest: Takes the largest of each number over the ranks.
+        total: Adds numbers up over the ranks.
+
+    Returns:
+        The four figures; all 0 where no rank has a token.
+
+    Raises:
+        DivergenceError: A log-probability of the learner's own is not finite.
+    """
+    difference, k3, broken = compared
+    tokens = difference.numel()
+    worst = torch.zeros(3, dtype=torch.float64, device=compared.device)
+    if tokens:
+        # An order statistic, and not an interpolation between two: infinite differences are ordered, too.
+        quantile = difference.kthvalue(math.ceil(QUANTILE * tokens)).values
+        worst = torch.stack([difference.max(), quantile, broken.max()])
+    sums = torch.stack([difference.sum(), k3.sum(), torch.full_like(worst[0], tokens)])
+    largest(worst)
+    total(sums)
+    maximum, at_quantile, any_broken = worst.tolist()
+    check_finite(any_broken, step=step)
+    mean, mean_k3 = (sums[:2] / sums[2].clamp(min=1)).tolist()
+    return Agreement(maximum=maximum, mean=mean, k3=mean_k3, quantile=at_quantile)
+
+
+def check_finite(broken: float, *, step: int) -> None:
+    """Refuse to go on with a policy whose own log-probabilities are not finite.
+
+    The sampler is not to blame: the learner computed these numbers from its own weights.
+
+    Args:
+        broken: How many there are, or 1 for some.
+        step: The step that they would be used in.
+
+    Raises:
+        DivergenceError: ``broken`` is above 0.
+    """
+    if broken:
+        raise DivergenceError(
+            f"before step {step} a log-probability of the learner's own is not finite: the policy has diverged; "
+            "no update was made"
+        )
+
+
+def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
+    """Refuse to learn from responses of other weights.
+
+    Args:
+        found: How the sampler agrees with the learner.
+        config: The tolerances; a figure whose tolerance is None is not judged.
+        step: The step that the responses would be used in.
+
+    Raises:
+        SyncError: A figure is above its tolerance.
+    """
+    if exceeded(found, config):
+        raise SyncError(
+            f"before step {step} the sampler's log-probabilities differ from the learner's by "
+            f"{described(found, config)}: the sampler does not hold the learner's weights; no update was made"
+        )
+
+
+def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
+    """Return the tolerances that an agreement is above, by their names in the settings.
+
+    Args:
+        found: The agreement.
+        config: The tolerances.
+    """
+    figures = dict(zip(CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
+    limits = {name: getattr(config.sync, name) for name in CHECKS}
+    # Not «above»: a NaN is no agreement.
+    return [name for name, limit in limits.items() if limit is not None and not figures[name] <= limit]
+
+
+def described(found: Agreement, config: LearnerConfig) -> str:
+    """Return all four figures in words, each with its tolerance and whether it is above it.
+
+    Args:
+        found: The agreement.
+        config: The tolerances.
+    """
+    above = exceeded(found, config)
+
+    def limit(name: str) -> str:
+        value = getattr(config.sync, name)
+        if value is None:
+            return f"sync.{name} is off"
+        return f"{'above ' if name in above else ''}sync.{name} = {value:g}"
+
+    return (
+        f"up to {found.maximum:.2g} nats ({limit('tolerance')}), on average {found.mean:.2g} "
+        f"({limit('mean')}), at the {QUANTILE} quantile {found.quantile:.2g} ({limit('quantile')}) and by a "
+        f"k3 of {found.k3:.2g} ({limit('k3')})"
+    )

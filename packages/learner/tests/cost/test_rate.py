@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from isocompute.learner.config import LearnerConfig
+from isocompute.learner.cost import memory
+from isocompute.learner.cost.rate import Shape, matmul_rate, shape_of, training_operations
+from isocompute.learner.updates.learner import Learner
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def test_the_rate_is_measured_once() -> None:
+    found = matmul_rate("cpu")
+    # Slower than one operation per nanosecond no machine of this century is.
+    assert found > 1e8
+    assert matmul_rate("cpu") == found
+
+
+def test_the_rate_is_measured_when_a_learner_is_loaded_and_not_in_an_update(
+    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
+) -> None:
+    """Its factors are large on a GPU, which is fullest after an update's first step."""
+    matmul_rate.cache_clear()
+    learner = Learner(model, config)
+    assert matmul_rate.cache_info().misses == 1
+    report = learner.update(rollouts)
+    assert matmul_rate.cache_info().misses == 1
+    assert report.machine_rate == matmul_rate("cpu", torch.float32)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """Of a whole sequence, in which each of 32 tokens passes by all 32 keys, as counted for a matrix product."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+        attn_implementation="eager",
+    )  # fmt: skip
+    policy = LlamaForCausalLM(config)
+    ids = torch.arange(32)[None]
+    with FlopCounterMode(display=False) as counter:
+        policy(input_ids=ids, use_cache=False).logits.sum().backward()
+    mine = training_operations(shape_of(policy), tokens=32, predictions=32, keys=32 * 32)
+    assert mine == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_the_embedding_is_counted_where_it_predicts(tied: bool) -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, head_dim=8,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    # Of each layer: queries, keys, values and output of 32 × 16, and three of 32 × 64.
+    body = 3 * (4 * 32 * 16 + 3 * 32 * 64)
+    assert shape_of(LlamaForCausalLM(config)) == Shape(body=body, head=64 * 32, layers=3, width=16)
+
+
+def test_the_shape_of_weights_is_that_of_the_configuration() -> None:
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    read = memory.shape_of(config.to_dict())
+    assert shape_of(LlamaForCausalLM(config)) == Shape(
+        body=read.layers * read.linear, head=read.vocabulary * read.hidden, layers=read.layers, width=read.query_width
+    )
+
+
+def test_attention_grows_with_the_keys_and_the_head_with_the_predictions() -> None:
+    shape = Shape(body=100, head=10, layers=2, width=4)
+    assert training_operations(shape, tokens=3, predictions=2, keys=6) == 6 * (300 + 20) + 12 * 2 * 4 * 6

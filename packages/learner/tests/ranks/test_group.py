@@ -1,0 +1,267 @@
+"""Ranks as Ray actors: the same as one learner (see the parity chain in ``sync``), and every wait has a timeout."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import ray
+import torch
+from isocompute.learner import group as groups
+from isocompute.learner.config import LearnerConfig, ObjectiveConfig, SyncConfig
+from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
+from isocompute.learner.objective.minibatches import minibatches
+from isocompute.learner.objective.prepare import prepare
+from isocompute.learner.ranks.group import LearnerGroup
+from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+from isocompute.learner.updates.learner import Learner
+from ray.util.placement_group import placement_group, remove_placement_group
+from small_run import run
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def group(cluster: None, model: Path) -> Iterator[LearnerGroup]:
+    """Two ranks, which take seconds to start."""
+    ranks = LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, update_patience=60, grace=1)
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def two(group: LearnerGroup, config: LearnerConfig) -> LearnerGroup:
+    """Two ranks at version 0."""
+    group.reset(config)
+    return group
+
+
+def flat(tensors: dict[str, torch.Tensor], prefix: str = "", suffix: str = "") -> torch.Tensor:
+    chosen = [t.flatten() for k, t in tensors.items() if k.startswith(prefix) and k.endswith(suffix)]
+    return torch.cat(chosen)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative to the length of the first."""
+    return float((a - b).norm() / a.norm())
+
+
+def test_two_ranks_judge_the_sampler_by_all_tokens_together(
+    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig
+) -> None:
+    off = rollouts.with_columns(pl.col("logprobs").list.eval(pl.element() - 0.01 * pl.element().cum_count()))
+    learner.config = replace(config, sync=SyncConfig(tolerance=None, mean=1.0))
+    two.reset(learner.config)
+    alone, together = learner.update(off), two.update(off)
+    for name in ("sync_error", "sync_mean", "sync_k3"):
+        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-3)
+    assert together.sync_quantile >= alone.sync_quantile > 0.01
+
+
+def test_two_ranks_take_the_same_update_as_one(two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame) -> None:
+    alone, together = learner.update(rollouts), two.update(rollouts)
+    assert together.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-5)
+    assert together.metrics() == pytest.approx(alone.metrics(), rel=1e-5, abs=1e-6)
+    assert together.sync_error == pytest.approx(alone.sync_error, abs=1e-6)
+    # Adam's first moment is a tenth of the gradient: the update before its sign-like normalisation.
+    mine, theirs = learner.state()[0], two.state()[0]
+    assert mine.keys() == theirs.keys()
+    assert torch.allclose(flat(mine, suffix="exp_avg"), flat(theirs, suffix="exp_avg"), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+def test_two_ranks_measure_and_take_several_updates_of_a_batch_as_one_does(
+    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig, algorithm: str
+) -> None:
+    config = replace(config, objective=ObjectiveConfig(algorithm=algorithm, updates_per_batch=2))
+    moments = []
+    for taught in (learner, two):
+        taught.reset(config)
+        # What a sampler answered, without what another objective made of it.
+        batch = prepare(taught.measure(rollouts.drop("advantage", "loss_weight")), config)
+        first, last = minibatches(batch, config, seed=3, step=1)
+        taught.update(first, advance=False)
+        taught.update(last)
+        assert taught.version == 1
+        moments.append(taught.state()[0])
+    mine, theirs = moments
+    assert mine.keys() == theirs.keys()
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert distance(flat(mine, suffix=kind), flat(theirs, suffix=kind)) < 1e-6
+
+
+def test_two_ranks_train_through_the_loop_as_one_does(
+    two: LearnerGroup, learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    alone = run(learner, replay, tmp_path / "one", steps=6)
+    together = run(two, replay, tmp_path / "two", steps=6)
+    assert (together.step, together.rollouts, together.tokens) == (alone.step, alone.rollouts, alone.tokens)
+    # Sums in another order differ in their last bit, which Adam then carries on.
+    assert distance(flat(dict(learner.weights())), flat(dict(two.weights()))) < 1e-6
+    for mine, theirs in zip(alone.evals, together.evals, strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-5)
+
+
+def test_a_group_continues_from_its_checkpoint_bit_for_bit(
+    two: LearnerGroup, replay: Any, config: LearnerConfig, tmp_path: Path
+) -> None:
+    whole = run(two, replay, tmp_path / "whole", steps=4)
+    straight = two.state()
+    two.reset(config)
+    assert two.version == 0
+    run(two, replay, tmp_path / "cut", steps=3)
+    two.reset(config)
+    assert run(two, replay, tmp_path / "cut", steps=4) == whole
+    again = two.state()
+    assert again[1] == straight[1] == {"version": 4}
+    assert all(torch.equal(tensor, again[0][name]) for name, tensor in straight[0].items())
+
+
+def test_a_state_passes_from_a_group_to_one_learner_through_a_checkpoint(
+    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, tmp_path: Path
+) -> None:
+    two.update(rollouts)
+    tensors, values = two.state()
+    Checkpoints(tmp_path).save(Checkpoint(step=1, tensors=tensors, values=values))
+    saved = Checkpoints(tmp_path).newest()
+    assert saved is not None
+    learner.load_state(saved.tensors, saved.values)
+    assert learner.version == 1
+    mine = learner.state()[0]
+    assert mine.keys() == tensors.keys()
+    assert all(torch.equal(tensor, mine[name]) for name, tensor in tensors.items())
+
+
+def test_a_rank_without_a_rollout_takes_the_update_of_the_others(
+    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame
+) -> None:
+    one = rollouts.head(1)
+    alone, together = learner.update(one), two.update(one)
+    assert together.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-5)
+    assert torch.equal(flat(dict(learner.weights())), flat(dict(two.weights())))
+
+
+def test_responses_that_are_skipped_are_no_part_of_what_a_rank_is_given_to_do(
+    two: LearnerGroup, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four groups have equal rewards: each rank has about half of the others."""
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(epochs=2))
+    given, cut = [], groups.shares
+
+    def shares(*arguments: Any, **settings: Any) -> list[pl.DataFrame]:
+        given.append(cut(*arguments, **settings))
+        return given[-1]
+
+    monkeypatch.setattr(groups, "shares", shares)
+    two.reset(config)
+    equal = pl.col("problem_id").is_in(["p0", "p1"])
+    batch = rollouts.with_columns(
+        zero_variance=equal, advantage=pl.when(equal).then(0.0).otherwise(pl.col("sample") - 1.5)
+    )
+    two.update(two.measure(batch))
+    (measured, updated), tokens = given, pl.col("response_ids").list.len().sum()
+    for parts in (measured, updated):
+        costs = [part.filter(pl.col("advantage") != 0).select(tokens).item() for part in parts]
+        assert sum(costs) == batch.filter(~equal).select(tokens).item()
+        assert min(costs) > 0.3 * sum(costs)
+
+
+def test_an_error_of_the_ranks_is_the_error_of_one_learner(two: LearnerGroup, rollouts: pl.DataFrame) -> None:
+    stale = rollouts.with_columns(weights_version=pl.lit(7, dtype=pl.Int64))
+    with pytest.raises(SyncError, match=r"^a batch for step 1 was sampled with weights version \[7\]") as caught:
+        two.update(stale)
+    assert "Traceback" not in str(caught.value)
+    # No update was made, and all ranks can take the next.
+    two.update(rollouts)
+    assert two.version == 1
+
+
+def test_ranks_whose_gradient_is_not_finite_refuse_together(two: LearnerGroup, rollouts: pl.DataFrame) -> None:
+    """Also where the fault is in the share of one."""
+    last = pl.int_range(pl.len()) == pl.len() - 1
+    broken = rollouts.with_columns(advantage=pl.when(last).then(float("nan")).otherwise("advantage"))
+    before = flat(dict(two.weights()))
+    with pytest.raises(DivergenceError, match="step 1 has a gradient that is not finite"):
+        two.update(broken)
+    assert not two.broken
+    assert torch.equal(before, flat(dict(two.weights())))
+    two.update(rollouts)
+
+
+def test_more_ranks_than_the_cluster_has_is_an_error_at_once(model: Path, config: LearnerConfig) -> None:
+    """Nothing is waited for: where something is, the error says for how long."""
+    with pytest.raises(LearnerError, match=r"3 ranks need 3 CPUs, and the cluster has 2 in all"):
+        LearnerGroup(model, config, world_size=3, patience=1)
+    with pytest.raises(LearnerError, match=r"1 ranks need 1 GPUs, and the cluster has 0 in all"):
+        LearnerGroup(model, config, world_size=1, device="cuda", patience=1)
+
+
+def test_ranks_for_which_there_is_no_room_now_are_an_error(two: LearnerGroup, config: LearnerConfig) -> None:
+    with pytest.raises(LearnerError, match="in 1 s the cluster, which has 2 in all, had no room for them"):
+        LearnerGroup(two.model, config, world_size=1, patience=1)
+
+
+def process(rank: Any) -> int:
+    return int(ray.get(rank.__ray_call__.remote(lambda actor: os.getpid())))
+
+
+def test_a_rank_that_fails_alone_ends_the_group_after_its_grace_and_a_reset_starts_it_anew(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one waits in a collective for half an hour for the one that has read its share."""
+    report = two.update(rollouts)
+    fresh = two.state()
+    two.reset(config)
+    ended = [process(rank) for rank in two._ranks]
+    second = pl.int_range(pl.len()) == 1
+    unknown = pl.when(second).then(pl.lit([99], pl.List(pl.Int64))).otherwise("prompt_ids")
+    patience, wait = [], ray.wait
+
+    def waited(calls: Any, *, timeout: float) -> Any:
+        patience.append(timeout)
+        return wait(calls, timeout=timeout)
+
+    monkeypatch.setattr(ray, "wait", waited)
+    with pytest.raises(LearnerError, match="a token outside the model's vocabulary of 12"):
+        two.update(rollouts.with_columns(prompt_ids=unknown))
+    monkeypatch.undo()
+    # An update's, and once one rank had failed the grace.
+    assert patience[0] > 1 >= patience[-1]
+    assert two.broken
+    with pytest.raises(RankError, match="to start new ones"):
+        two.update(rollouts)
+    two.reset(config)
+    assert not set(ended) & {process(rank) for rank in two._ranks}
+    assert two.update(rollouts) == report
+    again = two.state()
+    assert again[1] == fresh[1] == {"version": 1}
+    assert all(torch.equal(tensor, again[0][name]) for name, tensor in fresh[0].items())
+
+
+def test_a_rank_that_does_not_answer_is_named_by_what_was_waited_for(
+    two: LearnerGroup, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(two, "_update_patience", 2.0)
+    os.kill(process(two._ranks[1]), signal.SIGSTOP)
+    with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
+        two.update(rollouts)
+    assert two.broken
+
+
+def test_a_rank_that_dies_ends_the_update_and_leaves_room_for_others(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
+) -> None:
+    ray.kill(two._ranks[1])
+    with pytest.raises(RankError, match="rank 1 of 2 died before it could update"):
+        two.update(rollouts)
+    assert two.broken
+    with pytest.raises(LearnerError, match="cannot be loaded"):
+        LearnerGroup(tmp_path / "nothing", config, world_size=1)
+    # One that cannot be made leaves room, too.
+    room = placement_group([{"CPU": 2.0}])
+    assert room.wait(60)
+    remove_placement_group(room)

@@ -1,0 +1,241 @@
+"""Synthetic runs that must raise a flag, and ones that must not."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from isocompute.learner.records.health import Flag, Thresholds, flags, judged
+from isocompute.learner.records.steps import Average, EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
+
+STEPS = 120
+NOISE = 0.04
+
+
+def update(*, weight: float = 1.0, k3: float = 1e-4, square: float = 1.0) -> UpdateReport:
+    names = {"importance_weight": weight, "mismatch_k3": k3, "token_ratio": 1.0, "token_ratio_square": square}
+    objective = {name: Average(total=100 * value, count=100) for name, value in names.items()}
+    return UpdateReport(objective=objective, gradient_norm=1.0, learning_rate=1e-4)
+
+
+def run(
+    *,
+    entropy: Callable[[float], float] = lambda t: 0.6 - 0.2 * t,
+    length: Callable[[float], float] = lambda t: 20.0 + 5 * t,
+    truncated: Callable[[float], float] = lambda t: 0.02,
+    reward: Callable[[float], float] = lambda t: 0.3 + 0.4 * t,
+    dropped: Callable[[float], int] = lambda t: 0,
+    report: Callable[[float], UpdateReport | None] = lambda t: update(),
+    steps: int = STEPS,
+    seed: int = 0,
+) -> list[Any]:
+    """Records of a healthy run, apart from what is given: numbers as functions of the time from 0 to 1, with noise."""
+    rng, records = np.random.default_rng(seed), []
+    for step in range(1, steps + 1):
+        t = step / steps
+        luck = rng.normal(size=4)
+        responses = ResponseStatistics(
+            reward=reward(t) + NOISE * luck[0], reward_std=0.4, zero_variance_share=0.2,
+            response_length=length(t) * (1 + 0.05 * luck[1]), truncated_share=abs(truncated(t) + 0.01 * luck[2]),
+            sampled_entropy=entropy(t) * (1 + 0.05 * luck[3]),
+        )  # fmt: skip
+        records.append(
+            StepRecord(
+                step=step,
+                rollouts=32 * step,
+                sample_seconds=1.0,
+                update_seconds=1.0,
+                responses=responses,
+                update=report(t),
+                dropped_problems=dropped(t),
+            )
+        )
+    return records
+
+
+def of_rewards(rewards: np.ndarray) -> list[StepRecord]:
+    """Records with these mean rewards and nothing else that could be flagged."""
+    return [
+        StepRecord(
+            step=step, rollouts=32 * step, sample_seconds=1.0, update_seconds=1.0,
+            responses=ResponseStatistics(
+                reward=float(reward), reward_std=0.4, zero_variance_share=0.2, response_length=20.0, truncated_share=0.0
+            ),
+        )
+        for step, reward in enumerate(rewards, start=1)
+    ]  # fmt: skip
+
+
+def names(records: list[Any], thresholds: Thresholds | None = None) -> list[str]:
+    return [flag.name for flag in flags(records, thresholds)]
+
+
+def only(records: list[Any]) -> Flag:
+    (flag,) = flags(records)
+    return flag
+
+
+def test_a_healthy_run_has_no_flag() -> None:
+    assert flags(run()) == []
+
+
+@pytest.mark.parametrize("level", [0.02, 0.3, 0.97])
+def test_a_run_without_any_effect_has_no_flag(level: float) -> None:
+    """As many seeds as show that noise alone seldom raises one: none of 200 runs."""
+    still = {"entropy": lambda t: 0.5, "length": lambda t: 20.0, "reward": lambda t: level}
+    assert [seed for seed in range(200) if flags(run(seed=seed, **still))] == []  # type: ignore[arg-type]
+
+
+def test_an_entropy_that_collapses_below_a_tenth_is_flagged_where_it_does() -> None:
+    flag = only(run(entropy=lambda t: 0.6 * np.exp(-6 * t), reward=lambda t: 0.3))
+    assert flag.name == "entropy_collapse"
+    # Of 0.6·exp(−6t) the mean over ten of the 120 steps is a tenth of that over the first ten from step 56 on; that
+    # must hold for ten steps.
+    assert 60 <= flag.step <= 70
+    assert flag.values["now"] < 0.1 * flag.values["start"]
+    assert f"to {flag.values['now']:.3g} nats per token" in flag.reason
+
+
+def test_a_low_entropy_where_problems_are_solved_is_no_fault() -> None:
+    assert flags(run(entropy=lambda t: 0.6 * np.exp(-6 * t), reward=lambda t: min(1.0, 0.3 + 3 * t))) == []
+
+
+def test_a_healthy_run_that_ends_at_a_low_entropy_has_no_flag() -> None:
+    """The reward saturates at 0.92, and the entropy at 9 % of its start."""
+
+    def healthy(t: float) -> float:
+        return 0.35 + 0.57 * (1 - np.exp(-6 * t))
+
+    assert flags(run(reward=healthy, entropy=lambda t: 0.6 * (0.05 + 0.95 * np.exp(-4 * t)))) == []
+
+
+def test_a_low_entropy_where_noise_alone_takes_the_reward_below_solved_is_no_collapse() -> None:
+    low = {"entropy": lambda t: 0.6 if t < 0.2 else 0.02}
+    assert [seed for seed in range(50) if flags(run(**low, reward=lambda t: 0.88, seed=seed))] == []
+    assert names(run(**low, reward=lambda t: 0.8)) == ["entropy_collapse"]
+
+
+def test_a_low_entropy_is_a_collapse_from_where_the_reward_stops_rising_below_solved() -> None:
+    """The entropy is a thirtieth of its start from a quarter of the run on; the reward rises until the middle."""
+    stuck = only(run(entropy=lambda t: 0.6 if t < 0.25 else 0.02, reward=lambda t: 0.2 + 0.9 * min(t, 0.5)))
+    assert stuck.name == "entropy_collapse"
+    # At 0.9 / 120 a step it rises by 0.15 over two windows of ten steps, and by less than 0.05 from step 76 on.
+    assert 80 <= stuck.step <= 90
+    assert stuck.values["reward"] == pytest.approx(0.65, abs=0.05)
+    assert stuck.values["gain"] < 0.05
+    assert f"at a mean reward of {stuck.values['reward']:.3g} that changed by" in stuck.reason
+    assert flags(run(entropy=lambda t: 0.6 if t < 0.25 else 0.02, reward=lambda t: 0.1 + 0.6 * t)) == []
+
+
+def test_an_entropy_that_explodes_is_flagged_and_one_that_starts_near_zero_must_rise_by_more() -> None:
+    assert only(run(entropy=lambda t: 0.5 + 2 * t)).name == "entropy_explosion"
+    assert flags(run(entropy=lambda t: 0.01 + 0.1 * t)) == []
+
+
+def test_a_length_that_doubles_for_nothing_is_flagged_and_a_few_tokens_are_not() -> None:
+    flag = only(run(length=lambda t: 20 + 60 * t, reward=lambda t: 0.3))
+    assert flag.name == "length_explosion"
+    assert flag.values["now"] > 2 * flag.values["start"]
+    assert flags(run(length=lambda t: 2 + 5 * t, reward=lambda t: 0.3)) == []
+
+
+def test_a_length_that_grows_with_the_reward_is_no_fault() -> None:
+    assert flags(run(length=lambda t: 20 + 200 * t, reward=lambda t: 0.3 + 0.4 * t)) == []
+
+
+def test_truncation_is_flagged_where_it_has_grown() -> None:
+    assert only(run(truncated=lambda t: 0.8 * t)).name == "truncation"
+    # Where the base model's answers were cut off from the beginning, the run is not what is wrong.
+    assert flags(run(truncated=lambda t: 0.4)) == []
+
+
+def test_a_reward_below_its_start_is_flagged_with_its_noise() -> None:
+    flag = only(run(reward=lambda t: 0.3 if t < 0.5 else 0.1))
+    assert flag.name == "reward_collapse"
+    assert 60 < flag.step <= 70
+    # Successive differences estimate the noise of a step, whatever the trend: √2 · 0.04 / √10 for two means of ten.
+    assert flag.values["error"] == pytest.approx(NOISE * (2 / 10) ** 0.5, rel=0.4)
+
+
+@pytest.mark.parametrize(("start", "best", "end"), [(0.03, 0.43, 0.0), (0.35, 0.85, 0.33)])
+def test_a_reward_that_rose_and_is_lost_again_is_flagged_though_its_start_was_no_better(
+    start: float, best: float, end: float
+) -> None:
+    flag = only(run(reward=lambda t: start + (best - start) * min(1.0, 4 * t) if t <= 0.5 else end))
+    assert flag.name == "reward_collapse"
+    assert 60 < flag.step <= 70
+    assert flag.values["best"] == pytest.approx(best, abs=0.1)
+    assert f"the mean reward fell from {flag.values['best']:.3g} at its best to {flag.values['now']:.3g}" in flag.reason
+
+
+def test_a_reward_that_falls_by_less_than_half_of_its_gain_is_no_collapse() -> None:
+    """From 0.3 to 0.7 and back: to 0.55, and to 0.4."""
+    little, much = (run(reward=lambda t, end=end: 0.3 + 0.8 * t if t < 0.5 else end) for end in (0.55, 0.4))
+    assert flags(little) == []
+    assert names(much) == ["reward_collapse"]
+    assert flags(much, Thresholds(reward_lost=0.9)) == []
+
+
+def test_noise_alone_seldom_looks_like_a_collapse() -> None:
+    """300 steps of 32 to 128 rollouts, at a constant mean reward and on a healthy curve: fewer than 1 run in 100."""
+    rises = 0.35 + 0.5 * (1 - np.exp(-np.arange(300) / 60))
+    flagged, runs = 0, 75
+    for rollouts, level in ((32, 0.1), (64, 0.5), (128, 0.5), (32, rises)):
+        rewards = np.random.default_rng(4).binomial(rollouts, level, (runs, 300)) / rollouts
+        flagged += sum(bool(flags(of_rewards(own))) for own in rewards)
+    assert flagged < 0.01 * 4 * runs
+
+
+def test_a_small_fall_is_none_however_sure() -> None:
+    assert flags(run(reward=lambda t: 0.30 - 0.02 * t, steps=2000)) == []
+
+
+def test_harder_problems_after_others_were_dropped_are_no_collapse() -> None:
+    falling: Mapping[str, Any] = {"reward": lambda t: 0.6 if t < 0.5 else 0.2}
+    assert names(run(**falling)) == ["reward_collapse"]
+    assert flags(run(**falling, dropped=lambda t: 0 if t < 0.5 else 40)) == []
+
+
+@pytest.mark.parametrize("apart", [{"weight": 0.8}, {"weight": 1.2}, {"k3": 0.02}, {"square": 1.3}])
+def test_a_sampler_that_differs_from_the_learner_is_flagged(apart: dict[str, float]) -> None:
+    flag = only(run(report=lambda t: update(**apart) if t > 0.5 else update()))
+    assert (flag.name, flag.step) == ("mismatch", STEPS // 2 + 1)
+    assert "sampler and learner differ" in flag.reason
+
+
+def test_a_number_that_is_not_finite_is_a_mismatch() -> None:
+    assert only(run(report=lambda t: update(weight=float("inf")))).step == 1
+
+
+def test_a_step_without_responses_or_without_an_update_is_left_out() -> None:
+    records = run(report=lambda t: None)
+    records[40] = StepRecord(step=41, rollouts=41 * 32, sample_seconds=1.0, update_seconds=0.0)
+    assert flags(records) == []
+
+
+def test_a_run_shorter_than_two_windows_has_no_start_to_compare_with() -> None:
+    wild = {"reward": lambda t: 0.9 - 0.9 * t, "entropy": lambda t: 9 * t, "length": lambda t: 900 * t}
+    assert flags(run(steps=19, **wild)) == []  # type: ignore[arg-type]
+    assert not judged(run(steps=19))
+    assert names(run(steps=19, **wild), Thresholds(window=3)) != []  # type: ignore[arg-type]
+    assert judged(run(steps=19), Thresholds(window=3))
+
+
+def test_a_run_is_judged_from_two_windows_of_steps_with_responses_on() -> None:
+    records = run(steps=20)
+    assert judged(records)
+    assert not judged([*records[:19], *records[:19]])
+    records[4] = StepRecord(step=5, rollouts=5 * 32, sample_seconds=1.0, update_seconds=0.0)
+    assert not judged(records)
+
+
+def test_a_mismatch_is_flagged_in_a_run_that_is_too_short_to_judge() -> None:
+    records = run(steps=6, report=lambda t: update(k3=0.02))
+    assert (names(records), judged(records)) == (["mismatch"], False)
+
+
+def test_flags_come_in_the_order_of_their_steps_and_a_step_taken_again_counts_once() -> None:
+    records = run(entropy=lambda t: 0.5 + 2 * t, length=lambda t: 20 if t < 0.9 else 200, reward=lambda t: 0.3)
+    again = [EvaluationRecord(step=0, rollouts=0, scores={}, evaluate_seconds=1.0), *records[:30], *records]
+    assert names(again) == ["entropy_explosion", "length_explosion"]
+    assert flags(again) == flags(records)

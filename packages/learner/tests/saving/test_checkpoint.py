@@ -1,0 +1,190 @@
+import resource
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from isocompute.learner.errors import CheckpointError
+from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+
+
+def checkpoint(step: int, value: float | None = None) -> Checkpoint:
+    return Checkpoint(
+        step=step,
+        tensors={"w": torch.full((3,), float(step if value is None else value))},
+        values={"version": step},
+        progress={"evals": []},
+    )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def newest(folder: Path) -> Checkpoint:
+    found = Checkpoints(folder).newest()
+    assert found is not None
+    return found
+
+
+def test_the_newest_is_read_and_older_ones_go(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path / "c")
+    assert store.newest() is None
+    store.save(checkpoint(1))
+    store.save(checkpoint(12))
+    assert newest(tmp_path / "c").step == 12
+    assert newest(tmp_path / "c").tensors["w"].tolist() == [12.0] * 3
+    assert names(tmp_path / "c") == ["step-000000012"]
+
+
+def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=2)
+    for step in (1, 9, 10, 11):
+        store.save(checkpoint(step))
+    assert names(tmp_path) == ["step-000000010", "step-000000011"]
+    assert newest(tmp_path).step == 11
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0, 2, 4, 6, 8]),
+        ({"every_evaluations": 3}, [0, 6]),
+        ({"every_evaluations": None, "every_steps": 3}, [3, 6]),
+        ({"every_evaluations": 2, "every_steps": 3}, [0, 3, 4, 6, 8]),
+    ],
+)
+def test_checkpoints_are_due_by_evaluations_and_by_steps(
+    settings: dict[str, int | None], expected: list[int], tmp_path: Path
+) -> None:
+    """Evaluations are before the first step and after every second one."""
+    store = Checkpoints(tmp_path, **settings)
+    due = [step for step in range(9) if store.due(step=step, evaluations=None if step % 2 else 1 + step // 2)]
+    assert due == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": 0}, "keep is 0; it must be 1 or more"),
+        ({"every_steps": 0}, "every_steps is 0; it must be 1 or more"),
+        ({"every_evaluations": None}, "one must say when to save"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused(
+    settings: dict[str, int | None], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoints(tmp_path, **settings)
+
+
+def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_with_the_next(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    (tmp_path / ".step-000000002.writing").mkdir()
+    shutil.copytree(tmp_path / "step-000000001", tmp_path / ".step-000000000.deleting")
+    assert newest(tmp_path).step == 1
+    store.save(checkpoint(3))
+    assert names(tmp_path) == ["step-000000003"]
+
+
+def test_a_step_that_is_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    store.save(checkpoint(1, value=7.0))
+    assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
+    assert names(tmp_path) == ["step-000000001"]
+
+
+def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Ends the process where it is."""
+
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    rename = Path.rename
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name.endswith(".writing"):
+            raise Killed
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(Killed):
+        store.save(checkpoint(1, value=7.0))
+    monkeypatch.undo()
+    assert newest(tmp_path).tensors["w"].tolist() == [1.0] * 3
+    store.save(checkpoint(1, value=7.0))
+    assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
+    # Killed after the second rename, the new one counts, and the old one is no obstacle to another.
+    shutil.copytree(tmp_path / "step-000000001", tmp_path / "replaced")
+    store.save(checkpoint(1, value=8.0))
+    (tmp_path / "replaced").rename(tmp_path / "step-000000001.before")
+    listed = Path.glob
+    for backwards in (False, True):
+        # In whatever order the system lists them.
+        monkeypatch.setattr(Path, "glob", lambda *given, order=backwards: sorted(listed(*given), reverse=order))
+        assert newest(tmp_path).tensors["w"].tolist() == [8.0] * 3
+    monkeypatch.undo()
+    store.save(checkpoint(1, value=9.0))
+    assert newest(tmp_path).tensors["w"].tolist() == [9.0] * 3
+    store.save(checkpoint(2))
+    assert names(tmp_path) == ["step-000000002"]
+
+
+def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=2)
+    folder = store.save(checkpoint(1))
+    (folder / "tensors.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match=r"step-000000001.*delete the folder to start the run again"):
+        store.newest()
+    (store.save(checkpoint(2)) / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-000000002.*delete the folder to continue from the one before it"):
+        store.newest()
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("a file where the folder should be")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        Checkpoints(tmp_path / "c").save(checkpoint(1))
+
+
+def test_a_file_of_the_name_of_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "step-000000001").write_text("mine")
+    with pytest.raises(CheckpointError, match="a file is there"):
+        Checkpoints(tmp_path).save(checkpoint(1))
+    assert (tmp_path / "step-000000001").read_text() == "mine"
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) -> None:
+    """The system ends a file at 64 kB here, as a full disk would."""
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    large = Checkpoint(step=2, tensors={"w": torch.zeros(100_000)}, values={}, progress={})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, hard))
+    try:
+        with pytest.raises(CheckpointError, match="step-000000002: the checkpoint cannot be written"):
+            store.save(large)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert newest(tmp_path).step == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_nothing_in_a_checkpoint_can_be_unpickled(tmp_path: Path) -> None:
+    folder = Checkpoints(tmp_path).save(checkpoint(1))
+    assert names(folder) == ["state.json", "tensors.safetensors"]
+    # A pickle in the place of the tensors is refused as it is.
+    torch.save({"w": torch.zeros(3)}, folder / "tensors.safetensors")
+    with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
+        Checkpoints(tmp_path).newest()
+
+
+def test_a_kill_before_the_deletion_of_old_checkpoints_leaves_none_for_good(tmp_path: Path) -> None:
+    for step in (4, 6, 8):
+        Checkpoints(tmp_path, keep=3).save(checkpoint(step))
+    Checkpoints(tmp_path, keep=2).prune()
+    assert [folder.name for folder in sorted(tmp_path.iterdir())] == ["step-000000006", "step-000000008"]

@@ -1,0 +1,173 @@
+"""A policy saved as a Hugging Face folder is loaded by transformers as what it was; vLLM: ``test_export_vllm.py``."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.saving.export import save_policy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+SMALL = {"vocab_size": 12, "max_position_embeddings": 64, "initializer_range": 0.3}
+LAYERS = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+CONFIGS = {
+    "untied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=False),
+    "tied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SMALL, **LAYERS, tie_word_embeddings=True),
+    "gpt2": GPT2Config(vocab_size=12, n_positions=64, n_embd=32, n_layer=2, n_head=2),
+}
+IDS = torch.tensor([[1, 5, 3, 11, 0, 7]])
+
+
+def base_model(folder: Path, kind: str, *, seed: int = 0) -> PreTrainedModel:
+    """A saved model with a tokenizer of single digits and a way of generating of its own."""
+    from tokenizers import Tokenizer, models
+
+    torch.manual_seed(seed)
+    policy = AutoModelForCausalLM.from_config(CONFIGS[kind]).eval()
+    policy.generation_config.top_k = 7
+    policy.generation_config.do_sample = True
+    policy.save_pretrained(folder)
+    inner = Tokenizer(models.WordLevel({str(i): i for i in range(12)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=inner, chat_template="{{ messages }}").save_pretrained(folder)
+    return policy
+
+
+def weights(policy: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Each tensor once, as the learner hands them over."""
+    return {name: tensor.detach().clone() for name, tensor in policy.named_parameters()}
+
+
+def logits(policy: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = policy(IDS).logits
+    return found
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_saved_policy_is_loaded_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    base_model(tmp_path / "base", kind)
+    trained = base_model(tmp_path / "other", kind, seed=1)
+    folder = save_policy(weights(trained).items(), tmp_path / "base", tmp_path / "policy")
+    again, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+    assert torch.equal(logits(again.eval()), logits(trained))
+    assert (again.generation_config.top_k, again.generation_config.do_sample) == (7, True)
+    base, mine = ((tmp_path / name / "config.json").read_text() for name in ("base", "policy"))
+    assert json.loads(mine) == json.loads(base)
+
+
+def test_the_tokenizer_is_the_base_models_byte_for_byte(tmp_path: Path) -> None:
+    trained = base_model(tmp_path / "base", "tied")
+    folder = save_policy(weights(trained), tmp_path / "base", tmp_path / "policy")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (tmp_path / "base" / name).read_bytes()
+    assert AutoTokenizer.from_pretrained(folder)("7")["input_ids"] == [7]
+
+
+def test_a_tensor_that_is_tied_to_another_is_saved_once(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    trained = base_model(tmp_path / "base", "tied")
+    folder = save_policy(weights(trained), tmp_path / "base", tmp_path / "policy")
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        assert set(stored.keys()) == set(weights(trained))
+        assert "lm_head.weight" not in stored.keys()  # noqa: SIM118
+
+
+def test_a_base_model_without_a_tokenizer_is_no_obstacle(tmp_path: Path) -> None:
+    trained = AutoModelForCausalLM.from_config(CONFIGS["untied"])
+    trained.save_pretrained(tmp_path / "base")
+    folder = save_policy(weights(trained), tmp_path / "base", tmp_path / "policy")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(trained.eval()))
+
+
+def test_another_type_is_rounded_to_once(tmp_path: Path) -> None:
+    trained = base_model(tmp_path / "base", "untied")
+    folder = save_policy(weights(trained), tmp_path / "base", tmp_path / "policy", dtype=torch.bfloat16)
+    again = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert again.dtype == torch.bfloat16
+    for name, tensor in again.named_parameters():
+        assert torch.equal(tensor, weights(trained)[name].bfloat16())
+
+
+def test_saving_changes_no_weight_of_the_learner(tmp_path: Path) -> None:
+    trained = base_model(tmp_path / "base", "tied")
+    live = dict(trained.named_parameters())
+    before = weights(trained)
+    save_policy({name: tensor.detach() for name, tensor in live.items()}, tmp_path / "base", tmp_path / "policy")
+    assert all(torch.equal(live[name], before[name]) for name in before)
+    assert trained.dtype == torch.float32
+
+
+def test_a_policy_that_is_saved_again_replaces_the_one_before(tmp_path: Path) -> None:
+    first = base_model(tmp_path / "base", "tied")
+    second = base_model(tmp_path / "other", "tied", seed=1)
+    for trained in (first, second):
+        folder = save_policy(weights(trained), tmp_path / "base", tmp_path / "policy")
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(second))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "other", "policy"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "model.norm.weight"),
+        (lambda w: w.update({"critic.weight": torch.zeros(1)}), "critic.weight"),
+        (lambda w: w.update({"model.norm.weight": torch.zeros(5)}), "model.norm.weight"),
+    ],
+)
+def test_weights_of_another_model_are_refused_and_what_was_there_stays(
+    changed: Callable[[dict[str, torch.Tensor]], object], named: str, tmp_path: Path
+) -> None:
+    given = weights(base_model(tmp_path / "base", "untied"))
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").write_text("{}")
+    changed(given)
+    with pytest.raises(LearnerError, match=f"the weights are not those of .*: {named} is missing, unknown or of"):
+        save_policy(given, tmp_path / "base", tmp_path / "policy")
+    assert [path.name for path in (tmp_path / "policy").iterdir()] == ["config.json"]
+
+
+def test_a_folder_that_would_lose_what_it_holds_is_refused(tmp_path: Path) -> None:
+    base, given = tmp_path / "base", weights(base_model(tmp_path / "base", "untied"))
+    with pytest.raises(LearnerError, match="holds files and no model, and saving the policy there would delete them"):
+        save_policy(given, base, tmp_path)
+    with pytest.raises(LearnerError, match="base is the base model; the policy must be saved somewhere else"):
+        save_policy(given, base, tmp_path / "other" / ".." / "base")
+    assert (tmp_path / "base" / "model.safetensors").exists()
+
+
+def test_a_generation_configuration_that_transformers_finds_fault_with_is_kept_as_it_is(tmp_path: Path) -> None:
+    base, given = tmp_path / "base", weights(base_model(tmp_path / "base", "untied"))
+    text = '{"temperature": 0.6, "top_p": 0.9}'
+    (base / "generation_config.json").write_text(text)
+    saved = save_policy(given, base, tmp_path / "policy")
+    assert (saved / "generation_config.json").read_text() == text
+
+
+def test_a_base_model_that_is_not_there_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(LearnerError, match=r"the configuration of the base model .* cannot be read"):
+        save_policy({}, tmp_path / "nothing", tmp_path / "policy")
+
+
+def test_a_file_where_the_folder_should_be_is_one_error(tmp_path: Path) -> None:
+    given = weights(base_model(tmp_path / "base", "untied"))
+    (tmp_path / "policy").write_text("mine")
+    with pytest.raises(LearnerError, match="the policy cannot be written"):
+        save_policy(given, tmp_path / "base", tmp_path / "policy")
+    assert (tmp_path / "policy").read_text() == "mine"

@@ -1,0 +1,135 @@
+"""The four figures by which a sampler is judged, and a sampler in bfloat16 that only the maximum would refuse."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.learner import Agreement, Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
+from isocompute.learner.updates.sync import agreement, check_sync, compare
+from transformers import LlamaForCausalLM
+
+FLOAT32 = LearnerConfig(learning_rate=1e-2)
+BFLOAT16 = replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=0.03, k3=0.003, quantile=0.2))
+PAIRS = st.lists(st.tuples(st.floats(-9, 0, width=32), st.floats(-9, 0, width=32)), min_size=1, max_size=300)
+
+
+def alone(tensor: torch.Tensor) -> None:
+    """One rank."""
+
+
+def compared(pairs: list[tuple[float, float]]) -> torch.Tensor:
+    """Pairs of the learner's and the sampler's log-probability, compared."""
+    return compare(*torch.tensor(pairs).T)
+
+
+def figures(pairs: list[tuple[float, float]]) -> Agreement:
+    return agreement(compared(pairs), step=1, largest=alone, total=alone)
+
+
+@given(PAIRS)
+def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> None:
+    found = figures(pairs)
+    differences = sorted(abs(learner - sampler) for learner, sampler in pairs)
+    k3 = [math.exp(learner - sampler) - 1 - (learner - sampler) for learner, sampler in pairs]
+    assert found.maximum == pytest.approx(differences[-1], rel=1e-5, abs=1e-6)
+    assert found.mean == pytest.approx(sum(differences) / len(pairs), rel=1e-5, abs=1e-6)
+    assert found.k3 == pytest.approx(sum(k3) / len(pairs), rel=1e-5, abs=1e-5)
+    assert sum(d <= found.quantile * (1 + 1e-5) + 1e-6 for d in differences) >= 0.99 * len(pairs)
+    assert min(abs(d - found.quantile) for d in differences) < 1e-5
+
+
+def test_one_stray_token_of_a_thousand_moves_the_maximum_and_not_the_quantile() -> None:
+    found = figures([(-1.0, -1.01)] * 999 + [(-1.0, -4.0)])
+    assert found.maximum == pytest.approx(3.0)
+    assert found.quantile == pytest.approx(0.01, rel=1e-4)
+    assert found.mean == pytest.approx((999 * 0.01 + 3) / 1000, rel=1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
+def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(value: float) -> None:
+    found = figures([(-1.0, -1.0), (-1.0, value)])
+    assert found.maximum == found.mean == found.quantile == math.inf
+    for off in (FLOAT32, replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=1e9)), BFLOAT16):
+        with pytest.raises(SyncError):
+            check_sync(found, off, step=1)
+
+
+def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
+    found = Agreement(maximum=0.5, mean=0.02, k3=0.001, quantile=0.3)
+    config = replace(BFLOAT16, sync=replace(BFLOAT16.sync, tolerance=0.4, k3=None))
+    with pytest.raises(SyncError) as error:
+        check_sync(found, config, step=7)
+    message = str(error.value)
+    assert message.startswith(
+        "before step 7 the sampler's log-probabilities differ from the learner's by up to 0.5 nats"
+    )
+    for part in ("above sync.tolerance = 0.4", "0.02 (sync.mean = 0.03)", "0.3 (above sync.quantile = 0.2)",
+                 "0.001 (sync.k3 is off)"):  # fmt: skip
+        assert part in message
+    check_sync(found, replace(config, sync=replace(config.sync, tolerance=0.6, quantile=0.4)), step=7)
+
+
+def test_ranks_together_have_the_figures_of_all_tokens() -> None:
+    """Sums and counts, not means of means; and the quantile of all is never above the largest of the ranks."""
+    shares = [[(-1.0, -1.0 - 0.01 * i) for i in range(150)], [(-2.0, -2.5)] * 3, []]
+    parts = [compared(share) if share else torch.zeros(3, 0, dtype=torch.float64) for share in shares]
+    sent: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    for part in parts:
+        keep = [lambda tensor, kept=kept: kept.append(tensor.clone()) for kept in sent]
+        agreement(part, step=1, largest=keep[0], total=keep[1])
+
+    def largest(tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(sent[0]).amax(0))
+
+    def total(tensor: torch.Tensor) -> None:
+        tensor.copy_(torch.stack(sent[1]).sum(0))
+
+    whole = figures([pair for share in shares for pair in share])
+    for part in parts:
+        found = agreement(part, step=1, largest=largest, total=total)
+        assert (found.maximum, found.mean, found.k3) == pytest.approx((whole.maximum, whole.mean, whole.k3))
+        assert found.quantile >= whole.quantile
+
+
+def sampled_in_bfloat16(policy: LlamaForCausalLM, *, groups: int = 4, samples: int = 16) -> pl.DataFrame:
+    """What transformers samples with the policy's weights in bfloat16, with the log-probabilities of its own."""
+    sampler = LlamaForCausalLM(policy.config).eval()
+    sampler.load_state_dict(policy.state_dict())
+    sampler.to(torch.bfloat16)
+    torch.manual_seed(5)
+    prompts = torch.randint(3, 12, (groups, 4)).repeat_interleave(samples, 0)
+    # A probability of 0 for the tokens that would pad or end: all responses have one length.
+    found = sampler.generate(
+        prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, max_new_tokens=24,
+        min_new_tokens=24, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
+    )  # fmt: skip
+    scores = torch.stack(found.logits, 1).float().log_softmax(-1)
+    tokens = found.sequences[:, 4:]
+    logprobs = scores.gather(-1, tokens[..., None]).squeeze(-1)
+    rows = pl.DataFrame({
+        "problem_id": [f"p{g}" for g in range(groups) for _ in range(samples)],
+        "sample": list(range(samples)) * groups, "prompt_ids": prompts.tolist(), "response_ids": tokens.tolist(),
+        "logprobs": logprobs.tolist(), "reward": [float(s % 3 == 0) for s in range(samples)] * groups,
+        "finish_reason": "length", "weights_version": 0,
+    })  # fmt: skip
+    return prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
+
+
+def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:
+    learner = Learner(model, BFLOAT16)
+    rollouts = sampled_in_bfloat16(learner.policy)
+    with pytest.raises(SyncError, match=r"above sync\.tolerance = 0\.0001"):
+        Learner(model, FLOAT32).update(rollouts)
+    report = learner.update(rollouts)
+    assert 1e-3 < report.sync_mean < report.sync_quantile < report.sync_error
+    assert 0 < report.sync_k3 < BFLOAT16.sync.k3
+    # The sampler kept the weights of before that one update: stamped as new, they are found out.
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    with pytest.raises(SyncError, match=r"above sync.mean .*above sync.quantile .*above sync.k3"):
+        learner.update(rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64)))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
