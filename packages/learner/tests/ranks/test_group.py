@@ -11,11 +11,11 @@ import polars as pl
 import pytest
 import ray
 import torch
-from isocompute.learner import group as groups
 from isocompute.learner.config import LearnerConfig, ObjectiveConfig, SyncConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.objective.minibatches import minibatches
 from isocompute.learner.objective.prepare import prepare
+from isocompute.learner.ranks import group as groups
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner
