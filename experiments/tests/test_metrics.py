@@ -18,7 +18,7 @@ from isocompute.learner import (
     UpdateReport,
 )
 from isocompute.learner.objective.loss import loss_metrics
-from isocompute.learner.records import AdvantageStatistics, Average
+from isocompute.learner.records.steps import AdvantageStatistics, Average
 from isocompute.rollout import evaluate
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import rewarded

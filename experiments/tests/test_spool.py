@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from isocompute.learner.records import Average, Record, StepRecord, UpdateReport
+from isocompute.learner.records.steps import Average, Record, StepRecord, UpdateReport
 
 from experiments.running.spool import Position, Spool
 

@@ -16,9 +16,10 @@ import torch
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.ranks.group import LearnerGroup
-from isocompute.learner.saving import checkpoint, loop
+from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
+from isocompute.learner.training import loop
 from isocompute.learner.updates.learner import Learner
 
 STEPS, EVERY = 8, 2
