@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -155,10 +156,14 @@ def test_seven_billion_parameters_take_sixteen_bytes_each_before_any_activation(
     assert with_reference.base == 4 * shape.parameters
 
 
-@given(
-    prompt=st.integers(1, 50), response=st.integers(1, 50), n=st.integers(1, 8), problems=st.integers(1, 8),
-    tokens=st.integers(1, 500), packed=st.booleans(),
-)  # fmt: skip
+BATCHES: dict[str, Any] = {
+    "prompt": st.integers(1, 50), "response": st.integers(1, 50), "n": st.integers(1, 8), "problems": st.integers(1, 8),
+    "tokens": st.integers(1, 500), "packed": st.booleans(),
+}  # fmt: skip
+"""Batches of responses of one length, and the tokens of a micro-batch."""
+
+
+@given(**BATCHES)
 def test_a_load_holds_no_more_than_its_micro_batch_may_and_misses_no_response(
     prompt: int, response: int, n: int, problems: int, tokens: int, packed: bool
 ) -> None:
@@ -183,10 +188,7 @@ def test_a_load_of_short_responses_to_a_long_prompt_ends_where_attention_sees_to
     assert load == Load(positions=700 + 11 * 7, attended=11 * 707, sampled=11 * 8, passes=12)
 
 
-@given(
-    prompt=st.integers(1, 50), response=st.integers(1, 50), n=st.integers(1, 8), problems=st.integers(1, 8),
-    tokens=st.integers(1, 500), packed=st.booleans(),
-)  # fmt: skip
+@given(**BATCHES)
 def test_a_load_is_that_of_the_first_micro_batch(
     prompt: int, response: int, n: int, problems: int, tokens: int, packed: bool
 ) -> None:
