@@ -23,6 +23,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
+TESTED = ("experiments", "packages", "benchmarks")
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema")
 
 
@@ -90,7 +91,14 @@ def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
     # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
-    together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", "experiments", "packages"]
+    together = [
+        "--numprocesses=2",
+        "--dist=loadfile",
+        "--no-loadscope-reorder",
+        "experiments",
+        "packages",
+        "benchmarks",
+    ]
     chosen = session.posargs or together
     session.run("python", "-m", "pytest", "--durations=10", *chosen, env=run_variables())
 
@@ -99,7 +107,7 @@ def tests(session: nox.Session) -> None:
 def fast(session: nox.Session) -> None:
     """Run the tests that start no engine, no cluster and no server: most of them, in under a minute."""
     install_all(session, *TEST_TOOLS)
-    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", "experiments", "packages"]
+    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", *TESTED]
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=run_variables())
 
 
@@ -142,7 +150,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict."""
     install_all(session, "mypy", "types-PyYAML")
-    session.run("mypy", *[f"packages/{p}/src" for p in PACKAGES], "experiments")
+    session.run("mypy", *[f"packages/{p}/src" for p in PACKAGES], "experiments", "benchmarks")
 
 
 @nox.session

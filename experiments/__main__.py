@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from isocompute.budget import tracking
+from isocompute.budget.contract import tracking
 
 from .errors import ExperimentError
 from .settings import Preset, load, schema

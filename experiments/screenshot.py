@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from isocompute.budget import tracking
+from isocompute.budget.contract import tracking
 
 from .errors import ExperimentError
 from .settings import load

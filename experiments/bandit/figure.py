@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from isocompute.learner.bandit.estimator import Estimator
-from isocompute.learner.bandit.law import Law, limit
 from isocompute.rollout.contract.files import atomic_write
 
+from .estimator import Estimator
+from .law import Law, limit
 from .progress import (
     BUDGET,
     FITTED,

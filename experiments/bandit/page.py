@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from difflib import ndiff
 
 import numpy as np
-from isocompute.learner.bandit.estimator import Estimator
-from isocompute.learner.bandit.law import fitted, limit, lundberg_exponent
 
+from .estimator import Estimator
+from .law import fitted, limit, lundberg_exponent
 from .progress import (
     BUDGET,
     CAP,

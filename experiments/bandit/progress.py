@@ -8,10 +8,11 @@ from functools import cache
 from math import log, sqrt
 
 import numpy as np
-from isocompute.learner.bandit.chain import evolution
-from isocompute.learner.bandit.estimator import Estimator
-from isocompute.learner.bandit.law import Law, fitted, largest_learning_rate
-from isocompute.learner.bandit.problem import Bandit
+
+from .chain import evolution
+from .estimator import Estimator
+from .law import Law, fitted, largest_learning_rate
+from .problem import Bandit
 
 GROUPS = (2, 4, 8, 16, 32, 64)
 NOISY_GROUPS = GROUPS[:4]

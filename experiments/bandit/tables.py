@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from math import sqrt
 
 import numpy as np
-from isocompute.learner.bandit.estimator import Estimator
-from isocompute.learner.bandit.law import largest_learning_rate, limit, lundberg_exponent
-from isocompute.learner.bandit.moments import closed_form, enumerated
-from isocompute.learner.bandit.problem import Bandit
-from isocompute.learner.bandit.simulation import simulated
 
+from .estimator import Estimator
+from .law import largest_learning_rate, limit, lundberg_exponent
+from .moments import closed_form, enumerated
+from .problem import Bandit
 from .progress import (
     CAP,
     GROUPS,
@@ -26,6 +25,7 @@ from .progress import (
     safe_rate,
     with_noise,
 )
+from .simulation import simulated
 
 THREE = (0.25, 0.5, 0.25)
 """Probabilities of three answers of which the first is right."""

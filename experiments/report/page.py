@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from ..rates.record import Pilot

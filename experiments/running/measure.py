@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.rollout import successes, tables
+from isocompute.rollout import successes
+from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError

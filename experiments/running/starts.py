@@ -10,7 +10,8 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import Counts, counts_by_cohort
-from isocompute.rollout import EvaluationResult, tables
+from isocompute.rollout import EvaluationResult
+from isocompute.rollout.contract import tables
 
 from .work import write_json
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget import tracking
+from isocompute.budget.contract import tracking
 from isocompute.learner import EvaluationRecord
 
 from . import starts, work

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, Counts
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from .cells import Cell

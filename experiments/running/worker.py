@@ -31,9 +31,9 @@ from isocompute.rollout import (
     prompting_from,
     sampling_from,
     scoring_from,
-    tables,
 )
-from isocompute.rollout.evaluation import Sampler
+from isocompute.rollout.contract import tables
+from isocompute.rollout.scoring.evaluation import Sampler
 
 from . import starts, work
 from .actor import WorkerConfig

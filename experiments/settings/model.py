@@ -17,7 +17,7 @@ from isocompute.rollout import (
     Sampling,
     ScoringConfig,
 )
-from isocompute.rollout.refused import REFUSED
+from isocompute.rollout.scoring.refused import REFUSED
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..errors import ExperimentError

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from isocompute.rollout import histogram, split, tables
+from isocompute.rollout import histogram, split
+from isocompute.rollout.contract import tables
 
 from ..figures import difficulty_histogram
 from ..running.cells import Origin, problems_hash

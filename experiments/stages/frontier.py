@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from isocompute.frontier import FitConfig, figures, fit
-from isocompute.rollout import tables
+from isocompute.frontier import FitConfig, fit
+from isocompute.frontier.show import figures
+from isocompute.rollout.contract import tables
 
 from ..settings import Preset
 from .shared import OUT, log

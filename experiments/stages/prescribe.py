@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.frontier import compare, prescribe
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from ..rates.record import Pilot
 from ..rates.rule import Rates

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import polars as pl
-from isocompute.rollout import load_checked, tables
+from isocompute.rollout import load_checked
+from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from ..settings import Preset

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from ..rates.record import Pilot
 from ..rates.search import extension, search

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget import tracking
+from isocompute.budget.contract import tracking
 
 from ..settings.model import Preset
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..running import work

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import yaml
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import pytest
 import yaml
 from isocompute.frontier import FitConfig, FrontierError
 from isocompute.frontier.fitting.forms import FORMS
-from isocompute.rollout.refused import REFUSED
+from isocompute.rollout.scoring.refused import REFUSED
 from pydantic import ValidationError
 
 from experiments.errors import ExperimentError

@@ -60,7 +60,7 @@ def test_a_table_of_a_name_that_only_newer_releases_know_is_refused(tmp_path: Pa
 def test_the_errors_of_a_package_have_one_base(package: str) -> None:
     contract = import_module(f"isocompute.{package}.contract.errors")
     own = getattr(import_module(f"isocompute.{package}.errors"), f"{package.capitalize()}Error")
-    shown = import_module(f"isocompute.{package}.tables").TableError
+    shown = import_module(f"isocompute.{package}.contract.tables").TableError
     assert shown is contract.TableError
     for kind in (own, contract.TableError, contract.TrackingError, contract.FileError):
         assert issubclass(kind, contract.IsoComputeError)

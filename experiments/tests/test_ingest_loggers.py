@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier.data.ingest import ingest
 
 FIXTURES = Path(__file__).parents[2] / "packages" / "frontier" / "tests" / "fixtures"
 QUESTIONS = {"questions": "16"}

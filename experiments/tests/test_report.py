@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from experiments.closing import _rates
 from experiments.report.gains import gains, gains_table, metric_label

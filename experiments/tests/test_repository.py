@@ -57,6 +57,6 @@ def test_every_test_that_is_said_to_be_slow_is_there() -> None:
 
 
 def test_seven_tenths_of_the_tests_are_fast() -> None:
-    every = [p for top in ("packages", "experiments") for p in (ROOT / top).rglob("test_*.py")]
+    every = [p for top in ("packages", "experiments", "benchmarks") for p in (ROOT / top).rglob("test_*.py")]
     slow = sum(1 if "::" in place else number_of_tests(ROOT / place) for place in slow_tests())
     assert slow <= 0.3 * sum(number_of_tests(path) for path in every)

@@ -19,9 +19,10 @@ import pytest
 import ray
 import torch
 import yaml
-from isocompute.budget import tracking
+from isocompute.budget.contract import tracking
 from isocompute.learner.config import OptimizerConfig
-from isocompute.rollout import load_problems, source_from, tables
+from isocompute.rollout import load_problems, source_from
+from isocompute.rollout.contract import tables
 
 from experiments import tiny_model
 from experiments.errors import ExperimentError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from isocompute.budget import tracking
-from isocompute.rollout import tables
+from isocompute.budget.contract import tracking
+from isocompute.rollout.contract import tables
 
 
 def test_an_experiment_means_its_newest_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.learner import Flag
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell

@@ -7,9 +7,10 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import Counts, Ledger, Limits, Meter, tables
+from isocompute.budget import Counts, Ledger, Limits, Meter
 from isocompute.budget.cli import main
 from isocompute.budget.commands import text as text_module
+from isocompute.budget.contract import tables
 
 
 @pytest.fixture

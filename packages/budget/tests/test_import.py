@@ -38,10 +38,3 @@ def test_planning_has_no_other_names():
 
     with pytest.raises(AttributeError, match=r"module 'isocompute.budget.planning' has no attribute 'other'"):
         planning.other  # noqa: B018
-
-
-def test_sweeps_have_their_public_address():
-    from isocompute.budget import sweep
-    from isocompute.budget.planning import sweep as own
-
-    assert all(getattr(sweep, name) is getattr(own, name) for name in sweep.__all__)

@@ -41,13 +41,3 @@ def test_the_names_that_are_loaded_later_are_those_that_type_checkers_see() -> N
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(isocompute.learner, "Trainer")
-
-
-def test_documented_addresses_of_moved_names_stay() -> None:
-    from isocompute.learner import advantages, losses
-    from isocompute.learner.objective import kl, loss
-
-    assert advantages.group_advantages is isocompute.learner.group_advantages
-    assert losses.objective is loss.objective
-    assert losses.kl_k3 is kl.kl_k3
-    assert all(hasattr(losses, name) for name in losses.__all__)

@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 import pytest
 from hypothesis import settings
-from isocompute.rollout import Sampling, open_sampler, tables
+from isocompute.rollout import Sampling, open_sampler
+from isocompute.rollout.contract import tables
 
 # A busy machine is no failure.
 settings.register_profile("unhurried", deadline=None)

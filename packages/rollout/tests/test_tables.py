@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 
 def test_a_write_that_was_interrupted_does_not_break_a_reader(

@@ -2,7 +2,8 @@ import shutil
 
 import polars as pl
 import pytest
-from isocompute.budget import BudgetError, Counts, Ledger, LedgerError, account, tables
+from isocompute.budget import BudgetError, Counts, Ledger, LedgerError, account
+from isocompute.budget.contract import tables
 
 
 def run(path, run_id, steps, **options):

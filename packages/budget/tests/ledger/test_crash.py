@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 
-from isocompute.budget import Counts, History, Ledger, tables
+from isocompute.budget import Counts, History, Ledger
+from isocompute.budget.contract import tables
 
 WRITER = """
 import os, sys

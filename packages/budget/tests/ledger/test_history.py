@@ -2,7 +2,8 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError, tables
+from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError
+from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames, records
 from isocompute.budget.ledger.accounts import drop_copies
 

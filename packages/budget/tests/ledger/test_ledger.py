@@ -6,7 +6,8 @@ from threading import Thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, tables
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits
+from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames
 
 STEP = {

@@ -3,8 +3,9 @@ import random
 
 import polars as pl
 import pytest
-from isocompute.budget import BudgetError, Counts, Ledger, tables
+from isocompute.budget import BudgetError, Counts, Ledger
 from isocompute.budget.cli import main
+from isocompute.budget.contract import tables
 from isocompute.budget.waste import responses, waste
 from isocompute.budget.waste.expectation import expected_zero_variance
 

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, Flag, FrontierError, fit, read_evals, tables
+from isocompute.frontier import FitConfig, Flag, FrontierError, fit, read_evals
 from isocompute.frontier.cli import main
+from isocompute.frontier.contract import tables
 
 
 def fitted(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:

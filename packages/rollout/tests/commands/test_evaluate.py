@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import tables
 from isocompute.rollout.cli import main
+from isocompute.rollout.contract import tables
 
 
 def rollouts(successes: dict[str, int], *, samples: int = 4, phase: str = "eval", aborted: int = 0) -> pl.DataFrame:

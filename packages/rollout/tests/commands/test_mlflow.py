@@ -10,10 +10,9 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import tables
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import read
-from isocompute.rollout.contract import tracking
+from isocompute.rollout.contract import tables, tracking
 
 pytest.importorskip("mlflow")
 pytest.importorskip("transformers")

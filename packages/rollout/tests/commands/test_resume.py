@@ -13,8 +13,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
-from isocompute.rollout import load_problems, source_from, tables
+from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.cli import main
+from isocompute.rollout.contract import tables
 
 TASKS = {"chain_sum": 340, "gcd": 330, "letter_counting": 330}
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import RolloutError, tables
+from isocompute.rollout import RolloutError
+from isocompute.rollout.contract import tables
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import polars as pl
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.groups import Group, Layout
 from isocompute.rollout.samplers.local import _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted

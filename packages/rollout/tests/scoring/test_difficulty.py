@@ -1,14 +1,7 @@
 import polars as pl
 import pytest
-from isocompute.rollout import (
-    DifficultySplit,
-    RolloutError,
-    histogram,
-    response_seed,
-    split,
-    tables,
-    with_pass_rates,
-)
+from isocompute.rollout import DifficultySplit, RolloutError, histogram, response_seed, split, with_pass_rates
+from isocompute.rollout.contract import tables
 
 PROBLEMS = pl.DataFrame(
     {

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.estimators import avg_at_k, best_at_k, worst_at_k
-from isocompute.rollout.scoring.estimators import sampling_variance
+from isocompute.rollout.scoring.estimators import avg_at_k, best_at_k, sampling_variance, worst_at_k
 from isocompute.rollout.scoring.scores import differences, scores, usual_samples
 
 ESTIMATORS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}

@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from isocompute.frontier import FrontierError, tables
+from isocompute.frontier import FrontierError
 from isocompute.frontier.cli import main
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier.contract import tables
+from isocompute.frontier.data.ingest import ingest
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 QUESTIONS = {"questions": "16"}

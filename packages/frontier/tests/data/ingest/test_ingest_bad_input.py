@@ -8,8 +8,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from isocompute.frontier import FrontierError, tables
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier import FrontierError
+from isocompute.frontier.contract import tables
+from isocompute.frontier.data.ingest import ingest
 
 CONFIG = {
     "num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,

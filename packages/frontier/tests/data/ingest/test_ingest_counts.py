@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier.data.ingest import ingest
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)

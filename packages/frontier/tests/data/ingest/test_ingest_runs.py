@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, read_evals
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier.data.ingest import ingest
 
 CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
           "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16,

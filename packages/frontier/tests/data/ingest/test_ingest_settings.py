@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.frontier import FrontierError
-from isocompute.frontier.ingest import ingest
+from isocompute.frontier.data.ingest import ingest
 
 VERL: dict[str, Any] = {
     "data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},

@@ -5,10 +5,11 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from isocompute.frontier import FrontierError, tables
+from isocompute.frontier import FrontierError
 from isocompute.frontier.cli import main
-from isocompute.frontier.ingest import ingest
-from isocompute.frontier.tracking import TrackingError
+from isocompute.frontier.contract import tables
+from isocompute.frontier.contract.tracking import TrackingError
+from isocompute.frontier.data.ingest import ingest
 
 CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
           "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 128,

@@ -7,10 +7,11 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout import open_sampler, tables
+from isocompute.rollout import open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands.sampling import asked as asked_module
 from isocompute.rollout.commands.sampling import flags
+from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 
 Run = Callable[..., list[int]]

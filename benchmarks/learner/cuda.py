@@ -1,0 +1,209 @@
+"""On a GPU: 0.5 billion parameters beside TRL with vLLM, and the largest model that trains. *Unverified*."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from isocompute.learner import Learner, LearnerConfig
+from isocompute.learner.config import ComputeConfig, SyncConfig
+from isocompute.learner.cost.memory import GIB, Load, MemoryPlan, ModelShape, predict, shape_of
+from isocompute.learner.cost.rate import matmul_rate
+from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
+
+from benchmarks.sampler import SHAPES, NoScoring
+from experiments.errors import ExperimentError
+
+from . import recorded, theirs
+from .compare import Block, Process, ours
+from .steps import CoinFlips, Steps, problems_table
+
+SAMPLES, NEW_TOKENS, PROMPT = 64, 512, 8
+BLOCK_STEPS, ROUNDS = 3, 2
+ENGINE_SHARE = 0.4
+"""Of the GPU's memory, beside a learner."""
+CONFIG = LearnerConfig(
+    learning_rate=theirs.LEARNING_RATE,
+    compute=ComputeConfig(precision="bfloat16", gradient_checkpointing=True, micro_batch_tokens=16_384),
+    sync=SyncConfig(tolerance=None, mean=0.06, k3=0.005, quantile=0.4),
+)
+SMALL = SHAPES["Qwen2.5-0.5B"]
+WIDE: dict[str, Any] = {
+    "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "vocab_size": 151936, "tie_word_embeddings": True,
+}  # fmt: skip
+"""As Qwen2.5-3B, whose 36 layers are made fewer or more."""
+TRIED = (0.9, 1.0, 1.1, 1.2)
+"""Layers tried, as multiples of the most that are predicted to fit."""
+
+
+def beside(*, python: Path | None) -> list[str]:
+    """Print tokens per second and the share of the GPU's rate, ours and TRL's, one after the other and back.
+
+    Each has the GPU to itself: both hold a learner and an engine.
+
+    Args:
+        python: An interpreter with trl[vllm]==1.16.*, or None: then ours alone is timed.
+
+    Raises:
+        ExperimentError: One of the two ended with an error.
+    """
+    rate = matmul_rate("cuda", _bfloat16())
+    parameters = shape_of({**SMALL, "tie_word_embeddings": True}).parameters
+    order = ["ours", "TRL", "TRL", "ours"] if python is not None else ["ours"]
+    found: dict[str, list[Block]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        save(Path(name), SMALL)
+        for _ in range(ROUNDS):
+            for way in order:
+                if way == "ours":
+                    command = [sys.executable, "-m", "benchmarks.learner", "--cuda-one", name]
+                    done = subprocess.run(command, capture_output=True, text=True)
+                    if done.returncode != 0:
+                        raise ExperimentError(f"our own process ended: {_last(done.stderr)}")
+                    block = Block(**json.loads(done.stdout.splitlines()[-1]))
+                else:
+                    assert python is not None
+                    with Process(
+                        python, Path(name), samples=SAMPLES, new_tokens=NEW_TOKENS, checkpointing=True, cuda=True
+                    ) as process:
+                        process.take(1)
+                        block = process.take(BLOCK_STEPS)
+                found.setdefault(way, []).append(block)
+    for way, blocks in found.items():
+        speeds = [block.tokens / block.seconds for block in blocks]
+        # 6·N for the update and 2·N for sampling a token.
+        share = 8.0 * parameters * float(np.mean(speeds)) / rate
+        print(
+            f"{way}: {np.mean(speeds):.0f} tokens per second ({min(speeds):.0f} to {max(speeds):.0f}), {share:.3f} of "
+            f"the {rate / 1e12:.0f} TFLOP/s of a matrix product in bfloat16"
+        )
+    return []
+
+
+def one_of_ours(folder: Path) -> None:
+    """Take some whole steps, and print what they took as JSON.
+
+    Args:
+        folder: The model.
+    """
+    sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
+    engine: Any = open_sampler(
+        "vllm", str(folder), sampling, scorer=NoScoring(), engine=EngineConfig(memory_share=ENGINE_SHARE),
+        prompting=Prompting(template="plain"),
+    )  # fmt: skip
+    learner = Learner(folder, CONFIG, device="cuda")
+    flips = CoinFlips(engine)
+    engine.sync(learner.weights(), learner.version)
+    problems = problems_table(8 * theirs.PROBLEMS_PER_BATCH)
+    steps = Steps(learner, flips, problems, groups=theirs.PROBLEMS_PER_BATCH, samples=SAMPLES, folder=folder / "none")
+    steps.take(1)
+    print(json.dumps(asdict(ours(steps, flips, perf_counter)(BLOCK_STEPS))), flush=True)
+    engine.close()
+
+
+def largest() -> list[str]:
+    """Print how many layers of a model are predicted to train on this GPU, and which numbers of them do."""
+    import torch
+
+    total = float(torch.cuda.get_device_properties(0).total_memory)
+    layers = most_layers(total)
+    print(f"{total / GIB:.1f} GiB: {layers} layers of hidden size 2,048 are predicted to fit\n{plan(layers)}")
+    for factor in TRIED:
+        tried = max(1, round(layers * factor))
+        command = [sys.executable, "-m", "benchmarks.learner", "--largest-one", str(tried)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        last = _last(done.stdout if done.returncode == 0 else done.stderr)
+        print(f"{tried} layers ({_shape(tried).parameters / 1e9:.2f}B parameters): {last}", flush=True)
+    return []
+
+
+def most_layers(available: float) -> int:
+    """Return the most layers whose update is predicted to fit.
+
+    Args:
+        available: Memory (bytes).
+    """
+    layers = 1
+    while plan(layers + 1).peak <= available:
+        layers += 1
+    return layers
+
+
+def plan(layers: int) -> MemoryPlan:
+    """Predict the memory of an update of the wide model.
+
+    Args:
+        layers: Its layers.
+    """
+    load = Load.of(
+        prompt_tokens=PROMPT, response_tokens=NEW_TOKENS, rollouts_per_problem=recorded.GROUP, problems=8,
+        micro_batch_tokens=CONFIG.compute.micro_batch_tokens,
+    )  # fmt: skip
+    return predict(_shape(layers), CONFIG, load)
+
+
+def one_size(layers: int) -> None:
+    """Take two updates with a model of random weights, and print the memory that they took.
+
+    Args:
+        layers: Its layers.
+    """
+    import torch
+
+    config = replace(CONFIG, sync=SyncConfig(tolerance=1e9))
+    with tempfile.TemporaryDirectory() as name:
+        save(Path(name), {**WIDE, "num_hidden_layers": layers})
+        learner = Learner(name, config, device="cuda")
+    table = recorded.responses(8 * recorded.GROUP, prompt=PROMPT, lengths=(NEW_TOKENS, NEW_TOKENS))
+    for version in range(2):
+        learner.update(recorded.batch(table.with_columns(weights_version=version)))
+    taken = torch.cuda.max_memory_allocated()
+    print(f"trains; {taken / GIB:.1f} GiB of tensors at the peak, predicted {plan(layers).peak / GIB:.1f}")
+
+
+def save(folder: Path, shape: dict[str, Any]) -> None:
+    """Save a Qwen2 of random weights, with a tokenizer that has a text for each of its tokens.
+
+    Args:
+        folder: Where.
+        shape: Sizes, as in its ``config.json``.
+    """
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+
+    from experiments import tiny_model
+
+    known = tiny_model.new_tokenizer().get_vocab()
+    filled = {f"<{i}>": i for i in range(len(known), shape["vocab_size"])}
+    inner = Tokenizer(models.WordLevel({**known, **filled}, unk_token=tiny_model.PAD))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token=tiny_model.PAD, eos_token=tiny_model.END, clean_up_tokenization_spaces=False
+    )
+    torch.manual_seed(0)
+    config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)
+    tiny_model.save(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
+
+
+def _last(said: str) -> str:
+    return (said.strip() or "it said nothing").splitlines()[-1]
+
+
+def _shape(layers: int) -> ModelShape:
+    return shape_of({**WIDE, "num_hidden_layers": layers})
+
+
+def _bfloat16() -> Any:
+    import torch
+
+    return torch.bfloat16
