@@ -12,6 +12,16 @@ from collections.abc import Callable, Sequence
 
 from ..errors import RolloutError
 
+_ANCHOR = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed")
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_FUNCTIONS = "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty"
+_PROSE = re.compile(
+    rf"(?<![A-Za-z0-9])(?!(?:{_FUNCTIONS})(?![A-Za-z]))(?:[A-Za-z]{{3,}}|(?i:is|so|we|of|to|it|be|an|in|at|if|as|by|or))"
+    r"(?![A-Za-z0-9(^_])"
+)
+"""A word of English: of three letters or more, since two are as often a product."""
+
 Extraction = Callable[[str], str | None]
 """The part of a response that holds the answer; None where there is none."""
 
@@ -36,6 +46,13 @@ def extraction(words: Sequence[str]) -> Extraction:
         return found
 
     return extract
+
+
+def anchored(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words for math-verify: with one more, which puts what they find into the anchor that it needs."""
+    if not words:
+        return ()
+    return (*words, "box" if words[-1] == "boxed" else "formula")
 
 
 def written(words: Sequence[str], answer: str) -> str:
@@ -98,12 +115,36 @@ def regex(pattern: str) -> Extraction:
     return matched
 
 
+def box(piece: str) -> str:
+    """Return what was found in a box in a box again."""
+    return f"\\boxed{{{piece}}}"
+
+
+def formula(piece: str) -> str:
+    r"""Return a line with its formula in dollars: what follows the last word of prose, without marks of Markdown.
+
+    Left as it is, to be read as math-verify reads a response, is a piece that has an anchor already, that has several
+    lines, or that ends in prose, such as ``42 apples``.
+    """
+    if _ANCHOR.search(piece) or "\n" in piece or _THOUSANDS.fullmatch(piece):
+        return piece
+    words = list(_PROSE.finditer(_TEXT.sub(lambda match: "0" * len(match[0]), piece)))
+    rest = piece
+    if words:
+        # After prose a colon is punctuation, and no ratio; "a 5" is no product.
+        rest = re.sub(r"^a\s+(?=\d)", "", re.split(r":(?=\W*\s)", piece[words[-1].end() :])[-1].lstrip("*_`: "))
+    rest = rest.strip("*_`#=:$ \t").removesuffix(".")
+    return f"${rest.replace('**', '^')}$" if rest else piece
+
+
 def _step(word: str) -> Extraction:
     kind, _, value = word.partition(":")
     if word == "boxed":
         return boxed
     if word == "last_line":
         return last_line
+    if word in {"box", "formula"}:
+        return box if word == "box" else formula
     if kind in {"after", "regex"}:
         if not value:
             raise RolloutError(f"{kind}: of a verifier needs {'a mark' if kind == 'after' else 'a pattern'} after it")

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..errors import RolloutError
-from .extraction import extraction, written
+from .extraction import anchored, extraction, written
 from .refused import EXTRACTION, check_task
 
 ENTRY_POINTS = "isocompute.rollout.verifiers"
@@ -86,6 +86,7 @@ def rule(name: str) -> Rule:
         _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
     elif base == "math":
         _needs("math_verify", "math-verify", "math")
+        words = list(anchored(words))
     elif base.startswith("python:"):
         _check_reference(base)
     elif base != "exact":
