@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 
 from ..errors import RolloutError
 
+_BOX = re.compile(r"\\(?P<kind>boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{?)")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""A brace that groups, or a character after a backslash, which may be a brace that is shown."""
 _ANCHOR = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -71,16 +74,23 @@ def written(words: Sequence[str], answer: str) -> str:
 
 
 def boxed(response: str) -> str | None:
-    r"""Return what stands in the last ``\boxed{...}``, with balanced braces."""
-    start = response.rfind("\\boxed{")
-    if start < 0:
+    r"""Return what stands in the last ``\boxed{...}``, with balanced braces; in the last ``\fbox{...}`` without any.
+
+    As in the evaluation of MATH (Hendrycks et al., arXiv 2103.03874), ``\boxed 3`` without braces holds what comes
+    before the next dollar or the end of the line, and a last box that is not closed holds no answer: a response was
+    cut off there, whatever it boxed before.
+    """
+    boxes = list(_BOX.finditer(response))
+    last = next((box for box in reversed(boxes) if box["kind"] == "boxed"), boxes[-1] if boxes else None)
+    if last is None:
         return None
-    begin = start + len("\\boxed{")
+    if not last["brace"]:
+        return re.split(r"[$\n]", response[last.end() :])[0].strip() or None
     depth = 1
-    for place in range(begin, len(response)):
-        depth += {"{": 1, "}": -1}.get(response[place], 0)
+    for brace in _BRACE.finditer(response, last.end()):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if depth == 0:
-            return response[begin:place]
+            return response[last.end() : brace.start()]
     return None
 
 
