@@ -5,3 +5,7 @@ from .contract.errors import IsoComputeError
 
 class RolloutError(IsoComputeError):
     """Something asked of the package cannot be done; the message says what and what would be right."""
+
+
+class ProblemError(RolloutError):
+    """No response to a problem can be scored: its fault, and neither that of a response nor that of this machine."""

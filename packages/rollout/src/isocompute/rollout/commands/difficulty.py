@@ -66,6 +66,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
     sources: dict[str, Source] = {"problems": problems}
     params: Mapping[str, Any] = {"fresh": arguments.fresh}
     journal: Journal | None = None
+    dropped: pl.DataFrame | None = None
     if arguments.model is None:
         given = read(arguments.rollouts, "rollouts")
         sources["rollouts"] = given
@@ -75,7 +76,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         work = begin(arguments, stack, problems=problems, phase=phase)
         wanted, params = work.problems, {**params, **work.params}
         rollouts = work.rollouts()
-        journal = work.finished(rollouts)
+        journal, dropped = work.finished(rollouts), work.dropped
     measured = with_pass_rates(wanted, rollouts, fresh=arguments.fresh)
     if measured.is_empty() and arguments.model is None:
         raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
@@ -84,6 +85,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
     besides = [] if arguments.rollouts_out is None else [("rollouts", rollouts, arguments.rollouts_out)]
     return Output(
         name="problems", table=measured, sources=sources, params=params, besides=besides, journal=journal,
+        dropped=dropped,
         **_figures(measured, rollouts, fresh=arguments.fresh, asked_for=len(wanted)),
     )  # fmt: skip
 

@@ -102,6 +102,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
         sources["problems"] = problems
     params: dict[str, Any] = {**where, "k": " ".join(map(str, arguments.k or ()))}
     journal: Journal | None = None
+    dropped: pl.DataFrame | None = None
     besides: list[tuple[str, pl.DataFrame, Path]] = []
     others: Answers | None = None
     theirs = read(arguments.against, "rollouts") if arguments.against is not None else None
@@ -119,7 +120,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
                 work.sampler, work.problems, samples=work.asked.samples, seed=work.asked.seed, at=0,
                 run_id=work.run_id, phase=work.phase,
             )  # fmt: skip
-        journal, params = work.journal, {**params, **work.params}
+        journal, params, dropped = work.journal, {**params, **work.params}, work.dropped
         if arguments.rollouts_out is not None:
             besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
         ours = answers_of(found.rollouts, work.problems, where="the responses sampled", k=k)
@@ -134,7 +135,9 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     if arguments.pass_rates is not None:
         besides.append(("pass_rates", ours.pass_rates(), arguments.pass_rates))
     paired = None if others is None else differences(ours.counts, others.counts, ours.k)
-    return _output(ours, paired, arguments, sources=sources, params=params, besides=besides, journal=journal)
+    return _output(
+        ours, paired, arguments, sources=sources, params=params, besides=besides, journal=journal, dropped=dropped
+    )
 
 
 def _questions(arguments: argparse.Namespace) -> tuple[Source | None, dict[str, Any]]:

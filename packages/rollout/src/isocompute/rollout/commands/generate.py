@@ -45,5 +45,6 @@ def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     work = begin(arguments, stack, problems=problems, phase=arguments.phase, kept=True)
     rollouts = work.rollouts()
     return rewarded(
-        rollouts, sources={"problems": problems}, params=work.params, journal=work.finished(rollouts)
+        rollouts, sources={"problems": problems}, params=work.params, journal=work.finished(rollouts),
+        dropped=work.dropped,
     )  # fmt: skip

@@ -57,6 +57,8 @@ class Output:
         params: Settings to log with it.
         besides: Further tables with the names and files to write them to.
         journal: Unfinished work that it makes superfluous once it is written.
+        dropped: Problems that it leaves out since they cannot be scored (``scoring.unusable``); None where it never
+            does.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Output:
     params: Mapping[str, Any] = field(default_factory=dict)
     besides: Sequence[tuple[str, pl.DataFrame, Path]] = ()
     journal: Journal | None = None
+    dropped: pl.DataFrame | None = None
 
 
 def read(address: str, name: str) -> Source:
@@ -185,12 +188,27 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
     else:
         write_text(arguments.out, json.dumps(output.document, indent=2) + "\n")
     yield from output.lines
+    if output.dropped is not None:
+        yield from _listed(output.dropped, arguments.out.with_suffix(".dropped.json"))
     yield f"{output.summary}, in {arguments.out}"
     if arguments.log:
         yield f"logged as runs:/{_log(arguments, output)}"
     if output.journal is not None:
         # Not before it is logged: where that fails, the same command must not sample everything again.
         output.journal.discard()
+
+
+def _listed(dropped: pl.DataFrame, path: Path) -> Iterator[str]:
+    """Write down dropped problems, and say how many there are."""
+    path.unlink(missing_ok=True)
+    if dropped.is_empty():
+        return
+    write_text(path, json.dumps(dropped.to_dicts(), indent=1) + "\n")
+    row = dropped.row(0, named=True)
+    yield (
+        f"{len(dropped):,} problems dropped that cannot be scored, such as {row['problem_id']} ({row['reason']}), "
+        f"listed in {path}"
+    )
 
 
 def _check_place(path: Path, flag: str, allowed: Sequence[str]) -> None:
@@ -215,7 +233,10 @@ def _log(arguments: argparse.Namespace, output: Output) -> str:
             {output.name: arguments.out, **{name: path for name, _, path in output.besides}},
             run_name=arguments.command,
             params={**output.params, **{f"source_{name}": source.address for name, source in output.sources.items()}},
-            metrics=output.metrics,
+            metrics={
+                **output.metrics,
+                **({} if output.dropped is None else {"dropped_problems": float(len(output.dropped))}),
+            },
             inputs=inputs,
         )
     except IsoComputeError as error:

@@ -15,6 +15,7 @@ from ..samplers.models import load_tokenizer
 from ..scoring.config import scoring_from
 from ..scoring.metadata import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict
+from ..scoring.unusable import without_unusable
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
 from .values import add_scoring, pairs, scorer_of
 
@@ -66,7 +67,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 def _score(arguments: argparse.Namespace) -> Output:
     given, asked = read(arguments.rollouts, "rollouts"), read(arguments.problems, "problems")
-    rollouts, problems = given.table, asked.table
+    rollouts, scorer = given.table, scorer_of(arguments)
+    answered_problems = asked.table.join(rollouts, on="problem_id", how="semi")
+    problems, dropped = without_unusable(answered_problems, scorer)
+    rollouts = rollouts.join(dropped, on="problem_id", how="anti", maintain_order="left")
     metadata = pl.Series(metadata_of(problems), dtype=pl.String)
     joined = rollouts.join(
         problems.select("problem_id", "answer", "verifier", metadata=metadata),
@@ -83,14 +87,16 @@ def _score(arguments: argparse.Namespace) -> Output:
         for right, text, answer, rule, note in zip(answered, texts, *columns, strict=True)
         if right
     ]
-    verdicts = _verdicts(scorer_of(arguments), items)
+    verdicts = _verdicts(scorer, items)
     all_verdicts = [next(verdicts) if right else Verdict(reward=0.0) for right in answered]
     scored = rollouts.with_columns(
         reward=pl.Series([v.reward for v in all_verdicts], dtype=pl.Float32),
         score_error=pl.Series([v.error for v in all_verdicts], dtype=pl.String),
     )
     changed = int((scored["reward"] != rollouts["reward"]).sum())
-    return rewarded(scored, sources={"rollouts": given, "problems": asked}, lines=[f"{changed:,} rewards changed"])
+    return rewarded(
+        scored, sources={"rollouts": given, "problems": asked}, lines=[f"{changed:,} rewards changed"], dropped=dropped
+    )
 
 
 def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import polars as pl
 
 from ..contract import tables
-from ..errors import RolloutError
-from ..scoring.rules import rule
+from ..errors import ProblemError, RolloutError
+from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer
+from ..scoring.unusable import DROPPED
 from ..scoring.verifiers import verifier
 from . import hub, local, reasoning_gym
 from .candidates import Candidate, problem_id
@@ -29,8 +30,8 @@ class Loaded:
 
     Attributes:
         problems: The ``problems`` table, with as many problems as asked for.
-        dropped: Problems whose own answer does not score 1, in the order met: ``problem_id``, ``prompt``, ``answer``,
-            ``verifier``, ``reason``.
+        dropped: Problems that cannot be scored or whose own answer does not score 1, in the order met, with the
+            ``reason`` (``scoring.unusable.DROPPED``).
     """
 
     problems: pl.DataFrame
@@ -109,9 +110,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
             f"{source.name} has {len(kept)} distinct problems{failed}, and {source.train} training and "
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
         )
-    columns = ("problem_id", "prompt", "answer", "verifier", "reason")
-    left_out = pl.DataFrame(dropped, schema=dict.fromkeys(columns, pl.String))
-    return Loaded(problems=_table(source, kept), dropped=left_out)
+    return Loaded(problems=_table(source, kept), dropped=pl.DataFrame(dropped, schema=DROPPED))
 
 
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
@@ -133,15 +132,16 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
     """Say why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
-    answer, found = candidate.answer, rule(candidate.verifier)
-    own = found.base.startswith("python:")
-    if any(word.startswith("regex:") for word in found.words) and not own:
-        # No response can be made from which a pattern extracts the answer: the rule itself is asked.
-        found = rule(found.base)
-    scores = verifier(found.name, scorer=scorer)
-    right = own or scores(found.written(answer), answer, candidate.metadata)
+    answer, own = candidate.answer, rule(candidate.verifier).base.startswith("python:")
+    name, response = (candidate.verifier, "") if own else own_response(candidate.verifier, answer)
+    scores = verifier(name, scorer=scorer)
+    reason = "its own answer does not score 1"
+    try:
+        right = own or scores(response, answer, candidate.metadata)
+    except ProblemError as error:
+        right, reason = False, str(error)
     if answer.strip():
-        return "" if right else "its own answer does not score 1"
+        return "" if right else reason
     # The right answer of a task may be empty; in a file it is missing, and an empty response would be right.
     return "" if right and candidate.verifier.startswith("reasoning_gym:") else "it has no reference answer"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
-from ..errors import RolloutError
+from ..errors import ProblemError, RolloutError
 from ..scoring.metadata import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict, default_scorer
 from ..seeds import response_seed
@@ -22,6 +23,8 @@ from .manifest import Manifest, check_shapes, manifest
 from .models import load_tokenizer, stop_tokens
 from .prompts import Prompting, PromptMaker
 from .sampling import Continue, Draw, Finished, Request, Response, Sampling
+
+logger = logging.getLogger(__name__)
 
 
 class LocalSampler(Sampler):
@@ -53,6 +56,7 @@ class LocalSampler(Sampler):
         self._prompting = prompting or Prompting()
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
         self.scorer = scorer or default_scorer()
+        self._faults = Faults()
         self._ends = stop_tokens(self.model, self.tokenizer)
         self._manifest: Manifest | None = None
 
@@ -82,6 +86,7 @@ class LocalSampler(Sampler):
         return check_shapes(self.manifest, given)
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        self._faults.check()
         problems = problems.sort("problem_id")
         self.scorer.check(problems["verifier"].to_list())
         ids, texts = problems["problem_id"].to_list(), problems["prompt"].to_list()
@@ -98,7 +103,7 @@ class LocalSampler(Sampler):
         ]
         finished = self._generate(*self._control(requests))
         layout = self._layout()
-        scoring = _Scoring(self.scorer, problems)
+        scoring = _Scoring(self.scorer, problems, self._faults)
         failure: RolloutError | None = None
         # Closed here and not when it is collected: an engine answers one stream at a time.
         with closing(finished):
@@ -168,16 +173,56 @@ class LocalSampler(Sampler):
         return [next(decoded) if r.text is None else r.text for r in responses]
 
 
+class Faults:
+    """Problems whose responses could not be scored, which was found when these were paid for."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+        self._scored = False
+
+    def scored(self) -> None:
+        """Note that responses to some problem could be scored."""
+        self._scored = True
+
+    def lost(self, group: Group, error: ProblemError) -> Group:
+        """Note a problem; return its group with responses that count as aborted, tokens included."""
+        if group.problem_id not in self._reasons:
+            logger.warning("problem %s cannot be scored: %s", group.problem_id, error)
+        self._reasons[group.problem_id] = str(error)
+        reason = f"its problem cannot be scored: {error}"
+        responses = [
+            r if r.finish_reason == "aborted" else replace(r, finish_reason="aborted", failure=reason)
+            for r in group.responses
+        ]
+        return replace(group, responses=responses)
+
+    def check(self) -> None:
+        """Refuse to go on where nothing could be scored so far.
+
+        Not in the call that finds it: its responses were paid for, and must reach whoever counts them.
+
+        Raises:
+            RolloutError: All problems answered so far cannot be scored.
+        """
+        if self._reasons and not self._scored:
+            problem_id, reason = next(iter(self._reasons.items()))
+            raise RolloutError(
+                f"none of the {len(self._reasons)} problems answered so far can be scored; {problem_id} cannot, since "
+                f"{reason}"
+            )
+
+
 class _Scoring:
     """Groups that are being scored.
 
     Args:
         scorer: Scores them.
         problems: The ``problems`` table that they answer, in its order.
+        faults: Takes note of problems that cannot be scored.
     """
 
-    def __init__(self, scorer: Scorer, problems: pl.DataFrame) -> None:
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, problems: pl.DataFrame, faults: Faults) -> None:
+        self._scorer, self._faults = scorer, faults
         self._answers, self._metadata = problems["answer"].to_list(), metadata_of(problems)
         self._verifiers = problems["verifier"].to_list()
         self._waiting: dict[Future[list[Verdict]], Group] = {}
@@ -196,7 +241,14 @@ class _Scoring:
         """Yield the groups that are scored by now: one with responses that hang holds up no other."""
         for future in [waiting for waiting in self._waiting if waiting.done()]:
             group = self._waiting.pop(future)
-            yield group, _in_order(group, future.result())
+            try:
+                verdicts = future.result()
+            except ProblemError as error:
+                group, verdicts = self._faults.lost(group, error), []
+            else:
+                if verdicts:
+                    self._faults.scored()
+            yield group, _in_order(group, verdicts)
 
     def rest(self) -> Iterator[tuple[Group, list[Verdict]]]:
         """Wait for all other groups and yield each as it is scored."""

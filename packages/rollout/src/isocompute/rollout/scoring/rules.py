@@ -64,6 +64,17 @@ class Rule:
         return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
 
 
+def own_response(name: str, answer: str) -> tuple[str, str]:
+    """Return a problem's own answer as a response, and the rule to score it with.
+
+    No response can be made from which a pattern extracts the answer: the rule itself is asked.
+    """
+    found = rule(name)
+    if any(word.startswith("regex:") for word in found.words):
+        found = rule(found.base)
+    return found.name, found.written(answer)
+
+
 @cache
 def rule(name: str) -> Rule:
     """Return the rule that a name describes.

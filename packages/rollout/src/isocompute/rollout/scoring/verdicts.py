@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from ..errors import RolloutError
+from ..errors import ProblemError, RolloutError
 from .rules import Rule
 from .sandbox.process import Reply
 
@@ -133,9 +133,12 @@ def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
         partial: Fractions count.
 
     Raises:
+        ProblemError: No response to the problem can be scored.
         RolloutError: The response could not be scored, through no fault of its own.
     """
     if isinstance(reply, dict):
+        if "unusable" in reply:
+            raise ProblemError(reply["unusable"])
         if "fault" in reply:
             raise RolloutError(reply["fault"])
         return Verdict(reward=0.0, error=str(reply["error"]))

@@ -18,8 +18,8 @@ from ...samplers.prompts import Prompting
 from ...samplers.registry import open_sampler
 from ...samplers.sampling import sampling_from
 from ...scoring.config import scoring_from
-from ...scoring.scorer import Scorer
-from ..values import error_of, pairs, yaml_mapping
+from ...scoring.scorer import Scorer, default_scorer
+from ..values import error_of, pairs, scorer_of, yaml_mapping
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
 """Settings of the engine, where it is transformers."""
@@ -37,6 +37,7 @@ class Asked:
         engine: Settings of the engine.
         server: Settings of the server, for kind ``openai``.
         scoring: Settings of scoring.
+        scorer: Scores with these settings.
         samples: Responses per problem.
         seed: Seed of the run.
 
@@ -52,6 +53,7 @@ class Asked:
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
     scoring: Mapping[str, Any] = field(default_factory=dict)
+    scorer: Scorer = field(default_factory=default_scorer, compare=False)
     samples: int
     seed: int
 
@@ -80,7 +82,7 @@ class Asked:
         if self.prompting != Prompting():
             options["prompting"] = self.prompting
         if self.scoring:
-            options["scorer"] = Scorer(scoring_from(self.scoring))
+            options["scorer"] = self.scorer
         if self.kind == "transformers":
             options |= self.engine
         elif self.engine:
@@ -114,6 +116,7 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
         ),
         engine=_engine(arguments),
         scoring=pairs(arguments.scoring, flag="--scoring"),
+        scorer=scorer_of(arguments),
         server={name: value for name, value in given.items() if value is not None},
         samples=arguments.samples,
         seed=arguments.seed,

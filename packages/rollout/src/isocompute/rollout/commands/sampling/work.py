@@ -16,6 +16,7 @@ from ...contract import tables
 from ...errors import RolloutError
 from ...journal import Journal
 from ...scoring.evaluation import lacking, sample_completed
+from ...scoring.unusable import without_unusable
 from ..output import BESIDES, Source
 from ..values import chosen, shard_of
 from .asked import Asked, asked_from
@@ -40,6 +41,7 @@ class Work:
         journal: Keeps finished groups; locked.
         sampler: Answers the problems.
         params: Settings to log.
+        dropped: Problems of the shard and the limit that cannot be scored, and are not asked.
     """
 
     asked: Asked
@@ -50,6 +52,7 @@ class Work:
     journal: Journal
     sampler: JournaledSampler
     params: Mapping[str, Any]
+    dropped: pl.DataFrame
 
     def rollouts(self) -> pl.DataFrame:
         """Return the run's ``rollouts`` table, sampled as far as it is not there.
@@ -102,11 +105,12 @@ def begin(
         kept: Whether ``--out`` holds the rollouts themselves, so that a file there may be this run's, complete.
 
     Raises:
-        RolloutError: A flag is wrong, ``--out`` is there already, or another process works on it.
+        RolloutError: A flag is wrong, ``--out`` is there already, another process works on it, or no problem can be
+            scored.
     """
     asked = asked_from(arguments)
     shard = getattr(arguments, "shard", None)
-    wanted = chosen(problems.table, limit=arguments.limit, shard=shard)
+    wanted, dropped = without_unusable(chosen(problems.table, limit=arguments.limit, shard=shard), asked.scorer)
     description = described(asked, problems.table, phase=phase)
     identity = run_id(description)
     found: pl.DataFrame | None = None
@@ -133,7 +137,7 @@ def begin(
         params["shard"] = shard
     return Work(
         asked=asked, problems=wanted, run_id=identity, phase=phase, found=found, journal=journal, sampler=sampler,
-        params={**params, "phase": phase},
+        params={**params, "phase": phase}, dropped=dropped,
     )  # fmt: skip
 
 

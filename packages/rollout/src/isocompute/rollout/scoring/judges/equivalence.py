@@ -49,10 +49,16 @@ class MathJudge(NoGenerator):
         Args:
             response: The response's text.
             answer: The reference answer.
+
+        Raises:
+            RolloutError: It finds no value in the answer itself, so that no response could be right.
         """
+        gold = self._gold(answer)
+        if not gold:
+            raise RolloutError(f"math-verify reads no value in the reference answer {answer[:60]!r}")
         # Its own timeouts are signals, which would take the place of the worker's.
         found = self._parse(response, parsing_timeout=None)
-        return bool(self._verify(list(self._gold(answer)), found, timeout_seconds=None))
+        return bool(self._verify(list(gold), found, timeout_seconds=None))
 
     def _parsed(self, answer: str) -> tuple[Any, ...]:
         return tuple(self._parse(f"${answer}$", parsing_timeout=None))

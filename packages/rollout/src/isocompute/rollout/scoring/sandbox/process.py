@@ -37,7 +37,7 @@ CLOSED = "the scorer was closed before it had scored all that was submitted"
 Group = tuple[str, list[str], str, str, list[str]]
 """Rule, words of extraction, answer, metadata and responses."""
 Reply = Any
-"""A score, or a mapping with ``error`` (the response's fault) or ``fault`` (not its fault)."""
+"""A score, or a mapping: ``error`` is the response's fault, ``unusable`` the problem's, ``fault`` nobody's here."""
 
 
 class ScoringProcess:

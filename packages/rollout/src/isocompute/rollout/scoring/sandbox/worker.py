@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from ...errors import RolloutError
+from ...errors import ProblemError, RolloutError
 from ..extraction import Extraction, extraction
 from ..judges import Judge, Scored
 from . import layers
@@ -77,8 +77,9 @@ class Worker:
             score = self._prepared(base, answer, metadata)
             extract = self._extraction(*words) if words else None
         except RolloutError as error:
+            key = "unusable" if isinstance(error, ProblemError) else "fault"
             for _ in responses:
-                self._say_json({"fault": str(error)})
+                self._say_json({key: str(error)})
             return
         executing = self._judge.executing(base)
         reply = partial(_reply, score, extract, faults=not base.startswith("python:"))
@@ -116,6 +117,10 @@ class Worker:
         signal.setitimer(signal.ITIMER_PROF, max(PREPARING_SECONDS, self._seconds))
         try:
             return self._judge.prepare(base, answer, metadata)
+        except RolloutError as error:
+            raise ProblemError(str(error)) from None
+        except Exception as error:
+            raise ProblemError(f"the rule {base} cannot be prepared for it ({broken(error)})") from None
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
@@ -155,7 +160,7 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
     Args:
         score: What scores.
         extract: How the answer is extracted, or None.
-        faults: Believe an error that says that the response is not at fault; one that executes could raise it.
+        faults: Believe an error that says that the problem is at fault; a response that is executed could raise it.
         response: The response.
     """
     # Taken before anything is executed, and not looked up again: a response may replace what modules hold.
@@ -164,7 +169,7 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
         found = response if extract is None else extract(response)
         value: Any = 0.0 if found is None else score(found)
     except RolloutError as error:
-        return b'{"%b": %b}\n' % (b"fault" if faults else b"error", encode(str(error)).encode())
+        return b'{"%b": %b}\n' % (b"unusable" if faults else b"error", encode(str(error)).encode())
     except Exception as error:
         return b'{"error": %b}\n' % encode(broken(error)).encode()
     # Not isinstance: a class of a response's making could say anything of itself.
