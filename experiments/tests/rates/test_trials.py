@@ -6,6 +6,7 @@ from math import sqrt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isocompute.rollout.scoring.estimators import wilson_interval
 
 from experiments.rates.trials import Evaluation, Trial, below, sampled, tried
 
@@ -106,3 +107,13 @@ def test_the_order_of_cells_does_not_matter_and_a_mean_lies_between_its_ends(
 def test_nothing_is_below_itself_and_no_two_are_below_each_other(one: Evaluation) -> None:
     assert not below(one, one)
     assert not (below(one, BASE) and below(BASE, one))
+
+
+def test_a_score_of_0_or_1_has_the_error_of_its_wilson_interval() -> None:
+    for score in (0.0, 1.0):
+        found = sampled(score, questions=64, samples=4, metric="avg_at_4")
+        lowest, highest = wilson_interval(score, 256)
+        assert found.standard_error == pytest.approx((highest - lowest) / (2 * 1.959964), rel=1e-6)
+        # One response more or less changes little.
+        near = sampled(abs(score - 1 / 256), questions=64, samples=4, metric="avg_at_4")
+        assert 0.4 * near.standard_error < found.standard_error < near.standard_error

@@ -128,3 +128,15 @@ def test_responses_that_measured_all_problems_may_score_them_and_no_part_of_them
     for table, code in ((problems, 0), (problems.head(2), 2), (problems.with_columns(pass_rate=pl.lit(0.5)), 2)):
         table.write_parquet(tmp_path / "problems.parquet")
         assert main([*asked.split(), "--out", str(tmp_path / "e.json")]) == code
+
+
+def test_a_score_of_0_is_printed_with_its_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollouts({"a": 0, "b": 0, "c": 0}).write_parquet(tmp_path / "rollouts.parquet")
+    assert main(f"evaluate --rollouts {tmp_path}/rollouts.parquet --out {tmp_path}/e.json".split()) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("avg_at_4"))
+    assert line.split(maxsplit=2)[2].split("  ")[0] == "0.000 to 0.562"
+    score = json.loads((tmp_path / "e.json").read_text())["scores"][0]
+    assert score["standard_error"] is None
+    assert score["interval"] == pytest.approx([0, 0.5615], abs=1e-4)
+    # The responses to these three questions are twelve trials.
+    assert score["sampling_interval"] == pytest.approx([0, 0.2425], abs=1e-4)

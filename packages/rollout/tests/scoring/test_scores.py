@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring.estimators import avg_at_k, best_at_k, sampling_variance, worst_at_k
+from isocompute.rollout.scoring.estimators import avg_at_k, best_at_k, sampling_variance, wilson_interval, worst_at_k
 from isocompute.rollout.scoring.scores import differences, scores, usual_samples
 
 ESTIMATORS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
@@ -82,3 +82,29 @@ def test_only_questions_of_both_are_paired_and_none_is_refused() -> None:
 def test_the_usual_number_of_responses_is_the_most_frequent() -> None:
     assert usual_samples(counts([0] * 5, [4, 4, 4, 3, 8])) == 4
     assert usual_samples(counts([0] * 4, [4, 4, 8, 8])) == 8
+
+
+def test_a_proportion_of_0_or_1_has_an_interval_and_no_error() -> None:
+    none, all_of_them = counts([0] * 50, [8] * 50), counts([8] * 50, [8] * 50)
+    for table, value in ((none, 0.0), (all_of_them, 1.0)):
+        avg, best, _ = scores(table, [4])
+        assert (avg.value, avg.standard_error, avg.sampling_error) == (value, None, None)
+        # Questions are the trials of a population; the responses to given questions are trials of their own.
+        assert avg.interval == pytest.approx(wilson_interval(value, 50))
+        assert avg.sampling_interval == pytest.approx(wilson_interval(value, 400))
+        assert best.interval == best.sampling_interval == avg.interval
+    mixed = scores(counts([0, 8], [8, 8]), [4])[0]
+    assert (mixed.interval, mixed.sampling_interval) == (None, None)
+    assert mixed.standard_error is not None
+    single = scores(counts([8], [8]), [4])[0]
+    assert single.interval == pytest.approx(wilson_interval(1.0, 1))
+
+
+def test_a_difference_between_proportions_of_0_or_1_has_an_interval_too() -> None:
+    none, all_of_them = counts([0] * 50, [8] * 50), counts([8] * 50, [8] * 50)
+    same, gained = differences(none, none, [1])[0], differences(all_of_them, none, [1])[0]
+    width = wilson_interval(0.0, 50)[1]
+    assert (same.value, same.standard_error) == (0.0, None)
+    assert same.interval == pytest.approx((-width, width))
+    # Newcombe's: the distances of both intervals' ends, added in square.
+    assert gained.interval == pytest.approx((1 - width * 2**0.5, 1.0))
