@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 
+from isocompute.rollout.scoring.estimators import Z, wilson_interval
+
 NOISE = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
 
@@ -106,7 +108,7 @@ def below(one: Evaluation, other: Evaluation) -> bool:
 
 
 def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evaluation:
-    """A score with its binomial standard error √(p(1 − p)/N); N counts responses, or questions for a best or worst.
+    """A score with its standard error; N counts responses, or questions for a best or worst.
 
     Args:
         score: The score, p.
@@ -115,7 +117,20 @@ def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evalu
         metric: The metric.
     """
     count = questions * samples if metric.startswith("avg_") else questions
-    return Evaluation(score=score, standard_error=sqrt(max(score * (1 - score), 0.0) / count))
+    return Evaluation(score=score, standard_error=binomial_error(score, count))
+
+
+def binomial_error(score: float, trials: int) -> float:
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a 95 % Wilson interval of its width has.
+
+    Args:
+        score: The proportion, p.
+        trials: N.
+    """
+    if 0 < score < 1:
+        return sqrt(score * (1 - score) / trials)
+    lowest, highest = wilson_interval(score, trials)
+    return (highest - lowest) / (2 * Z)
 
 
 def mean(scores: Sequence[Evaluation]) -> Evaluation:

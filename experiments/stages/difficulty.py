@@ -11,6 +11,7 @@ from isocompute.rollout import histogram, split
 from isocompute.rollout.contract import tables
 
 from ..figures import difficulty_histogram
+from ..rates.trials import binomial_error
 from ..running.cells import Origin, problems_hash
 from ..running.identity import Surroundings
 from ..running.measure import Measured, measure, with_rates
@@ -75,13 +76,15 @@ def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
     rate, samples = own["fresh_pass_rate"].to_numpy(), own["fresh_pass_rate_samples"].to_numpy()
     # The unbiased estimate of p(1 − p) has m − 1 below it.
     variance = rate * (1 - rate) / np.maximum(samples - 1, 1)
+    fresh = float(rate.mean())
+    error = float(np.sqrt(variance.sum()) / len(own)) if 0 < fresh < 1 else binomial_error(fresh, int(samples.sum()))
     return {
         "problems": len(own),
         "selected": float(own["pass_rate"].to_numpy().mean()),
         "selected_samples": int(own["pass_rate_samples"].to_numpy().min()),
-        "fresh": float(rate.mean()),
+        "fresh": fresh,
         "fresh_samples": int(samples.min()),
-        "fresh_standard_error": float(np.sqrt(variance.sum()) / len(own)),
+        "fresh_standard_error": error,
     }
 
 

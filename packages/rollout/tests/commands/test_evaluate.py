@@ -134,7 +134,7 @@ def test_a_score_of_0_is_printed_with_its_interval(tmp_path: Path, capsys: pytes
     rollouts({"a": 0, "b": 0, "c": 0}).write_parquet(tmp_path / "rollouts.parquet")
     assert main(f"evaluate --rollouts {tmp_path}/rollouts.parquet --out {tmp_path}/e.json".split()) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("avg_at_4"))
-    assert line.split(maxsplit=2)[2].split("  ")[0] == "0.000 to 0.562"
+    assert line.split(maxsplit=2)[2].split("  ")[0] == "0.000 to 0.561"
     score = json.loads((tmp_path / "e.json").read_text())["scores"][0]
     assert score["standard_error"] is None
     assert score["interval"] == pytest.approx([0, 0.5615], abs=1e-4)

@@ -187,7 +187,7 @@ def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.N
             "differences": [_plain(score) for score in paired],
         },
         "standard_errors": "standard_error: questions as drawn from a population; sampling_error: the part from "
-        "sampling responses, the questions given",
+        "sampling responses, the questions given; interval and sampling_interval: 95 %, where a value is 0 or 1",
     }  # fmt: skip
     return Output(
         name="evaluation", document=document, lines=lines, summary=ours.summary(), metrics=metrics, **details
@@ -195,12 +195,19 @@ def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.N
 
 
 def _line(score: Score) -> str:
-    errors = ("-" if e is None else f"{e:.4f}" for e in (score.standard_error, score.sampling_error))
+    errors = (_error(score.standard_error, score.interval), _error(score.sampling_error, score.sampling_interval))
     return f"{score.name:<14} {score.value:8.4f} {' '.join(f'{e:>15}' for e in errors)}"
+
+
+def _error(error: float | None, interval: tuple[float, float] | None) -> str:
+    if interval is not None:
+        return f"{interval[0]:.3f} to {interval[1]:.3f}"
+    return "-" if error is None else f"{error:.4f}"
 
 
 def _plain(score: Score) -> dict[str, Any]:
     return {
         "name": score.name, "value": score.value, "standard_error": score.standard_error,
         "sampling_error": score.sampling_error, "questions": score.questions,
+        "interval": score.interval, "sampling_interval": score.sampling_interval,
     }  # fmt: skip

@@ -7,6 +7,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import RolloutError
 
+Z = 1.959964
+"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+
 
 def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Expected mean reward of k responses (avg@k): successes / samples, for any k.
@@ -87,6 +90,22 @@ def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: 
     c, m = _checked(successes, samples, 2 * drawn)
     right = m - c if metric == "best" else c
     return np.asarray(_all_of(right, m, drawn) ** 2 - _all_of(right, m, 2 * drawn), dtype=np.float64)
+
+
+def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
+
+    Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
+
+    Args:
+        rate: Share of successes, within 0 to 1.
+        trials: N, at least 1.
+    """
+    spread = Z**2 / trials
+    middle = (rate + spread / 2) / (1 + spread)
+    half = (spread * (rate * (1 - rate) + spread / 4)) ** 0.5 / (1 + spread)
+    # Rounding must not leave the proportion itself outside.
+    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
 
 
 def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
