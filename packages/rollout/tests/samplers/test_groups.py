@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.groups import Group, Layout
-from isocompute.rollout.samplers.local import _Scoring
+from isocompute.rollout.samplers.local import Faults, _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring import Scorer, ScoringConfig
 from isocompute.rollout.scoring.scorer import Verdict
@@ -76,7 +76,7 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
     problems = pl.DataFrame({"verifier": names, "answer": ["a"] * 3, "metadata": [""] * 3})
     scorer = Scorer(ScoringConfig(seconds=0.5))
-    scoring = _Scoring(scorer, problems)
+    scoring = _Scoring(scorer, problems, Faults())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):
         scoring.submit(Group(row=row, problem_id=str(row), prompt_ids=[], responses=[empty], texts=[text]))
