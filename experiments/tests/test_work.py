@@ -9,6 +9,7 @@ import pytest
 from isocompute.learner import Flag
 from isocompute.rollout.contract import tables
 
+from experiments.errors import ExperimentError
 from experiments.running import work
 from experiments.running.cells import Cell
 from experiments.running.health import Health, health_of
@@ -192,3 +193,11 @@ def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_j
     flag = Flag(name="mismatch", step=1, reason="", values={})
     assert Health(flags=[flag], judged=False).text() == "mismatch, otherwise too short to judge"
     assert Health(flags=[], judged=True).text() == "no flags"
+
+
+def test_a_cell_is_not_continued_with_other_prompts() -> None:
+    folder = work.folder_of(cell())
+    for _ in range(2):
+        work.hold_prompts(folder, "of today")
+    with pytest.raises(ExperimentError, match=r"cells/[0-9a-f]+: the prompts differ from those that it began with"):
+        work.hold_prompts(folder, "of tomorrow")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from typing import Any
 
+import polars as pl
 import pytest
 from isocompute.rollout import Prompting, RolloutError, prompting_from
 from isocompute.rollout.samplers.prompts import PromptMaker
@@ -102,6 +103,29 @@ def test_system_prompt_and_examples_are_text_of_a_plain_prompt() -> None:
     assert prompt(tokenizer(), separator=" ", **asked) == "be brief 1+2=3 1+1="
 
 
+def test_a_template_that_writes_the_date_writes_a_fixed_one() -> None:
+    # As Llama 3's and Mistral's, which would make other prompts from midnight on.
+    made = tokenizer(template="{{ strftime_now('%d %b %Y') }};{{ messages[0].content }}" + "{{ strftime_now('%H') }}")
+    assert prompt(made) == "26 <unk>ul 2024;1+1=00"
+    assert prompt(made, date="2025-01-31") == "31 <unk>an 2025;1+1=00"
+    llama = "{% if not date_string is defined %}{% set date_string = strftime_now('%d %m %Y') %}{% endif %}"
+    made = tokenizer(template=llama + "{{ date_string }}")
+    assert prompt(made) == "26 07 2024"
+    assert prompt(made, chat_options={"date_string": "1 2 3"}) == "1 2 3"
+
+
+def test_a_digest_tells_prompts_from_others() -> None:
+    problems = pl.DataFrame({"problem_id": ["a", "b"], "prompt": ["1+1=", "2+2="]})
+
+    def digest(table: pl.DataFrame = problems, **prompting: Any) -> str:
+        made = tokenizer(template="{{ strftime_now('%Y') }}{{ messages[-1].content }}")
+        # Prompts that are too long are an error when they are sampled from, and none here.
+        return PromptMaker(made, prompting_from(prompting), max_prompt_tokens=1).digest(table)
+
+    assert digest() == digest(problems.reverse())
+    assert len({digest(), digest(date="2025-01-01"), digest(template="plain"), digest(problems.head(1))}) == 4
+
+
 def test_a_template_of_ones_own_makes_a_chat() -> None:
     assert (
         prompt(tokenizer(), template="chat", chat_options={"chat_template": "Q{{ messages[0].content }}A"}) == "Q1+1=A"
@@ -163,6 +187,8 @@ def test_prompting_survives_json() -> None:
         ({"examples": ["ab"]}, "each a pair of a prompt and its answer"),
         ({"examples": [["a", 1]]}, "each a pair of a prompt and its answer"),
         ({"examples": "ab"}, "examples must be a list"),
+        ({"date": "26 Jul 2024"}, "date is '26 Jul 2024'; it must be a date such as 2024-07-26"),
+        ({"date": 2024}, "date is 2024; it must be a date such as 2024-07-26"),
         ({"bos": "yes"}, "bos is 'yes'; it must be true, false, or null"),
         ({"chat_options": ["enable_thinking"]}, "chat_options is .*; it must map names to values"),
         ({"chat_options": {"tokenize": True}}, "chat_options holds 'tokenize', which is not an option"),

@@ -18,8 +18,8 @@ PROBLEMS = pl.DataFrame(
 ASKED = Asked(model="m", kind="vllm", sampling=Sampling(), prompting=Prompting(), samples=4, seed=0)
 
 
-def of(asked: Asked = ASKED, problems: pl.DataFrame = PROBLEMS, phase: str = "eval") -> str:
-    return identity.run_id(identity.described(asked, problems, phase=phase))
+def of(asked: Asked = ASKED, problems: pl.DataFrame = PROBLEMS, phase: str = "eval", prompts: str = "of today") -> str:
+    return identity.run_id(identity.described(asked, problems, phase=phase, prompts=prompts))
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     "other",
     [
         {"model": "n"}, {"kind": "transformers"}, {"samples": 5}, {"seed": 1}, {"sampling": Sampling(top_p=0.5)},
-        {"prompting": Prompting(system="s")}, {"engine": {"dtype": "bfloat16"}}, {"scoring": {"partial": True}},
+        {"prompting": Prompting(system="s")}, {"prompting": Prompting(date="2025-01-01")}, {"engine": {"dtype": "bfloat16"}}, {"scoring": {"partial": True}},
         {"scoring": {"seconds": 2}},
     ],
 )  # fmt: skip
@@ -42,6 +42,7 @@ def test_what_changes_the_rows_changes_the_id(other: dict[str, Any]) -> None:
 def test_the_problems_and_the_phase_are_part_of_it_and_their_order_and_difficulty_are_not() -> None:
     assert of(problems=PROBLEMS.with_columns(answer=pl.lit("c"))) != of()
     assert of(phase="baseline") != of()
+    assert of(prompts="of tomorrow") != of()
     assert of(problems=PROBLEMS.reverse().with_columns(pass_rate=pl.lit(0.5))) == of()
 
 

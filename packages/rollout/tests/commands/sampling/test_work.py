@@ -1,6 +1,7 @@
 """Runs that a command does or goes on with: lost responses, files that are there already, what the flags open."""
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from isocompute.rollout.cli import main
 from isocompute.rollout.commands.sampling import asked as asked_module
 from isocompute.rollout.commands.sampling import flags
 from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.prompts import Prompting, PromptMaker
 from isocompute.rollout.samplers.sampling import aborted
 
 Run = Callable[..., list[int]]
@@ -67,6 +69,13 @@ def test_a_run_that_lacks_responses_says_so_and_goes_on_with_the_problems_that_l
     assert run(command, "--overwrite", lost=set()) == [24]
     again = pl.read_parquet(tmp_path / f"{command}.parquet")
     assert whole.drop("logprobs", strict=False).equals(again.drop("logprobs", strict=False))
+
+
+def test_the_rendered_prompts_are_recorded_with_the_run(run: Run, tiny: Any, tmp_path: Path) -> None:
+    run("generate", lost={0})
+    [asked] = tmp_path.glob("generate.parquet.partial/*/asked.json")
+    maker = PromptMaker(tiny.tokenizer, Prompting(), max_prompt_tokens=8)
+    assert json.loads(asked.read_text())["prompts"] == maker.digest(tiny.problems)
 
 
 def test_a_finished_table_with_lost_responses_is_completed_and_one_without_is_final(run: Run, tmp_path: Path) -> None:
