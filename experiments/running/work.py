@@ -14,6 +14,7 @@ from isocompute.budget import TRAINING_COHORTS, Counts
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
+from ..errors import ExperimentError
 from .cells import Cell
 
 WORK = Path("work")
@@ -72,6 +73,26 @@ def set_done(folder: Path, value: Done) -> None:
         value: How far it is.
     """
     write_json(folder / "done.json", asdict(value))
+
+
+def hold_prompts(folder: Path, digest: str) -> None:
+    """Record the prompts that a cell is begun with, or compare them with those that it is continued with.
+
+    Args:
+        folder: The folder of the cell.
+        digest: Hash of its prompts as they are rendered.
+
+    Raises:
+        ExperimentError: They differ.
+    """
+    path = folder / "prompts.json"
+    if not path.exists():
+        write_json(path, {"digest": digest})
+    elif json.loads(path.read_text())["digest"] != digest:
+        raise ExperimentError(
+            f"{folder}: the prompts differ from those that it began with, since its tokenizer's chat template or a "
+            "library renders them otherwise; restore these, or delete the folder to start the cell again"
+        )
 
 
 def finished(cell: Cell, folder: Path) -> bool:

@@ -33,6 +33,8 @@ from isocompute.rollout import (
     scoring_from,
 )
 from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.models import load_tokenizer
+from isocompute.rollout.samplers.prompts import PromptMaker
 from isocompute.rollout.scoring.evaluation import Sampler
 
 from . import starts, work
@@ -148,6 +150,7 @@ class Worker:
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
+        work.hold_prompts(home, _prompts(self.config, self._model, problems))
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
@@ -269,6 +272,13 @@ def _opened_sampler(config: WorkerConfig, model: str) -> Any:
         kind = "vllm-remote"
         options |= {"start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds}
     return open_sampler(kind, model, sampling_from(generation["sampling"]), **options)
+
+
+def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:
+    """Hash of the prompts of a cell, as the tokenizer here renders them."""
+    prompting = prompting_from(config.generation.get("prompting", {}))
+    longest = sampling_from(config.generation["sampling"]).max_prompt_tokens
+    return PromptMaker(load_tokenizer(model), prompting, max_prompt_tokens=longest).digest(problems)
 
 
 def _run_config(cell: Cell) -> RunConfig:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
 
+if TYPE_CHECKING:
+    import polars as pl
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 TEMPLATES = ("auto", "chat", "plain")
 RESERVED = (
     "add_generation_prompt",
@@ -33,6 +41,8 @@ class Prompting:
         bos: Whether a prompt begins with the beginning-of-sequence token, which then stands there once. None leaves it
             to the chat template, and for a plain prompt to what the tokenizer does by itself.
         chat_options: Further arguments of the chat template, such as ``{"enable_thinking": False}``.
+        date: The date that a chat template writes for today's (``strftime_now``), as 2024-07-26, which is the one that
+            Llama 3's falls back on; today's would make other prompts from midnight on.
 
     Raises:
         RolloutError: A value is of the wrong type, or not one of the choices.
@@ -44,6 +54,7 @@ class Prompting:
     separator: str = "\n\n"
     bos: bool | None = None
     chat_options: Mapping[str, Any] = field(default_factory=dict)
+    date: str = "2024-07-26"
 
     def __post_init__(self) -> None:
         if self.template not in TEMPLATES:
@@ -57,6 +68,8 @@ class Prompting:
             raise RolloutError(f"bos is {self.bos!r}; it must be true, false, or null for the tokenizer's default")
         if not isinstance(self.chat_options, Mapping):
             raise RolloutError(f"chat_options is {self.chat_options!r}; it must map names to values")
+        if not _is_date(self.date):
+            raise RolloutError(f"date is {self.date!r}; it must be a date such as 2024-07-26")
         for name in self.chat_options:
             if not isinstance(name, str) or name in RESERVED:
                 raise RolloutError(f"chat_options holds {name!r}, which is not an option of a chat template")
@@ -106,6 +119,7 @@ class PromptMaker:
             raise RolloutError("bos is true, and the tokenizer has no beginning-of-sequence token; leave it out")
         self.chat = prompting.template == "chat" or (prompting.template == "auto" and has_template)
         self._tokenizer, self._prompting, self._longest = tokenizer, prompting, max_prompt_tokens
+        self._day = datetime.fromisoformat(prompting.date)
         wanted = prompting.bos
         if wanted is None and not self.chat:
             # Some end a text, too: with an end-of-sequence token, which must not stand before a response.
@@ -124,6 +138,20 @@ class PromptMaker:
             asked += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*asked, {"role": "user", "content": text}]
 
+    def digest(self, problems: pl.DataFrame) -> str:
+        """Return a hash of what the prompts of problems say, whatever their order and length.
+
+        Args:
+            problems: A ``problems`` table.
+
+        Raises:
+            RolloutError: A text is empty, or the chat template refuses it.
+        """
+        found = hashlib.sha256()
+        for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
+            found.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
+        return found.hexdigest()[:16]
+
     def ids(self, problem_id: str, text: str) -> list[int]:
         """Return the token ids of a prompt.
 
@@ -137,9 +165,7 @@ class PromptMaker:
         """
         # By text: two tables may give one id to two prompts.
         if text not in self._made:
-            if not text:
-                raise RolloutError(f"problem {problem_id} has an empty prompt; it must have a text")
-            rendered = self._chat(problem_id, text) if self.chat else self._plain(text)
+            rendered = self._rendered(problem_id, text)
             ids = self._begun(list(self._tokenizer(rendered, add_special_tokens=False)["input_ids"]))
             if not 0 < len(ids) <= self._longest:
                 raise RolloutError(
@@ -149,11 +175,17 @@ class PromptMaker:
             self._made[text] = ids
         return self._made[text]
 
+    def _rendered(self, problem_id: str, text: str) -> str:
+        if not text:
+            raise RolloutError(f"problem {problem_id} has an empty prompt; it must have a text")
+        return self._chat(problem_id, text) if self.chat else self._plain(text)
+
     def _chat(self, problem_id: str, text: str) -> str:
         try:
             rendered: str = self._tokenizer.apply_chat_template(
-                list(self.messages(text)), tokenize=False, add_generation_prompt=True, **self._prompting.chat_options
-            )
+                list(self.messages(text)), tokenize=False, add_generation_prompt=True,
+                **{"strftime_now": self._day.strftime, **self._prompting.chat_options},
+            )  # fmt: skip
         except ImportError:
             raise RolloutError(
                 "the tokenizer's chat template cannot be rendered without jinja2, at least 3.1: pip install jinja2"
@@ -179,6 +211,16 @@ class PromptMaker:
         if self._wants_bos and not begins and self._bos is not None:
             return [self._bos, *ids]
         return ids[1:] if self._wants_bos is False and begins else ids
+
+
+def _is_date(value: object) -> bool:
+    if not (isinstance(value, str) and _DATE.fullmatch(value)):
+        return False
+    try:
+        datetime.fromisoformat(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_pair(pair: object) -> bool:

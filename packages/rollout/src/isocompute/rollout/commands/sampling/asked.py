@@ -113,6 +113,7 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
         prompting=Prompting(
             template=arguments.template, system=arguments.system, separator=arguments.separator, bos=arguments.bos,
             examples=_examples(arguments.few_shot), chat_options=pairs(arguments.chat_option, flag="--chat-option"),
+            date=arguments.date,
         ),
         engine=_engine(arguments),
         scoring=pairs(arguments.scoring, flag="--scoring"),

@@ -22,7 +22,7 @@ PROTOCOLS = ("completions", "chat")
 OF_SAMPLING = (
     "samples", "seed", "sampler", "limit", "shard", "overwrite", "temperature", "top_p", "top_k", "min_p",
     "max_new_tokens", "max_prompt_tokens", "stop", "stop_token_id", "keep_text", "interrupt", "interrupt_phrase",
-    "template", "system", "few_shot", "separator", "bos", "chat_option", "engine", "engine_config", "base_url",
+    "template", "system", "few_shot", "separator", "bos", "chat_option", "date", "engine", "engine_config", "base_url",
     "protocol", "served_model", "concurrency", "timeout", "scoring",
 )  # fmt: skip
 """Flags that say nothing where nothing is sampled."""
@@ -145,4 +145,8 @@ def _add_prompts(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chat-option", action="append", default=[], metavar="KEY=VALUE",
         help="a further argument of the chat template, such as enable_thinking=false (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--date", default=PROMPTING.date, metavar="YYYY-MM-DD",
+        help=f"the date that a chat template writes for today's (default {PROMPTING.date})",
     )  # fmt: skip

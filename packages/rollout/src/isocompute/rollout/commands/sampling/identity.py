@@ -33,7 +33,7 @@ PROBLEM_COLUMNS = ("problem_id", "prompt", "answer", "verifier", "metadata")
 """Columns of a problem that its responses and rewards depend on."""
 
 
-def described(asked: Asked, problems: pl.DataFrame, *, phase: str) -> dict[str, Any]:
+def described(asked: Asked, problems: pl.DataFrame, *, phase: str, prompts: str) -> dict[str, Any]:
     """Return all that a run's rows depend on, as plain values.
 
     The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
@@ -44,6 +44,8 @@ def described(asked: Asked, problems: pl.DataFrame, *, phase: str) -> dict[str, 
         asked: What was asked for.
         problems: The ``problems`` table, before any choice from it.
         phase: What the responses are for.
+        prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
+            a tokenizer's chat template have a say.
 
     Raises:
         RolloutError: A verifier is unknown or refused, or lacks its library.
@@ -58,7 +60,7 @@ def described(asked: Asked, problems: pl.DataFrame, *, phase: str) -> dict[str, 
         "scoring": {name: getattr(scoring, name) for name in LIMITS},
         "verifiers": verifiers_of(problems["verifier"].unique().to_list()), "version": _version("isocompute-rollout"),
         "sampling": asdict(asked.sampling), "prompting": asdict(asked.prompting),
-        "samples": asked.samples, "seed": asked.seed, "phase": phase,
+        "prompts": prompts, "samples": asked.samples, "seed": asked.seed, "phase": phase,
         "problems": hashlib.sha256(content.encode()).hexdigest(),
     }  # fmt: skip
 

@@ -15,6 +15,8 @@ import polars as pl
 from ...contract import tables
 from ...errors import RolloutError
 from ...journal import Journal
+from ...samplers.models import load_tokenizer
+from ...samplers.prompts import PromptMaker
 from ...scoring.evaluation import lacking, sample_completed
 from ...scoring.unusable import without_unusable
 from ..output import BESIDES, Source
@@ -111,7 +113,10 @@ def begin(
     asked = asked_from(arguments)
     shard = getattr(arguments, "shard", None)
     wanted, dropped = without_unusable(chosen(problems.table, limit=arguments.limit, shard=shard), asked.scorer)
-    description = described(asked, problems.table, phase=phase)
+    maker = PromptMaker(
+        load_tokenizer(asked.model), asked.prompting, max_prompt_tokens=asked.sampling.max_prompt_tokens
+    )
+    description = described(asked, problems.table, phase=phase, prompts=maker.digest(problems.table))
     identity = run_id(description)
     found: pl.DataFrame | None = None
     if arguments.out.exists() and not arguments.overwrite:
