@@ -31,7 +31,8 @@ def without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     "other",
     [
         {"model": "n"}, {"kind": "transformers"}, {"samples": 5}, {"seed": 1}, {"sampling": Sampling(top_p=0.5)},
-        {"prompting": Prompting(system="s")}, {"prompting": Prompting(date="2025-01-01")}, {"engine": {"dtype": "bfloat16"}}, {"scoring": {"partial": True}},
+        {"prompting": Prompting(system="s")}, {"prompting": Prompting(date="2025-01-01")},
+        {"engine": {"dtype": "bfloat16"}}, {"scoring": {"partial": True}},
         {"scoring": {"seconds": 2}},
     ],
 )  # fmt: skip

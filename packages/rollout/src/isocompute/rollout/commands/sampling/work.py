@@ -112,17 +112,17 @@ def begin(
     """
     asked = asked_from(arguments)
     shard = getattr(arguments, "shard", None)
-    wanted, dropped = without_unusable(chosen(problems.table, limit=arguments.limit, shard=shard), asked.scorer)
-    maker = PromptMaker(
-        load_tokenizer(asked.model), asked.prompting, max_prompt_tokens=asked.sampling.max_prompt_tokens
-    )
-    description = described(asked, problems.table, phase=phase, prompts=maker.digest(problems.table))
+    wanted = chosen(problems.table, limit=arguments.limit, shard=shard)
+    if arguments.out.exists() and not arguments.overwrite and not kept:
+        raise _there_already(arguments.out)
+    wanted, dropped = without_unusable(wanted, asked.scorer)
+    description = described(asked, problems.table, phase=phase, prompts=_prompts(asked, problems.table))
     identity = run_id(description)
     found: pl.DataFrame | None = None
     if arguments.out.exists() and not arguments.overwrite:
-        found = _finished(arguments.out, identity, wanted, asked.samples) if kept else None
+        found = _finished(arguments.out, identity, wanted, asked.samples)
         if found is None:
-            raise RolloutError(f"{arguments.out}: already exists; choose another --out, or replace it with --overwrite")
+            raise _there_already(arguments.out)
     journal = stack.enter_context(Journal(arguments.out, identity, {**description, "problems_from": problems.address}))
     for name in BESIDES:
         besides = getattr(arguments, name, None)
@@ -162,6 +162,16 @@ def place_shard(arguments: argparse.Namespace, name: str) -> None:
     if arguments.out.suffix or arguments.out.is_file():
         raise RolloutError(f"{arguments.out}: with --shard, --out must be the folder of all shards")
     arguments.out = arguments.out / f"{part}-of-{parts}" / f"{name}.parquet"
+
+
+def _prompts(asked: Asked, problems: pl.DataFrame) -> str:
+    """Hash of the prompts as the tokenizer here renders them."""
+    longest = asked.sampling.max_prompt_tokens
+    return PromptMaker(load_tokenizer(asked.model), asked.prompting, max_prompt_tokens=longest).digest(problems)
+
+
+def _there_already(out: Path) -> RolloutError:
+    return RolloutError(f"{out}: already exists; choose another --out, or replace it with --overwrite")
 
 
 def _finished(out: Path, run_id: str, problems: pl.DataFrame, samples: int) -> pl.DataFrame | None:
