@@ -107,6 +107,10 @@ def test_a_number_within_a_formula_is_not_its_value(name: str, formula: str) -> 
         ("5", "5 cm", True),
         (r"\frac{1}{2}", "Final answer: \\frac{1}{2}", True),
         ("42", "Not 42 but 43", False),
+        ("v_{max}", "v_{max}", True),
+        ("yes", "The answer is yes.", True),
+        ("no", "The answer is yes.", False),
+        ("B", "So it is option (B).", True),
         ("42", "", False),
     ],
 )  # fmt: skip

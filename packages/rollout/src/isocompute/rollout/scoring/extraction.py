@@ -18,12 +18,12 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANCHOR = re.compile(r"\$.+\$|\\\(|\\\[|\\boxed")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox|operatorname)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_FUNCTIONS = "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty"
+_FUNCTIONS = "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|exp|frac|and|cup|cap|inf|infty|mod"
 _PROSE = re.compile(
-    rf"(?<![A-Za-z0-9])(?!(?:{_FUNCTIONS})(?![A-Za-z]))(?:[A-Za-z]{{3,}}|(?i:is|so|we|of|to|it|be|an|in|at|if|as|by|or))"
+    rf"(?<![A-Za-z0-9{{])(?!(?:{_FUNCTIONS})(?![A-Za-z]))(?:[A-Za-z]{{3,}}|(?i:is|so|we|of|to|it|be|an|in|at|if|as|by|or))"
     r"(?![A-Za-z0-9(^_])"
 )
-"""A word of English: of three letters or more, since two are as often a product."""
+"""A word of English: of three letters or more, since two are as often a product, and no index in braces."""
 
 Extraction = Callable[[str], str | None]
 """The part of a response that holds the answer; None where there is none."""
@@ -134,7 +134,7 @@ def formula(piece: str) -> str:
     r"""Return a line with its formula in dollars: what follows the last word of prose, without marks of Markdown.
 
     Left as it is, to be read as math-verify reads a response, is a piece that has an anchor already, that has several
-    lines, or that ends in prose, such as ``42 apples``.
+    lines, or that ends in prose after a number, such as ``42 apples``; without one its last word is the answer.
     """
     if _ANCHOR.search(piece) or "\n" in piece or _THOUSANDS.fullmatch(piece):
         return piece
@@ -144,6 +144,8 @@ def formula(piece: str) -> str:
         # After prose a colon is punctuation, and no ratio; "a 5" is no product.
         rest = re.sub(r"^a\s+(?=\d)", "", re.split(r":(?=\W*\s)", piece[words[-1].end() :])[-1].lstrip("*_`: "))
     rest = rest.strip("*_`#=:$ \t").removesuffix(".")
+    if words and not rest and not re.search(r"\d", piece):
+        rest = words[-1][0]
     return f"${rest.replace('**', '^')}$" if rest else piece
 
 

@@ -33,8 +33,8 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
         RolloutError: None can be scored, or a rule is unknown or refused.
     """
     scorer.check(problems["verifier"].unique().to_list())
-    columns = problems.select("verifier", "answer").iter_rows()
-    futures = [_asked(*row, note, scorer) for row, note in zip(columns, metadata_of(problems), strict=True)]
+    columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
+    futures = [_asked(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
     scorer.flush()
     reasons = pl.Series("reason", [_reason(future) for future in futures], dtype=pl.String)
     marked = problems.with_columns(reasons)
