@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum, sqrt
 
-from isocompute.rollout.scoring.estimators import Z, wilson_interval
+from isocompute.rollout.scoring.estimators import proportion_error
 
 NOISE = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
@@ -108,29 +108,16 @@ def below(one: Evaluation, other: Evaluation) -> bool:
 
 
 def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evaluation:
-    """A score with its standard error; N counts responses, or questions for a best or worst.
+    """A score with its standard error as a proportion of responses, or of questions for a best or worst.
 
     Args:
-        score: The score, p.
+        score: The score.
         questions: Problems evaluated.
         samples: Responses to each.
         metric: The metric.
     """
     count = questions * samples if metric.startswith("avg_") else questions
-    return Evaluation(score=score, standard_error=binomial_error(score, count))
-
-
-def binomial_error(score: float, trials: int) -> float:
-    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a 95 % Wilson interval of its width has.
-
-    Args:
-        score: The proportion, p.
-        trials: N.
-    """
-    if 0 < score < 1:
-        return sqrt(score * (1 - score) / trials)
-    lowest, highest = wilson_interval(score, trials)
-    return (highest - lowest) / (2 * Z)
+    return Evaluation(score=score, standard_error=proportion_error(score, count))
 
 
 def mean(scores: Sequence[Evaluation]) -> Evaluation:

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 from isocompute.rollout import histogram, split
 from isocompute.rollout.contract import tables
+from isocompute.rollout.scoring.estimators import proportion_error
 
 from ..figures import difficulty_histogram
-from ..rates.trials import binomial_error
 from ..running.cells import Origin, problems_hash
 from ..running.identity import Surroundings
 from ..running.measure import Measured, measure, with_rates
@@ -77,7 +77,7 @@ def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
     # The unbiased estimate of p(1 − p) has m − 1 below it.
     variance = rate * (1 - rate) / np.maximum(samples - 1, 1)
     fresh = float(rate.mean())
-    error = float(np.sqrt(variance.sum()) / len(own)) if 0 < fresh < 1 else binomial_error(fresh, int(samples.sum()))
+    error = float(np.sqrt(variance.sum()) / len(own)) if 0 < fresh < 1 else proportion_error(fresh, int(samples.sum()))
     return {
         "problems": len(own),
         "selected": float(own["pass_rate"].to_numpy().mean()),

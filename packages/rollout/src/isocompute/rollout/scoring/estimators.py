@@ -108,6 +108,19 @@ def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
     return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
 
 
+def proportion_error(rate: float, trials: int) -> float:
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
+
+    Args:
+        rate: Share of successes, p, within 0 to 1.
+        trials: N, at least 1.
+    """
+    if 0 < rate < 1:
+        return float((rate * (1 - rate) / trials) ** 0.5)
+    lowest, highest = wilson_interval(rate, trials)
+    return (highest - lowest) / (2 * Z)
+
+
 def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     c, m = np.broadcast_arrays(np.asarray(successes, dtype=np.int64), np.asarray(samples, dtype=np.int64))
     if k < 1 or (m.size and k > m.min()):
