@@ -167,7 +167,8 @@ class Worker:
                 sampler=self._sampler,
                 learner=learner,
                 evaluator=Evaluations(cell, self._sampler, validation, home, start),
-                meter=Meter(ledger, Limits(rollouts=cell.rollouts)),
+                # Not what is paid: a cell must end with the same steps however often it was killed.
+                meter=Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")),
                 checkpoints=checkpoints,
                 progress=progress,
                 watch=spool.write,

@@ -56,7 +56,7 @@ def test_show_prints_canonical_and_lost_as_paid(ledger, capsys):
     assert main(["show", str(ledger)]) == 0
     out = capsys.readouterr().out
     assert "run a, 2 attempts" in out
-    assert "used 1,440 of 1,000 response tokens (144.0%), 440 over" in out
+    assert "paid 1,920 of 1,000 response tokens (192.0%): 1,440 used and 480 lost, 920 over" in out
     assert table_of(out)["trained"] == ["96", "32", "128", "960", "320", "1,280", "1,440", "480", "1,920"]
 
 
@@ -180,7 +180,7 @@ def test_show_tells_of_device_time_and_money(tmp_path, capsys):
         meter.charge(1, {"trained": Counts(rollouts=32)}, device_seconds=125)
     assert main(["show", str(tmp_path / "a.ledger")]) == 0
     out = capsys.readouterr().out
-    assert "used 32 of 64 rollouts (50.0%)\n" in out
+    assert "paid 32 of 64 rollouts (50.0%): 32 used and 0 lost\n" in out
     assert "paid 125 of 100 device-seconds (125.0%), 25 over\n" in out
     assert "paid 12.50 of 10.00 in money (125.0%), 2.50 over\n" in out
 

@@ -12,7 +12,7 @@ from isocompute.budget.contract import tables
 WRITER = """
 import os, sys
 from isocompute.budget import Counts, Ledger
-ledger = Ledger.open(sys.argv[1], run_id="run")
+ledger = Ledger.open(sys.argv[1], run_id="run", resumed_from=0)
 for n in range(1, 1_000_000):
     ledger.charge(1 + n // 100, {"trained": Counts(rollouts=n), "failed": Counts(rollouts=1)})
     os.write(1, b"%d\\n" % n)
@@ -67,7 +67,7 @@ def test_every_charge_that_a_killed_writer_was_told_of_is_there(tmp_path):
         # The charge in hand when the process died may have reached the file without being acknowledged.
         assert recovered in [sum(range(1, n + 1)) + n for n in (acknowledged, acknowledged + 1)]
         paid = History.read(path).totals().paid
-    with Ledger.open(path, run_id="run") as ledger:
+    with Ledger.open(path, run_id="run", resumed_from="last") as ledger:
         assert ledger.attempt == 7
         assert ledger.totals.paid == paid
 

@@ -47,7 +47,7 @@ def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged
         path.write_bytes(data[:cut])
         size, paid = next((size, counts) for size, counts in reversed(acknowledged) if size <= cut)
         assert History.read(path).totals().paid == paid
-        with Ledger.open(path, run_id="run") as ledger:
+        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
             assert ledger.torn_bytes == cut - size
             assert ledger.totals.paid == paid
             assert ledger.used == Counts()

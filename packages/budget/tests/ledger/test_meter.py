@@ -135,15 +135,15 @@ def test_evaluations_and_pilots_are_not_charged_to_the_budget(tmp_path):
         assert ledger.totals.paid.rollouts == 1264
 
 
-def test_lost_work_is_paid_but_not_held_against_the_budget(tmp_path):
+def test_lost_work_is_paid_but_not_held_against_a_limit_on_what_is_used(tmp_path):
     path = tmp_path / "a.ledger"
     with Ledger.open(path, run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=64))
+        meter = Meter(ledger, Limits(rollouts=64, counted="used"))
         for step in (1, 2):
             meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
         assert not meter.admit(3, 32)
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        meter = Meter(ledger, Limits(rollouts=64))
+        meter = Meter(ledger, Limits(rollouts=64, counted="used"))
         assert meter.admit(2, 32)
         meter.charge(2, step_of(32, 0, 0, 0, tokens=480))
         assert not meter.admit(3, 32)

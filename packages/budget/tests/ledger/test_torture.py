@@ -197,7 +197,7 @@ def test_after_a_power_cut_everything_synced_is_there_and_nothing_is_invented(tm
     torn = 0
     for cut in range(POWER_CUTS):
         path = tmp_path / f"{cut // 3}.ledger"
-        ledger = Ledger.open(path, run_id="run")
+        ledger = Ledger.open(path, run_id="run", resumed_from=0)
         torn += ledger.torn_bytes > 0
         sums = [ledger.totals.paid.rollouts]
         for step in range(1, source.randint(2, 6)):
@@ -226,7 +226,7 @@ for kill in range(kills):
     child = os.fork()
     if not child:
         os.close(told)
-        ledger = Ledger.open(path, run_id="run")
+        ledger = Ledger.open(path, run_id="run", resumed_from=0)
         for n in range(1, 10**9):
             ledger.charge(1 + n // 50, {"trained": Counts(rollouts=n), "failed": Counts(rollouts=1)})
             os.write(tell, b".")
@@ -245,7 +245,7 @@ for kill in range(kills):
     extra += now - paid == expected[1]
     acknowledged += count
     paid = now
-with Ledger.open(path, run_id="run") as ledger:
+with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
     assert ledger.totals.paid.rollouts == paid
     assert ledger.attempt == kills + 1
 print(json.dumps({"acknowledged": acknowledged, "unacknowledged": extra}))

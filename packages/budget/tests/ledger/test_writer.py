@@ -207,7 +207,7 @@ def test_a_ledger_of_version_1_stays_as_it_was_when_it_cannot_be_renewed(tmp_pat
     before = path.read_bytes()
     refuse(monkeypatch, errno.EIO)
     with pytest.raises(LedgerError, match=r"a\.ledger: cannot be written \(Input/output error\)"):
-        Ledger.open(path, run_id="run")
+        Ledger.open(path, run_id="run", resumed_from="last")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 

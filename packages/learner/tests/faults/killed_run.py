@@ -90,8 +90,8 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     with Ledger.open(home / "ledger.bin", **opened) as ledger:
         ended = loop.train(
             run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=evaluator_of(sampler),
-            meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts)), checkpoints=store, progress=progress,
-            watch=lambda record: None,
+            meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts, counted="used")),
+            checkpoints=store, progress=progress, watch=lambda record: None,
         )  # fmt: skip
         ledger.table().write_parquet(home / "ledger.parquet")
         ledger.lost_work().write_parquet(home / "lost.parquet")

@@ -102,14 +102,14 @@ def _heading_lines(found: Account) -> Iterable[str]:
 def _budget_lines(history: History) -> Iterable[str]:
     if history.limits is None:
         return
-    used, spent, limits = history.totals().used, history.device_seconds, history.limits
-    over = overshoot(used, history.limits)
+    used, lost = history.totals().used, history.totals().lost_training
+    spent, limits = history.device_seconds, history.limits
+    over = overshoot(limits.held_against(used, lost), limits)
     for name in ("rollouts", "response_tokens"):
-        limit = getattr(history.limits, name)
+        limit = getattr(limits, name)
         if limit is not None:
-            counted, beyond = getattr(used, name), getattr(over, name)
-            line = f"used {counted:,} of {limit:,} {name.replace('_', ' ')} ({counted / limit:.1%})"
-            yield line + (f", {beyond:,} over" if beyond else "")
+            line = _paid_line(name.replace("_", " "), limit, getattr(used, name), getattr(lost, name), limits.counted)
+            yield line + _overshoot(getattr(over, name), ",")
     if limits.device_seconds is not None:
         line = f"paid {spent:,.0f} of {limits.device_seconds:,.0f} device-seconds ({spent / limits.device_seconds:.1%})"
         yield line + _overshoot(spent - limits.device_seconds, ",.0f")
@@ -117,6 +117,14 @@ def _budget_lines(history: History) -> Iterable[str]:
         cost = limits.cost(spent)
         line = f"paid {cost:,.2f} of {limits.money:,.2f} in money ({cost / limits.money:.1%})"
         yield line + _overshoot(cost - limits.money, ",.2f")
+
+
+def _paid_line(name: str, limit: int, used: int, lost: int, counted: str) -> str:
+    """What was generated for training, and the limit beside what it counts."""
+    if counted == "paid":
+        paid = used + lost
+        return f"paid {paid:,} of {limit:,} {name} ({paid / limit:.1%}): {used:,} used and {lost:,} lost"
+    return f"paid {used + lost:,} {name}: {used:,} used, of {limit:,} ({used / limit:.1%}), and {lost:,} lost"
 
 
 def _overshoot(over: float, form: str) -> str:

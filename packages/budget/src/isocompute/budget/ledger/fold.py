@@ -150,6 +150,11 @@ class Fold:
         """C_used: the training cohorts of what survives."""
         return unchecked_counts(*map(sum, zip(*self._canonical_sums[: len(TRAINING)], strict=True)))
 
+    @property
+    def lost_training(self) -> Counts:
+        """The training cohorts of what was lost."""
+        return unchecked_counts(*map(sum, zip(*self._lost_sums[: len(TRAINING)], strict=True)))
+
     def totals(self) -> Totals:
         """Sums by cohort."""
         return Totals(canonical=_by_cohort(self._canonical_sums), lost=_by_cohort(self._lost_sums))

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from ..checks import finite, whole
 from ..errors import LedgerError
@@ -47,21 +47,24 @@ class Ledger:
         self._lock = threading.Lock()
 
     @classmethod
-    def open(cls, path: str | Path, *, run_id: str, resumed_from: int = 0) -> Ledger:
+    def open(cls, path: str | Path, *, run_id: str, resumed_from: int | Literal["last"] | None = None) -> Ledger:
         """Open a ledger for writing, and begin an attempt at its run.
 
         A torn end is cut off and logged as a warning: it was never synced. What earlier attempts charged to steps
-        after ``resumed_from`` becomes lost work. What they charged up to it stays, unless this attempt evaluates (or
-        pilots) such a step again; then the repetition takes its place. ``Fold`` has the rules.
+        after ``resumed_from`` becomes lost work, which is logged too: as a warning where it holds rollouts generated
+        for training. What they charged up to it stays, unless this attempt evaluates (or pilots) such a step again;
+        then the repetition takes its place. ``Fold`` has the rules.
 
         Args:
             path: The file, created if it does not exist. A file of an earlier version is converted to this version.
             run_id: The run; a file holds one.
-            resumed_from: Last update step that is not done again; 0 when the run starts from its beginning.
+            resumed_from: Last update step that is not done again: that of the checkpoint, 0 when the run starts from
+                its beginning, ``"last"`` for the last one in the ledger. May be left out while nothing was charged.
 
         Raises:
             LedgerError: The file is damaged, of another run, held by another writer or not writable, its file
-                system has no locks, or the ledger never reached the step resumed from.
+                system has no locks, or the ledger never reached the step resumed from; or there are charges, and
+                ``resumed_from`` was left out.
         """
         return cls(begin_attempt(Path(path), run_id, resumed_from), run_id)
 
@@ -89,6 +92,11 @@ class Ledger:
     def used(self) -> Counts:
         """C_used: the training cohorts of the canonical ledger, cumulative."""
         return self._current_fold().used
+
+    @property
+    def lost(self) -> Counts:
+        """Generated for training, paid for, and lost when earlier attempts ended."""
+        return self._current_fold().lost_training
 
     @property
     def totals(self) -> Totals:

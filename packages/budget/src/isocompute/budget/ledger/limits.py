@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from ..checks import finite, whole
 from ..errors import BudgetError
 from .counts import Counts
+
+Counted = Literal["paid", "used"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How much a run may use; None is no limit, and several limits may hold at once.
 
-    Rollouts and tokens are held against what was generated for training in the canonical ledger. Device time and
-    money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
+    Rollouts and tokens are held against what was generated for training, never against evaluations and pilots. Device
+    time and money are held against everything that was paid, lost work and evaluations included: a bill has no cohorts.
 
     Attributes:
+        counted: What the limits on rollouts and response tokens count. ``"paid"``: what all attempts generated, so that
+            no number of restarts spends more. ``"used"``: what survives (C_used, the canonical ledger), for a run that
+            must end with the same steps however often it was killed; what it pays for is then not limited.
         rollouts: A run stops before the step that would exceed it.
         response_tokens: A run stops after the step that reaches it, since a step's tokens are not known
             before they are generated.
@@ -33,8 +39,11 @@ class Limits:
     device_seconds: float | None = None
     money: float | None = None
     price_per_device_hour: float | None = None
+    counted: Counted = "paid"
 
     def __post_init__(self) -> None:
+        if self.counted not in get_args(Counted):
+            raise BudgetError(f"the limits count {self.counted!r}; they count 'paid' or 'used'")
         for name in ("rollouts", "response_tokens"):
             value = getattr(self, name)
             if value is not None:
@@ -46,6 +55,15 @@ class Limits:
                 object.__setattr__(self, name, finite(value, said))
         if self.money is not None and self.price_per_device_hour is None:
             raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
+
+    def held_against(self, used: Counts, lost: Counts) -> Counts:
+        """What the limits on rollouts and response tokens count.
+
+        Args:
+            used: The training cohorts of what survives.
+            lost: The training cohorts of lost work.
+        """
+        return used + lost if self.counted == "paid" else used
 
     def cost(self, device_seconds: float) -> float:
         """What device time costs at the price; 0 without one."""
@@ -72,7 +90,7 @@ ADMITTED = Admission(admitted=True)
 
 
 def admission(
-    limits: Limits, step: int, rollouts: int, *, used: Counts, reserved: int, device_seconds: float
+    limits: Limits, step: int, rollouts: int, *, used: Counts, lost: Counts, reserved: int, device_seconds: float
 ) -> Admission:
     """Whether a step may be taken.
 
@@ -81,20 +99,24 @@ def admission(
         step: The update step, for the reason.
         rollouts: Rollouts that the step would generate for training.
         used: C_used before the step.
+        lost: Generated for training and lost before the step.
         reserved: Rollouts that ranks have reserved and not charged yet.
         device_seconds: Device time paid for so far (GPU-seconds on GPUs).
     """
     reason = ""
-    taken = used.rollouts + reserved
+    counted = limits.held_against(used, lost)
+    taken = counted.rollouts + reserved
+    # Where nothing was lost, what was used and what was paid for are one.
+    with_lost = limits.counted == "paid" and bool(lost)
     if limits.rollouts is not None and taken + rollouts > limits.rollouts:
         reason = (
-            f"step {step} would take the run from {taken:,} to "
-            f"{taken + rollouts:,} rollouts, and the budget is {limits.rollouts:,}"
+            f"step {step} would take the run from {taken:,}{f' ({lost.rollouts:,} of them lost)' if with_lost else ''} "
+            f"to {taken + rollouts:,} rollouts{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
         )
-    elif limits.response_tokens is not None and used.response_tokens >= limits.response_tokens:
+    elif limits.response_tokens is not None and counted.response_tokens >= limits.response_tokens:
         reason = (
-            f"the run has generated {used.response_tokens:,} response tokens before step {step}, "
-            f"and the budget is {limits.response_tokens:,}"
+            f"the run has generated {counted.response_tokens:,} response tokens"
+            f"{f' ({lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the budget is {limits.response_tokens:,}"
         )
     elif limits.device_seconds is not None and device_seconds >= limits.device_seconds:
         reason = (
@@ -109,16 +131,16 @@ def admission(
     return Admission(admitted=False, reason=reason) if reason else ADMITTED
 
 
-def overshoot(used: Counts, limits: Limits) -> Counts:
-    """What was used beyond the limits; zero where there is none.
+def overshoot(counted: Counts, limits: Limits) -> Counts:
+    """What was generated beyond the limits on rollouts and response tokens; zero where there is none.
 
     Args:
-        used: Counts of the training cohorts.
-        limits: The limits; those on rollouts and response tokens apply.
+        counted: What they count, see ``Limits.held_against``.
+        limits: The limits.
     """
     return Counts(
-        rollouts=max(0, used.rollouts - (limits.rollouts or used.rollouts)),
-        response_tokens=max(0, used.response_tokens - (limits.response_tokens or used.response_tokens)),
+        rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
+        response_tokens=max(0, counted.response_tokens - (limits.response_tokens or counted.response_tokens)),
     )
 
 

@@ -21,9 +21,9 @@ RESERVED_COHORTS = tuple(cohort for cohort in TRAINING_COHORTS if cohort != "fai
 class Meter:
     """The limits on a run, held against its ledger.
 
-    Only the training cohorts of the canonical ledger are held against the limits on rollouts and tokens: not
-    evaluations, not pilots, and not work that was lost in a crash (which every total still shows as paid). Device
-    time and money are held against all that was paid.
+    Only the training cohorts are held against the limits on rollouts and tokens, not evaluations and not pilots:
+    unless the limits say otherwise (``Limits.counted``), all that was paid for, also what was lost when an earlier
+    attempt ended. Device time and money are held against all that was paid.
 
     One driver calls ``admit`` and then ``charge``. Where several ranks generate at the same time, each calls
     ``reserve`` for its own part: what is reserved counts as used until it is charged or released, so that what all
@@ -154,12 +154,17 @@ class Meter:
     @property
     def lost(self) -> Counts:
         """Generated for training, paid for, and lost when earlier attempts ended early."""
-        return self._ledger.totals.lost_training
+        return self._ledger.lost
+
+    @property
+    def paid(self) -> Counts:
+        """Generated for training by all attempts: used + lost."""
+        return self.used + self.lost
 
     @property
     def overshoot(self) -> Counts:
-        """What the run used beyond its limits: tokens of the last step, or rollouts that failed."""
-        return overshoot(self.used, self._limits)
+        """What went beyond the limits: tokens of the last step, rollouts that failed, or work of earlier attempts."""
+        return overshoot(self._limits.held_against(self.used, self.lost), self._limits)
 
     @property
     def time_overshoot(self) -> float:
@@ -173,6 +178,7 @@ class Meter:
             step,
             rollouts,
             used=self._ledger.used,
+            lost=self._ledger.lost,
             reserved=sum(self._reserved.values()),
             device_seconds=self._ledger.device_seconds,
         )

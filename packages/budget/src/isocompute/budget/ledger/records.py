@@ -24,6 +24,8 @@ LIMITED = struct.Struct("<Bqq")
 TIMED = struct.Struct("<Bqd")
 # Rollouts, response tokens, device-seconds, money, price of a device-hour; 0 is none.
 TIME_LIMITED = struct.Struct("<Bqqddd")
+# After limits that count what is paid; those without it, as earlier versions wrote them all, count what is used.
+PAID = b"P"
 # Step, cohort, rollouts, prompt tokens, response tokens: as many as there are cohorts in the charge.
 ENTRY = struct.Struct("<5q")
 
@@ -106,13 +108,18 @@ def encode_limits(limits: Limits) -> bytes:
     """Payload that records the limits in force from there on."""
     counted = (limits.rollouts or 0, limits.response_tokens or 0)
     timed = (limits.device_seconds or 0.0, limits.money or 0.0, limits.price_per_device_hour or 0.0)
+    counts = PAID if limits.counted == "paid" else b""
     if any(timed):
-        return TIME_LIMITED.pack(TIMED_LIMIT, *counted, *timed)
-    return LIMITED.pack(LIMIT, *counted)
+        return TIME_LIMITED.pack(TIMED_LIMIT, *counted, *timed) + counts
+    return LIMITED.pack(LIMIT, *counted) + counts
 
 
 def decode_limits(payload: bytes) -> Limits:
     """The limits that a payload records."""
+    size = (TIME_LIMITED if payload[0] == TIMED_LIMIT else LIMITED).size
+    payload, counts = payload[:size], payload[size:]
+    if counts not in (PAID, b""):
+        raise ValueError(f"the limits count {counts!r}")
     if payload[0] == TIMED_LIMIT:
         _, rollouts, response_tokens, device_seconds, money, price = TIME_LIMITED.unpack(payload)
     else:
@@ -123,4 +130,5 @@ def decode_limits(payload: bytes) -> Limits:
         device_seconds=device_seconds or None,
         money=money or None,
         price_per_device_hour=price or None,
+        counted="paid" if counts else "used",
     )
