@@ -123,6 +123,50 @@ def test_a_fork_may_not_charge_and_does_not_keep_the_ledger_locked(tmp_path):
     os.waitpid(child, 0)
 
 
+ORPHAN = """
+import os, signal, sys, time
+from isocompute.budget import Counts, Ledger, LedgerError
+ledger = Ledger.open(sys.argv[1], run_id="run")
+ledger.charge(1, {"trained": Counts(rollouts=32)})
+if not os.fork():
+    for act in (lambda: ledger.charge(2, {"trained": Counts(rollouts=32)}), ledger.sync):
+        try:
+            act()
+        except LedgerError as error:
+            assert "is used by its fork" in str(error), error
+        else:
+            raise AssertionError("a fork has written")
+    os.write(1, b"%d\\n" % os.getpid())
+    time.sleep(60)
+    os._exit(0)
+signal.pause()
+"""
+
+
+def test_a_fork_does_not_hold_the_ledger_of_an_owner_that_was_killed(tmp_path):
+    path = tmp_path / "a.ledger"
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, str(path)], stdout=subprocess.PIPE) as owner:
+        child = int(owner.stdout.readline())
+        try:
+            owner.kill()
+            owner.wait()
+            with Ledger.open(path, run_id="run", resumed_from=1) as again:
+                assert again.totals.paid.rollouts == 32
+            os.kill(child, 0)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_program_that_was_started_does_not_hold_the_ledger(tmp_path):
+    path = tmp_path / "a.ledger"
+    ledger = Ledger.open(path, run_id="run")
+    listing = "import os; print(*(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if n != '3'))"
+    code = f"import os, sys\nif os.path.isdir('/proc/self/fd'): {listing}"
+    found = subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, text=True, check=True)
+    assert "a.ledger" not in found.stdout
+    ledger.close()
+
+
 def test_a_fork_that_closes_the_ledger_leaves_it_to_its_owner(tmp_path):
     path = tmp_path / "a.ledger"
     with Ledger.open(path, run_id="run") as ledger:
