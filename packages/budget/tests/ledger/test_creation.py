@@ -1,0 +1,69 @@
+"""A ledger's first moment: it is not there, or it is whole."""
+
+import os
+from pathlib import Path
+
+import pytest
+from isocompute.budget import Counts, History, Ledger, LedgerError
+from isocompute.budget.cli import main
+from isocompute.budget.ledger import frames
+
+STEP = {"trained": Counts(rollouts=32)}
+
+
+def test_an_empty_file_is_not_a_new_ledger(tmp_path, capsys):
+    path = tmp_path / "a.ledger"
+    path.touch()
+    said = "is empty, which a ledger never is: what it held is gone; restore it from a copy, or remove it"
+    with pytest.raises(LedgerError, match=said):
+        Ledger.open(path, run_id="run")
+    with pytest.raises(LedgerError, match=said):
+        History.read(path)
+    assert main(["show", str(path)]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path]
+    assert not path.stat().st_size
+
+
+def test_a_file_that_is_not_a_regular_one_is_refused_and_stays(tmp_path):
+    path = tmp_path / "a.ledger"
+    os.mkfifo(path)
+    with pytest.raises(LedgerError, match=r"a\.ledger: cannot be opened for writing \(it is a special file\)"):
+        Ledger.open(path, run_id="run")
+    assert path.is_fifo()
+
+
+class Dies(BaseException):
+    """The process dies here."""
+
+
+@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "hardlink_to"), (os, "ftruncate"), (os, "pwrite")])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_ledger_that_dies_in_its_creation_is_not_there_or_whole(tmp_path, monkeypatch, owner, name, moment):
+    path = tmp_path / "a.ledger"
+    real = getattr(owner, name)
+
+    def die(*arguments):
+        if moment == "after":
+            real(*arguments)
+        raise Dies
+
+    with monkeypatch.context() as dying:
+        dying.setattr(owner, name, die)
+        # The dead remove nothing.
+        dying.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(Dies):
+            Ledger.open(path, run_id="run")
+    if path.exists():
+        assert path.stat().st_size >= frames.HEAD_BYTES
+        assert not History.read(path).totals().paid
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, STEP)
+    assert History.read(path).totals().used.rollouts == 32
+
+
+def test_a_ledger_that_is_refused_at_its_first_moment_leaves_nothing(tmp_path):
+    with pytest.raises(LedgerError, match="cannot resume from step 10"):
+        Ledger.open(tmp_path / "a.ledger", run_id="run", resumed_from=10)
+    Ledger.open(tmp_path / "b.ledger", run_id="run").close()
+    assert [path.name for path in tmp_path.iterdir()] == ["b.ledger"]
