@@ -36,3 +36,12 @@ def test_a_model_of_half_a_shape_is_one_line(capsys):
     assert main([*COST, "--layers", "32"]) == 2
     assert "needs both the layers and the width" in capsys.readouterr().err
     assert set(DEVICES) >= {"a100", "h100"}
+
+
+def test_a_mixture_of_experts_is_held_whole_and_costs_its_active_parameters(capsys):
+    mixture = ["cost", "--rollouts", "1e6", "--response-tokens", "2000", "--device", "h100"]
+    assert main([*mixture, "--model-parameters", "30.5B", "--active-parameters", "3.3B"]) == 0
+    out = capsys.readouterr().out
+    assert "memory: 511.3 of 74.5 GiB of h100" in out
+    assert "assumed: a token passes through 3,300,000,000 of the 30,500,000,000 parameters" in out
+    assert out.split("FLOPs of sampling")[1].split()[1] == "1.32e+19"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from isocompute.budget import Counts, History, Ledger, LedgerError
-from isocompute.budget.ledger import frames
+from isocompute.budget.ledger import frames, handles
 from isocompute.budget.ledger import writer as writer_module
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_FAULTS", "10000"))
@@ -98,7 +98,7 @@ def live_and_die(path, known, source, faulty):
     except Killed:
         if ledger is not None:
             # The kernel closes what a dead process had open, which also lets go of the lock.
-            os.close(ledger._writer._handle)
+            handles.close(ledger._writer._handle)
     return in_hand, resumed
 
 
@@ -116,7 +116,7 @@ def test_what_was_acknowledged_is_there_wherever_the_process_dies(tmp_path, monk
         in_hand, resumed = live_and_die(path, known, source, faulty)
         acknowledged += len(known.charges) - before
         # It may have died before there was a ledger.
-        history = History.read(path) if path.exists() else History.decode(b"", "nothing")
+        history = History.read(path) if path.exists() else History.decode(frames.head(), "nothing")
         torn += history.torn_bytes > 0
         # An attempt's own record may have reached the file although the process died before it was told.
         known.resumed_from += [resumed] * (len(history.resumed_from) - len(known.resumed_from))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.planning.compute import Lengths, Model, prompt_tokens, response_tokens, rollouts_for, work
-from isocompute.budget.planning.devices import Utilisation, device, device_time, memory, price
+from isocompute.budget.planning.devices import GIBIBYTE, Utilisation, device, device_time, memory, price
 from isocompute.budget.units import (
     DeviceSeconds,
     Flops,
@@ -79,9 +79,25 @@ def test_memory_is_shared_by_devices_and_grows_with_the_pass():
 
 
 @pytest.mark.parametrize(
+    ("parameters", "active", "gibibytes"),
+    # Mixtral-8x7B and Qwen3-30B-A3B: 16 bytes for each parameter, and 2 more for the engine.
+    [(46_702_792_704, 12_879_925_248, 782.9), (30_532_122_624, 3_353_554_944, 511.8)],
+)
+def test_a_mixture_of_experts_is_held_whole_and_costs_its_active_parameters(parameters, active, gibibytes):
+    mixture = Model(parameters=parameters, active_parameters=active)
+    lengths = Lengths(response_tokens=1000, spread=0)
+    assert memory(mixture, lengths, world_size=1).total / GIBIBYTE == pytest.approx(gibibytes, rel=1e-3)
+    flops = work(Rollouts(8), model=mixture, lengths=lengths)
+    assert flops.generation.likely == Flops(8 * 2 * active * 1000)
+    assert flops.training.likely == Flops(8 * 6 * active * 1000)
+
+
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: Model(parameters=0), "parameters is 0"),
+        (lambda: Model(parameters=8, active_parameters=9), "active_parameters is 9, more than the 8 parameters"),
+        (lambda: Model(parameters=8, active_parameters=0), "active_parameters is 0"),
         (lambda: Model(parameters=1, layers=3), "both the layers and the width"),
         (lambda: Lengths(response_tokens=0), "mean lengths are 0.0 and 0"),
         (lambda: Lengths(response_tokens=1, growth=0), "the growth of responses is 0"),

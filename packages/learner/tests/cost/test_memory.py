@@ -27,7 +27,14 @@ from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    Qwen2MoeConfig,
+    Qwen3MoeConfig,
+)
 
 PROMPT, RESPONSE, N, PROBLEMS = 12, 40, 8, 4
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -225,3 +232,61 @@ def test_a_model_of_another_kind_is_refused() -> None:
 def test_a_load_without_responses_is_refused() -> None:
     with pytest.raises(LearnerError, match="problems is 0"):
         Load.of(prompt_tokens=4, response_tokens=10, rollouts_per_problem=3, problems=0, micro_batch_tokens=1000)
+
+
+MIXTURES = {
+    # mistralai/Mixtral-8x7B-v0.1: each layer has eight experts, of which a token takes two.
+    "mixtral": (
+        MixtralConfig,
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+         "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2},
+        46.7e9,
+    ),
+    # Qwen/Qwen3-30B-A3B: intermediate_size is that of layers without experts, of which it has none.
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {"hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48,
+         "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936,
+         "num_experts": 128, "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        30.5e9,
+    ),
+    "qwen3_moe, some layers without experts": (
+        Qwen3MoeConfig,
+        {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64, "num_hidden_layers": 6,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "num_experts": 16,
+         "num_experts_per_tok": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+        None,
+    ),
+    "qwen2_moe, with a shared expert": (
+        Qwen2MoeConfig,
+        {"hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": 64, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "num_experts": 16,
+         "num_experts_per_tok": 4, "shared_expert_intermediate_size": 128},
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_memory_counts_all_experts_of_a_mixture(name: str) -> None:
+    kind, numbers, published = MIXTURES[name]
+    config = kind(**numbers, tie_word_embeddings=False)
+    with torch.device("meta"):
+        actual = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    shape = shape_of(config.to_dict())
+    # Norms of queries and keys, biases and a gate of the shared expert are not counted.
+    assert shape.parameters == pytest.approx(actual, rel=2e-3)
+    if published is not None:
+        assert shape.parameters == pytest.approx(published, rel=2e-3)
+        learner = LearnerConfig(learning_rate=1e-6, compute=ComputeConfig(precision="bfloat16"))
+        load = Load.of(
+            prompt_tokens=200, response_tokens=2000, rollouts_per_problem=8, problems=1, micro_batch_tokens=8192
+        )
+        # Weights, both moments and gradients in float32.
+        assert predict(shape, learner, load).peak > 16 * published
+
+
+def test_a_mixture_whose_experts_are_not_understood_is_not_predicted() -> None:
+    config = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with pytest.raises(LearnerError, match="num_experts_per_tok"):
+        shape_of({**config, "vocab_size": 100, "n_routed_experts": 8})
