@@ -26,8 +26,8 @@ class Ledger:
     """A record of everything that one run generated, charge by charge.
 
     A charge is acknowledged (``charge`` returns) once the operating system holds it, so that it survives
-    the death of the process. The first charge of each step is synced to the disk, and with it everything
-    before; ``sync`` does so at any other moment, such as just before a checkpoint.
+    the death of the process. The first charge of each step in an attempt is synced to the disk, and with it everything
+    before, also where steps are charged in turn; ``sync`` does so at any other moment, such as just before a checkpoint.
 
     Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
     raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and
@@ -43,7 +43,7 @@ class Ledger:
         self._number = opened.number
         # False while a record is written and counted: a later call that finds it false follows an interruption.
         self._settled = True
-        self._synced_step: int | None = None
+        self._synced_steps: set[int] = set()
         self._lock = threading.Lock()
 
     @classmethod
@@ -140,11 +140,11 @@ class Ledger:
             if not counts and not device_seconds and step <= self._fold.last_step:
                 return
             payload = records.encode_charge(step, counts, device_seconds)
-            self._append(payload, f"the charge for step {step}", sync=step != self._synced_step)
+            self._append(payload, f"the charge for step {step}", sync=step not in self._synced_steps)
             if device_seconds:
                 self._fold.take_time(step, device_seconds)
             self._fold.charge(step, counts)
-            self._synced_step = step
+            self._synced_steps.add(step)
             self._settled = True
 
     def note_limits(self, limits: Limits) -> None:
@@ -239,5 +239,5 @@ class Ledger:
             raise LedgerError(f"{self.path}: cannot be read again after an interruption ({reason(error)})") from None
         self._fold = found.fold
         self._number = found.records
-        self._synced_step = None
+        self._synced_steps.clear()
         self._settled = True
