@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from isocompute.learner import Learner, LearnerConfig
 from isocompute.learner.config import ComputeConfig, SyncConfig
-from isocompute.learner.cost.memory import GIB, Load, MemoryPlan, ModelShape, predict, shape_of
+from isocompute.learner.cost.memory import GIB, Load, MemoryPlan, predict
+from isocompute.learner.cost.shape import ModelShape, shape_of
 from isocompute.learner.cost.rate import matmul_rate
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 

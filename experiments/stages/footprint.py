@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.learner import LearnerError
-from isocompute.learner.cost.memory import Load, ModelShape, predict, shape_of
+from isocompute.learner.cost.memory import Load, predict
+from isocompute.learner.cost.shape import ModelShape, shape_of
 
 from ..running.cells import Cell
 from ..settings import ModelConfig, Preset

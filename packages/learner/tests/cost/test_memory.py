@@ -22,7 +22,8 @@ from isocompute.learner.config import (
     LearnerConfig,
     SyncConfig,
 )
-from isocompute.learner.cost.memory import GIB, Load, ModelShape, predict, shape_of
+from isocompute.learner.cost.memory import GIB, Load, predict
+from isocompute.learner.cost.shape import ModelShape, shape_of
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.prepare import prepare

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.cost import memory
+from isocompute.learner.cost import shape as configured
 from isocompute.learner.cost.rate import Shape, matmul_rate, shape_of, training_operations
 from isocompute.learner.updates.learner import Learner
 from torch.utils.flop_counter import FlopCounterMode
@@ -60,7 +60,7 @@ def test_the_shape_of_weights_is_that_of_the_configuration() -> None:
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16,
     )  # fmt: skip
-    read = memory.shape_of(config.to_dict())
+    read = configured.shape_of(config.to_dict())
     assert shape_of(LlamaForCausalLM(config)) == Shape(
         body=read.layers * read.linear, head=read.vocabulary * read.hidden, layers=read.layers, width=read.query_width
     )

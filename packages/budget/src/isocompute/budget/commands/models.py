@@ -23,7 +23,10 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
         "the model and the device" + ("" if required else ", to estimate time and memory")
     )
     group.add_argument(
-        "--model-parameters", type=parameters, required=required, metavar="N", help="active parameters per token: 7B"
+        "--model-parameters", type=parameters, required=required, metavar="N", help="parameters, of all experts: 7B"
+    )
+    group.add_argument(
+        "--active-parameters", type=parameters, metavar="N", help="those that a token passes through (default: all)"
     )
     group.add_argument("--response-tokens", type=number, required=required, metavar="T", help="mean response at first")
     group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
@@ -73,6 +76,7 @@ def setting(arguments: argparse.Namespace) -> Setting | None:
     return Setting(
         model=Model(
             parameters=arguments.model_parameters,
+            active_parameters=arguments.active_parameters,
             layers=arguments.layers,
             width=arguments.width,
             vocabulary=arguments.vocabulary,

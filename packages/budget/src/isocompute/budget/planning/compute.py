@@ -27,7 +27,8 @@ class Model:
     """The size of a policy.
 
     Attributes:
-        parameters: N, parameters that a token passes through.
+        parameters: All parameters, which the devices hold.
+        active_parameters: N, those that a token passes through: fewer in a mixture of experts; None for all.
         layers: L, for the attention term; None leaves the term out, which is listed as an assumption.
         width: d, size of the hidden state, for the attention term.
         vocabulary: Size of the vocabulary, for the memory of the logits.
@@ -37,17 +38,27 @@ class Model:
     """
 
     parameters: int
+    active_parameters: int | None = None
     layers: int | None = None
     width: int | None = None
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "layers", "width", "vocabulary"):
+        for name in ("parameters", "active_parameters", "layers", "width", "vocabulary"):
             value = getattr(self, name)
             if value is not None or name == "parameters":
                 whole(value, name, least=1)
+        if self.active > self.parameters:
+            raise BudgetError(
+                f"active_parameters is {self.active:,}, more than the {self.parameters:,} parameters that there are"
+            )
         if (self.layers is None) != (self.width is None):
             raise BudgetError("the attention term needs both the layers and the width of the model, or neither")
+
+    @property
+    def active(self) -> int:
+        """N, parameters that a token passes through."""
+        return self.parameters if self.active_parameters is None else self.active_parameters
 
     def attention(self, begin: float, end: float) -> float:
         """FLOPs of attention in a forward pass over some positions of a sequence, 2·L·d·(end² − begin²).
@@ -203,12 +214,12 @@ def work(
     prefills = count / n if shared_prompt else float(count)
 
     def prefill(times: float) -> float:
-        return times * (2.0 * model.parameters * prompt + model.attention(0, prompt))
+        return times * (2.0 * model.active * prompt + model.attention(0, prompt))
 
     def parts(length: float) -> tuple[float, float, float]:
         end = prompt + length
-        once = 2.0 * model.parameters * end + model.attention(0, end)
-        generating = prefill(prefills) + count * (2.0 * model.parameters * length + model.attention(prompt, end))
+        once = 2.0 * model.active * end + model.attention(0, end)
+        generating = prefill(prefills) + count * (2.0 * model.active * length + model.attention(prompt, end))
         attention = prefills * model.attention(0, prompt) + count * (
             model.attention(prompt, end) + (3 + forwards) * model.attention(0, end)
         )
@@ -228,6 +239,10 @@ def work(
 def _assumptions(model: Model, lengths: Lengths, *, shared_prompt: bool, forwards: int) -> tuple[str, ...]:
     """The assumptions behind the FLOPs of a run, one sentence each."""
     said = [lengths.assumption, "2·N FLOPs per token prefilled or generated, 6·N per token trained on"]
+    if model.active < model.parameters:
+        said.append(
+            f"a token passes through {model.active:,} of the {model.parameters:,} parameters, and devices hold them all"
+        )
     if forwards:
         said.append(
             f"{forwards} further forward {'passes' if forwards > 1 else 'pass'} of the trainer, "

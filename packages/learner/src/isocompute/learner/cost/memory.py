@@ -2,95 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
 from ..settings.compute import fits
+from .shape import ModelShape
 
 GIB, MIB = 2**30, 2**20
 FLOAT32 = 4
 WIDTHS = {"float32": 4, "bfloat16": 2}
 INDEX = 8
 """Bytes of an index, as torch has them."""
-NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The numbers of a Llama-like model that the memory of an update depends on.
-
-    Attributes:
-        layers: Number of layers.
-        hidden: Width of the residual stream.
-        intermediate: Width of the gated feed-forward layer.
-        heads: Number of attention heads.
-        key_heads: Number of key and value heads.
-        head_size: Width of one head.
-        vocabulary: Number of tokens.
-        tied: Whether the output head is the table of embeddings.
-    """
-
-    layers: int
-    hidden: int
-    intermediate: int
-    heads: int
-    key_heads: int
-    head_size: int
-    vocabulary: int
-    tied: bool = False
-
-    @property
-    def query_width(self) -> int:
-        """Width of all heads."""
-        return self.heads * self.head_size
-
-    @property
-    def key_width(self) -> int:
-        """Width of all key heads, and of all value heads."""
-        return self.key_heads * self.head_size
-
-    @property
-    def linear(self) -> int:
-        """Weights of a layer's matrices."""
-        attention = 2 * self.hidden * (self.query_width + self.key_width)
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def parameters(self) -> int:
-        """Number of parameters; biases, if there are any, are not counted."""
-        tables = (1 if self.tied else 2) * self.vocabulary * self.hidden
-        return tables + self.layers * (self.linear + 2 * self.hidden) + self.hidden
-
-
-def shape_of(config: Mapping[str, Any]) -> ModelShape:
-    """Read a model's numbers from its configuration.
-
-    Args:
-        config: Its ``config.json``.
-
-    Raises:
-        LearnerError: A number is missing.
-    """
-    missing = [name for name in NEEDED if not isinstance(config.get(name), int)]
-    if missing:
-        raise LearnerError(
-            f"the model's configuration has no {', '.join(missing)}: memory is predicted for Llama-like models only"
-        )
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    return ModelShape(
-        layers=config["num_hidden_layers"],
-        hidden=hidden,
-        intermediate=config["intermediate_size"],
-        heads=heads,
-        key_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or hidden // heads,
-        vocabulary=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings")),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +185,7 @@ def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
         moments=2 * shape.parameters * FLOAT32,
         base=shape.parameters * width if config.kl.coefficient else 0.0,
         # A layer that is computed again casts its weights again.
-        lower=(1 if compute.gradient_checkpointing else shape.layers) * shape.linear * width if lower else 0.0,
+        lower=(shape.linear if compute.gradient_checkpointing else shape.linears) * width if lower else 0.0,
         gradients=gradients_then,
         activations=activations,
         transient=transient,
@@ -280,7 +204,9 @@ def _layer(shape: ModelShape, load: Load, width: int) -> float:
     lower = width != FLOAT32
     streams = 4 * shape.hidden * FLOAT32 + 2 * FLOAT32
     multiplied = (5 if lower else 2) * shape.hidden * width + shape.query_width * width
-    feed_forward = 4 * shape.intermediate * width
+    # An expert is given copies of its tokens.
+    copies = shape.mixture.per_token * shape.hidden if shape.mixture else 0
+    feed_forward = (4 * shape.passed + copies) * width
     attention = 2 * (shape.query_width + shape.key_width) * width + shape.heads * FLOAT32
     # Each layer adds a mask of numbers of its own.
     mask = load.masked * width
@@ -289,7 +215,7 @@ def _layer(shape: ModelShape, load: Load, width: int) -> float:
 
 def _within_layer(shape: ModelShape, load: Load, width: int) -> float:
     """Gradients beyond what is freed meanwhile within the backward pass of a layer's feed-forward part."""
-    return load.positions * (2 * shape.intermediate * width + 2 * shape.hidden * FLOAT32)
+    return load.positions * (2 * shape.passed * width + 2 * shape.hidden * FLOAT32)
 
 
 def _head(shape: ModelShape, load: Load, config: LearnerConfig) -> float:

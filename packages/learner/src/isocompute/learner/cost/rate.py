@@ -47,10 +47,10 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
 class Shape:
     """What the arithmetic of a model follows from, counted in its weights: any transformer has these.
 
-    ``memory.ModelShape`` is read from a configuration, before there are weights, and of Llama-like models only.
+    ``shape.ModelShape`` is read from a configuration, before there are weights, and of Llama-like models only.
 
     Attributes:
-        body: Weights that multiply every token: those of the layers.
+        body: Weights of the layers that multiply a token: of the experts of a mixture, as many as it passes through.
         head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.
         layers: Number of layers.
         width: Width of all attention heads together.
@@ -75,11 +75,19 @@ def shape_of(policy: Any) -> Shape | None:
     tables = {id(policy.get_input_embeddings().weight), id(policy.get_output_embeddings().weight)}
     weights = [p for p in policy.parameters() if p.dim() >= 2 and id(p) not in tables]
     return Shape(
-        body=sum(weight.numel() for weight in weights),
+        body=sum(_multiplying(weight, config) for weight in weights),
         head=policy.get_output_embeddings().weight.numel(),
         layers=config.num_hidden_layers,
         width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
     )
+
+
+def _multiplying(weight: torch.Tensor, config: Any) -> int:
+    """Weights that multiply a token; those of all experts are one tensor, of which it passes through some."""
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    if experts and weight.dim() == 3 and len(weight) == experts:
+        return weight.numel() * int(config.num_experts_per_tok) // int(experts)
+    return weight.numel()
 
 
 def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
