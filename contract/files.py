@@ -44,7 +44,8 @@ def atomic_write(
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
+            if hasattr(os, "fchmod"):
+                os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
         if replace:
             aside.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import urllib.error
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import locks
 from .errors import TrackingError
 from .files import reason_of
 
@@ -118,7 +118,7 @@ def _first_contact(uri: str) -> Iterator[None]:
     except OSError as error:
         raise TrackingError(f"the MLflow store {uri} cannot be opened ({error.strerror})") from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.lock(lock.fileno(), wait=True)
         yield
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..contract import locks
 from ..contract.files import atomic_write
 from ..errors import LedgerError
 from ..ledger.counts import Counts
+from ..ledger.handles import sync_folder
 from ..ledger.repair import Dropped, salvage
-from ..ledger.writer import sync_folder
 from ..wording import reason
 from .text import plural
 
@@ -76,12 +76,13 @@ def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                locks.lock(stream.fileno(), shared=True)
             except BlockingIOError:
                 raise LedgerError(f"{path}: a run has this ledger open; stop it first") from None
             except OSError:
                 # A file system without locks has no writer either: it refuses to open a ledger there.
                 pass
+            stream.seek(0)
             return stream.read()
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None

@@ -49,7 +49,7 @@ class Head:
     """What comes before the records.
 
     Attributes:
-        version: Version of the format; 0 for an empty file.
+        version: Version of the format.
         size: Length of the head.
         synced: The watermark; None in a file without one.
     """
@@ -96,7 +96,10 @@ def read_head(data: bytes, where: str) -> Head:
         LedgerError: The bytes are not a ledger's, or the watermark is damaged or beyond the end.
     """
     if not data:
-        return Head(version=0, size=0, synced=0)
+        raise LedgerError(
+            f"{where}: is empty, which a ledger never is: what it held is gone; restore it from a copy, or remove it to "
+            "begin a new one"
+        )
     if data.startswith(LINES[1]):
         return Head(version=1, size=LINE_BYTES, synced=None)
     if not data.startswith(LINES[VERSION]):

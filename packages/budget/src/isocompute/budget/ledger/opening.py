@@ -13,8 +13,9 @@ from ..wording import reason
 from . import frames, records
 from .counts import TRAINING_COHORTS
 from .fold import Fold
+from .handles import sync_folder
 from .history import History
-from .writer import Writer, sync_folder
+from .writer import Writer
 
 LOGGER = logging.getLogger(__name__)
 LONGEST_RUN_ID = 1_000

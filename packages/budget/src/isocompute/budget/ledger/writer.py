@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 from pathlib import Path
 from typing import Self
 
+from ..contract import locks
+from ..contract.files import atomic_write
 from ..errors import LedgerError
 from ..wording import reason
-from . import frames
+from . import frames, handles
 
-NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
 UNSYNCED = "it could not be synced to the disk"
-ANOTHER = "another writer has this ledger open; a run has one writer, so stop the other one first"
 
 
 class Writer:
@@ -40,26 +38,18 @@ class Writer:
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Open a file, created empty if it does not exist, and lock out other writers.
+        """Open a file, created with a head and no records if it does not exist, and lock out other writers.
 
         Raises:
             LedgerError: It cannot be opened, another writer has it, or its file system has no locks.
         """
-        made = not os.path.lexists(path)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise LedgerError(f"{path}: cannot be opened for writing ({reason(error)})") from None
-        try:
-            _lock(path, handle)
-            if not _is_same_file(path, handle):
-                # Another writer put a new file in its place between the two calls.
-                raise LedgerError(f"{path}: {ANOTHER}")
-        except BaseException:
-            os.close(handle)
-            raise
-        return cls(path, handle, made=made)
+        place = Path(os.path.realpath(path))
+        made = not os.path.lexists(place)
+        if made:
+            # Whole at once, so that an empty file is never a ledger that is only beginning.
+            with atomic_write(place, error=LedgerError, replace=False) as stream:
+                stream.write(frames.head(frames.HEAD_BYTES))
+        return cls(path, handles.open_locked(path), made=made)
 
     @property
     def closed(self) -> bool:
@@ -126,7 +116,7 @@ class Writer:
         self.size, self.synced = whole, synced
 
     def renew(self, content: bytes) -> None:
-        """Replace the file by a synced one of the current version, whole or not at all.
+        """Replace a file of an earlier version by a synced one of the current version, whole or not at all.
 
         Args:
             content: What follows the head.
@@ -137,9 +127,9 @@ class Writer:
         old = self.check()
         place = Path(os.path.realpath(self.path))
         aside = place.with_name(f".{place.name}.new")
-        handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        handle = handles.open_locked(aside, create=True)
         try:
-            _lock(aside, handle)
+            os.ftruncate(handle, 0)
             os.fchmod(handle, os.fstat(old).st_mode & 0o777)
             _write(handle, frames.head() + content, 0)
             self._handle, self.size = handle, frames.HEAD_BYTES + len(content)
@@ -147,10 +137,10 @@ class Writer:
             aside.replace(place)
         except BaseException:
             self._handle = old
-            os.close(handle)
+            handles.close(handle)
             aside.unlink(missing_ok=True)
             raise
-        os.close(old)
+        handles.close(old)
 
     def append(self, record: bytes, what: str, *, sync: bool) -> None:
         """Add a record to the file, whole or not at all.
@@ -206,14 +196,15 @@ class Writer:
         handle, self._handle = self._handle, None
         if handle is None:
             return
+        # A fork has left it to the process that opened it.
         if not self.forked:
-            # Forks hold the handle too, and would keep other writers out.
-            fcntl.flock(handle, fcntl.LOCK_UN)
-        os.close(handle)
+            # Forks by other means than Python's hold the handle too, and would keep other writers out.
+            locks.unlock(handle)
+            handles.close(handle)
 
     def abandon(self) -> None:
-        """Close, and remove a file that was created and never written to."""
-        if self._made and self._handle is not None and not os.fstat(self._handle).st_size:
+        """Close, and remove a file that was created and holds no record."""
+        if self._made and self._handle is not None and os.fstat(self._handle).st_size <= frames.HEAD_BYTES:
             self.path.unlink(missing_ok=True)
         self.close()
 
@@ -234,7 +225,7 @@ class Writer:
 
     def _check_place(self) -> None:
         try:
-            there = _is_same_file(self.path, self.check())
+            there = handles.is_same_file(self.path, self.check())
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be inspected ({reason(error)}), so nothing is charged") from None
         if not there:
@@ -245,43 +236,13 @@ class Writer:
             )
 
 
-def _lock(path: Path, handle: int) -> None:
-    try:
-        # flock, not lockf: a POSIX lock is released as soon as the process closes the file after reading it.
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise LedgerError(f"{path}: {ANOTHER}") from None
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        raise LedgerError(
-            f"{path}: its file system has no locks ({reason(error)}), without which a second writer could not be "
-            "kept out; put the ledger on one that has them, such as a local disk"
-        ) from None
-
-
-def _is_same_file(path: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(handle))  # noqa: PTH116
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
 def _write(handle: int, content: bytes, position: int) -> None:
     """Write at a position, in one call unless the disk is full, which the next call then reports."""
     written = 0
     while written < len(content):
-        written += os.pwrite(handle, content[written:], position + written)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return once the names in a folder are on the disk.
-
-    Raises:
-        OSError: The disk refuses.
-    """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        if hasattr(os, "pwrite"):
+            written += os.pwrite(handle, content[written:], position + written)
+        else:
+            # Windows; only one thread writes at a time.
+            os.lseek(handle, position + written, os.SEEK_SET)
+            written += os.write(handle, content[written:])
