@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
+
+COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+"""Libraries that vLLM asks for and this package does not need: beside the CPU build of torch, registries often give
+their CUDA builds, with which importing vLLM and parts of transformers fails."""
 
 
 def load_tokenizer(model: str) -> Any:
@@ -63,11 +69,33 @@ def check_folder(model: str | Path) -> None:
 
 
 def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load.
+    """Return what to raise for a model that a library could not load, or for the library that is to blame.
 
     Args:
         model: Directory or name of the model.
         error: What the library raised; the message quotes its first line.
     """
+    for name in COMPANIONS:
+        if (misfit := _misfit(name)) is not None:
+            return RolloutError(
+                f"{model} was not loaded, because the installed {name} does not fit this torch ({first_line(misfit)}); "
+                f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
+            )
+    return RolloutError(f"the base model {model} cannot be loaded ({first_line(error)})")
+
+
+def _misfit(name: str) -> BaseException | None:
+    """What importing an installed library raises; None where it is not installed, or can be imported."""
+    try:
+        if find_spec(name) is not None:
+            import_module(name)
+    except Exception as error:
+        # A library of another build raises errors of any class.
+        return error
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return RolloutError(f"the base model {model} cannot be loaded ({lines[0] if lines else type(error).__name__})")
+    return lines[0] if lines else type(error).__name__

