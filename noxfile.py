@@ -24,7 +24,7 @@ nox.options.reuse_existing_virtualenvs = True
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 TESTED = ("experiments", "packages", "benchmarks")
-TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema")
+TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
 
 def uv_variables() -> dict[str, str]:
