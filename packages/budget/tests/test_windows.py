@@ -7,7 +7,8 @@ import pytest
 
 # Windows has no fcntl and not these calls; its locks are those of its C library, for which Linux' own stand in.
 AS_ON_WINDOWS = """
-import fcntl, os, struct, sys, types
+# subprocess first: it takes a system with msvcrt for Windows.
+import fcntl, os, struct, subprocess, sys, types
 real = fcntl
 sys.modules["fcntl"] = sys.modules["resource"] = None
 for name in ("pwrite", "pread", "fchmod", "fork", "register_at_fork"):

@@ -1,6 +1,7 @@
 """Every command used wrongly: one sentence that says what is wrong, status 2, and no file left behind."""
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -97,7 +98,7 @@ WRONG = [
     (f"{PLAN} --sweep-share 0.2 --points-per-octave 1000000000", "must be at most 64"),
     (f"{PLAN} --sweep-share 0.00001", "at least 2 must be compared"),
     (f"{PLAN} --model-parameters 7B", "needs --response-tokens and --device"),
-    (f"{PLAN} --json /dev/null", "/dev/null: cannot be written (it is a special file)"),
+    (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),
     (f"{PLAN} --json .", "cannot be written (it is a folder)"),
     (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
     # cost
@@ -177,9 +178,9 @@ WRONG = [
     ("show empty.csv", "the file is empty"),
     ("show none.parquet", "no such file or folder"),
     ("show a.ledger --by day", "invalid choice: 'day'"),
-    ("show a.ledger --json /dev/null", "it is a special file"),
+    ("show a.ledger --json pipe", "it is a special file"),
     ("export a.ledger --out ledger.txt", "ledger.txt: a table is a .parquet or a .csv file"),
-    ("export a.ledger --out /dev/null/x.parquet", "/dev/null/x.parquet: cannot be written ("),
+    ("export a.ledger --out pipe/x.parquet", "pipe/x.parquet: cannot be written ("),
     ("export none.ledger --out x.parquet", "none.ledger: "),
     # waste
     ("waste none.parquet", "no such file or folder"),
@@ -201,6 +202,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    # Not a device of the system: whoever runs this as root would lose it to a fault.
+    os.mkfifo(tmp_path / "pipe")
     for run_id in ("a", "other"):
         with Ledger.open(tmp_path / f"{run_id}.ledger", run_id=run_id) as ledger:
             ledger.charge(1, {"trained": Counts(rollouts=4)})
