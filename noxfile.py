@@ -137,13 +137,17 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, the import contracts and the layers."""
-    session.install("ruff==0.15.*", "import-linter==2.*", env=uv_variables())
+    """Ruff, the import contracts and the layers, and the workflows of CI."""
+    tools = ("ruff==0.15.*", "import-linter==2.*", "zizmor==1.*", "check-jsonschema==0.*")
+    session.install(*tools, env=uv_variables())
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     paths = os.pathsep.join(str(ROOT / "packages" / p / "src") for p in PACKAGES)
     # Its cache does not notice files that are gone.
     session.run("lint-imports", "--no-cache", "--no-logo", env={"PYTHONPATH": paths})
+    workflows = sorted(map(str, ROOT.glob(".github/workflows/*.yml")))
+    session.run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows)
+    session.run("zizmor", "--offline", "--no-progress", *workflows)
 
 
 @nox.session
@@ -155,14 +159,15 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def isolated(session: nox.Session) -> None:
-    """Build each wheel (or those named after ``--``), install it alone, import it and run its tests."""
+    """Build each wheel, install it alone, import it and run its tests: ``-- budget 3.12`` for one, on one Python."""
     session.install("build", "hatchling", "uv", env=uv_variables())
-    for package in session.posargs or PACKAGES:
-        for version in ("3.11", "3.12", "3.13") if package in LIGHT else ("3.11",):
+    asked = [word for word in session.posargs if word[0].isdigit()]
+    for package in [word for word in session.posargs if word not in asked] or PACKAGES:
+        for version in asked or (("3.11", "3.12", "3.13", "3.14") if package in LIGHT else ("3.11",)):
             python = interpreter(version)
             if python is None:
-                if version == "3.11":
-                    session.error("Python 3.11 is required and was not found")
+                if version == "3.11" or asked:
+                    session.error(f"Python {version} is required and was not found")
                 session.warn(f"{package}: skipped on Python {version}, which is not installed")
                 continue
             test_wheel(session, package, python)
@@ -176,7 +181,7 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     # The wheel is built from the sdist, in which the links to contract/ are files.
     session.run("uv", "build", "-q", "-o", str(folder / "dist"), f"packages/{package}", env=uv)
     session.run("uv", "venv", "-q", "--python", python, str(folder / "venv"), env=uv)
-    executable = str(folder / "venv" / "bin" / "python")
+    executable = str(folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python")
     wheel = str(next((folder / "dist").glob("*.whl")))
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
     pins = [
