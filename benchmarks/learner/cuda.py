@@ -15,8 +15,8 @@ import numpy as np
 from isocompute.learner import Learner, LearnerConfig
 from isocompute.learner.config import ComputeConfig, SyncConfig
 from isocompute.learner.cost.memory import GIB, Load, MemoryPlan, predict
-from isocompute.learner.cost.shape import ModelShape, shape_of
 from isocompute.learner.cost.rate import matmul_rate
+from isocompute.learner.cost.shape import ModelShape, shape_of
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from benchmarks.sampler import SHAPES, NoScoring

@@ -13,6 +13,6 @@ class WholeCheckout(BuildHookInterface[Any]):
         """Check the link; in an sdist it is a folder."""
         if not list(Path(self.root).glob("src/isocompute/*/contract/__init__.py")):
             raise SystemExit(
-                f"{self.root} is a checkout without symbolic links, such as a ZIP: src/isocompute/*/contract is not the "
-                "folder contract/; clone with 'git clone -c core.symlinks=true', or install from an sdist"
+                f"{self.root} is a checkout without symbolic links, such as a ZIP: src/isocompute/*/contract is not "
+                "the folder contract/; clone with 'git clone -c core.symlinks=true', or install from an sdist"
             )

@@ -97,8 +97,8 @@ def read_head(data: bytes, where: str) -> Head:
     """
     if not data:
         raise LedgerError(
-            f"{where}: is empty, which a ledger never is: what it held is gone; restore it from a copy, or remove it to "
-            "begin a new one"
+            f"{where}: is empty, which a ledger never is: what it held is gone; restore it from a copy, or remove it "
+            "to begin a new one"
         )
     if data.startswith(LINES[1]):
         return Head(version=1, size=LINE_BYTES, synced=None)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class Ledger:
     """A record of everything that one run generated, charge by charge.
 
-    A charge is acknowledged (``charge`` returns) once the operating system holds it, so that it survives
-    the death of the process. The first charge of each step in an attempt is synced to the disk, and with it everything
-    before, also where steps are charged in turn; ``sync`` does so at any other moment, such as just before a checkpoint.
+    A charge is acknowledged (``charge`` returns) once the operating system holds it, so that it survives the death of
+    the process. The first charge of each step in an attempt is synced to the disk, and with it everything before, also
+    where steps are charged in turn; ``sync`` does so at any other moment, such as just before a checkpoint.
 
     Open one with ``Ledger.open``; it may be charged from several threads of the process that opened it. A charge that
     raised ``LedgerError`` was not made. One that was interrupted (by Ctrl-C, say) was made if it is in the file, and

@@ -116,7 +116,8 @@ def admission(
     elif limits.response_tokens is not None and counted.response_tokens >= limits.response_tokens:
         reason = (
             f"the run has generated {counted.response_tokens:,} response tokens"
-            f"{f' ({lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the budget is {limits.response_tokens:,}"
+            f"{f' ({lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the budget is "
+            f"{limits.response_tokens:,}"
         )
     elif limits.device_seconds is not None and device_seconds >= limits.device_seconds:
         reason = (

@@ -41,7 +41,7 @@ UNKNOWN_KV_GIB = 4.0
 
 
 def engine_class(model: str) -> Any:
-    """vLLM's engine, imported now.
+    """Import the engine of vLLM.
 
     Args:
         model: The model that it is for, for the error.
