@@ -86,8 +86,8 @@ def _multiplying(weight: torch.Tensor, config: Any) -> int:
     """Weights that multiply a token; those of all experts are one tensor, of which it passes through some."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     if experts and weight.dim() == 3 and len(weight) == experts:
-        return weight.numel() * int(config.num_experts_per_tok) // int(experts)
-    return weight.numel()
+        return int(weight.numel()) * int(config.num_experts_per_tok) // int(experts)
+    return int(weight.numel())
 
 
 def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
