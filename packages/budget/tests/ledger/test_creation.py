@@ -62,6 +62,24 @@ def test_a_ledger_that_dies_in_its_creation_is_not_there_or_whole(tmp_path, monk
     assert History.read(path).totals().used.rollouts == 32
 
 
+def test_of_two_who_create_a_ledger_at_once_one_has_it(tmp_path, monkeypatch):
+    path, real = tmp_path / "a.ledger", Path.hardlink_to
+    first = []
+
+    def second(*arguments):
+        monkeypatch.undo()
+        first.append(Ledger.open(path, run_id="run"))
+        real(*arguments)
+
+    monkeypatch.setattr(Path, "hardlink_to", second)
+    with pytest.raises(LedgerError, match="another writer has this ledger open"):
+        Ledger.open(path, run_id="run")
+    first[0].charge(1, STEP)
+    first[0].close()
+    assert History.read(path).totals().used.rollouts == 32
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_ledger_that_is_refused_at_its_first_moment_leaves_nothing(tmp_path):
     with pytest.raises(LedgerError, match="cannot resume from step 10"):
         Ledger.open(tmp_path / "a.ledger", run_id="run", resumed_from=10)

@@ -270,7 +270,7 @@ def test_limits_are_noted_once(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match=r"cannot be opened for writing \(Not a directory|File exists\)"):
+    with pytest.raises(LedgerError, match=r"cannot be written \((Not a directory|File exists)\)"):
         Ledger.open(tmp_path / "file" / "a.ledger", run_id="run")
     with pytest.raises(LedgerError, match=r"cannot be opened for writing \(Is a directory\)"):
         Ledger.open(tmp_path, run_id="run")

@@ -47,8 +47,14 @@ class Writer:
         made = not os.path.lexists(place)
         if made:
             # Whole at once, so that an empty file is never a ledger that is only beginning.
-            with atomic_write(place, error=LedgerError, replace=False) as stream:
-                stream.write(frames.head(frames.HEAD_BYTES))
+            try:
+                with atomic_write(place, error=LedgerError, replace=False) as stream:
+                    stream.write(frames.head(frames.HEAD_BYTES))
+            except LedgerError:
+                if not os.path.lexists(place):
+                    raise
+                # Another writer was quicker.
+                made = False
         return cls(path, handles.open_locked(path), made=made)
 
     @property
