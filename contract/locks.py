@@ -6,12 +6,15 @@ read while it is written.
 
 from __future__ import annotations
 
+import errno
 import os
 from importlib import import_module
 from typing import Any
 
 BYTE = 2**31 - 2
 """The byte that is locked on Windows, where a locked byte cannot be read: the last one that its C library locks."""
+
+TAKEN = frozenset({errno.EACCES, errno.EAGAIN, errno.EDEADLK})
 
 
 def lock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
@@ -53,6 +56,8 @@ def _lock_byte(handle: int, *, wait: bool) -> None:
             # LK_LOCK tries for ten seconds.
             msvcrt.locking(handle, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
         except OSError as error:
+            if error.errno not in TAKEN:
+                raise
             if not wait:
                 raise BlockingIOError(error.errno, error.strerror) from None
         else:

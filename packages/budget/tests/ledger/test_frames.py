@@ -108,7 +108,9 @@ def test_zeros_in_the_middle_of_what_was_acknowledged_are_damage():
 def test_a_file_of_zeros_is_not_an_empty_ledger():
     with pytest.raises(LedgerError, match="x: not a ledger"):
         History.decode(bytes(500), "x")
-    assert History.decode(b"", "x").records == 0
+    with pytest.raises(LedgerError, match="x: is empty"):
+        History.decode(b"", "x")
+    assert History.decode(frames.head(), "x").records == 0
 
 
 def test_every_single_bit_flip_in_a_synced_ledger_is_named():
