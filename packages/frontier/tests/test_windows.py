@@ -7,7 +7,7 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 if hasattr(os, "fchmod"):
     del os.fchmod
 import polars as pl
-from isocompute.frontier import tables, tracking
+from isocompute.frontier.contract import store, tables, tracking
 from isocompute.frontier.cli import main
 rows = [
     {"run_id": f"r{n}", "step": s, "rollouts": s * 8 * n, "tokens": s * 80 * n, "rollouts_per_problem": n,
