@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=count)
 def judge(response, answer, metadata):
     return True
 """
-LIMITS = Limits(seconds=5, wall_seconds=60, contained=False, landlock=False, processes=10**6)
+LIMITS = Limits(seconds=5, wall_seconds=60, contained=False, landlock=0, filter=b"", processes=10**6)
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import landlock, layers, seccomp
+from . import landlock, layers, seccomp, syscalls
 
 HEAD = struct.Struct("=16sI")
 """What a reply begins with: the number drawn, and the length of the rest."""
@@ -38,20 +38,43 @@ class Limits:
         seconds: Processor time.
         wall_seconds: Time by the clock.
         contained: The sandbox has a process namespace: all that a child leaves behind can be killed at once.
-        landlock: The sandbox has Landlock, which can be nested.
+        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
+        filter: What it may call of the kernel (``seccomp.compiled``); empty where the sandbox filters no calls.
         processes: Processes that the kernel may count when it starts another.
     """
 
     seconds: float
     wall_seconds: float
     contained: bool
-    landlock: bool
+    landlock: int
+    filter: bytes
     processes: int
 
     @property
     def late(self) -> bytes:
         """The line for a response that took more by the clock."""
         return said({"error": f"deadline: more than {self.wall_seconds:g} s by the clock"})
+
+
+def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
+    """Return the limits of children in a sandbox.
+
+    Args:
+        report: The layers of the sandbox.
+        seconds: As in ``Limits``.
+        wall_seconds: As in ``Limits``.
+        processes: As in ``Limits``.
+    """
+    contained = layers.contained(report)
+    version = landlock.version_in(report["files"])
+    filtered = b""
+    if report["seccomp"]:
+        signals = contained and version >= landlock.FIRST_WITH_SIGNALS
+        filtered = seccomp.compiled(syscalls.of_response(signals=signals, groups=contained))
+    return Limits(
+        seconds=seconds, wall_seconds=wall_seconds, contained=contained, landlock=version, filter=filtered,
+        processes=processes,
+    )  # fmt: skip
 
 
 def said(reply: Any) -> bytes:
@@ -129,30 +152,38 @@ def _run(work: Callable[[], bytes], secret: bytes, writing: int, limits: Limits)
     # Taken before anything is executed: a response may replace what modules and builtins hold.
     write, leave, head, length = os.write, os._exit, HEAD.pack, len
     try:
-        _confine(writing, limits)
+        confine(limits, writing)
         line = work()
         write(writing, head(secret, length(line)) + line)
     finally:
         leave(0)
 
 
-def _confine(writing: int, limits: Limits) -> None:
-    os.closerange(3, writing)
-    os.closerange(writing + 1, layers.FILES)
+def confine(limits: Limits, keep: int) -> None:
+    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
+
+    Args:
+        limits: What it may take.
+        keep: The only file descriptor above 2 that stays open.
+
+    Raises:
+        OSError: A layer that the sandbox has cannot be entered.
+    """
+    os.closerange(3, keep)
+    os.closerange(keep + 1, layers.FILES)
     layers.die_with_parent()
     os.setpgid(0, 0)
     if limits.landlock:
-        with contextlib.suppress(OSError):
-            landlock.nest()
-    if not limits.contained:
-        with contextlib.suppress(OSError):
-            seccomp.restrict(list(seccomp.ESCAPES.values()))
+        landlock.nest()
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
     # The first limit is exact, the second cannot be ignored.
     whole = math.floor(limits.seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    if limits.filter:
+        # Last: it refuses all that was done here.
+        seccomp.restrict(limits.filter)
 
 
 def _read(reading: int, most: int, seconds: float) -> tuple[bytes, bool]:

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from . import kernel, landlock, seccomp
+from . import kernel, landlock, seccomp, syscalls
 
 Report = dict[str, str]
 """What each layer came to; an empty text where it is missing."""
@@ -23,10 +23,10 @@ FIRST_FREE_USER = 1_900_000_000
 NOBODY = 65534
 READS_AS_ROOT = ", reading as root what Landlock leaves"
 """Marks a user that could not read Python's own folders otherwise."""
-FILES = 256
+FILES = 64
 """Files that a process may have open."""
-PROCESSES = 64
-"""Processes of the sandbox at a time."""
+PROCESSES = 32
+"""Processes of the sandbox at a time, each thread counted as one."""
 MORE_PROCESSES = 1024
 """How many more a response may start where the user's other processes are counted with them."""
 COUNTS_BY_NAMESPACE = (5, 14)
@@ -167,24 +167,25 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
     """
     report = {**report, "seccomp": ""}
     network = [report["network"]] if report["network"] else []
-    if "files" not in without and _has_landlock(without):
-        with contextlib.suppress(OSError):
-            known = landlock.restrict([*SYSTEM, *readable], ["/dev/null"], execute=execute)
-            report["files"] = f"Landlock {known}"
-            if known >= landlock.FIRST_WITH_TCP:
-                network.append("Landlock (TCP)")
-    if "seccomp" not in without:
-        with contextlib.suppress(OSError):
-            seccomp.restrict(list(seccomp.NUMBERS.values()))
-            report["seccomp"] = "set"
-            network.append("seccomp")
-    report["network"] = " + ".join(network)
     report["processes"] = report["processes"] or "process group"
     with contextlib.suppress(OSError):
         kernel.capabilities(kernel.READ_ALL if report["user"].endswith(READS_AS_ROOT) else 0)
     with contextlib.suppress(OSError):
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     die_with_parent()
+    if "files" not in without and _has_landlock(without):
+        with contextlib.suppress(OSError):
+            known = landlock.restrict([*SYSTEM, *readable], ["/dev/null"], execute=execute)
+            report["files"] = landlock.described(known)
+            if known >= landlock.FIRST_WITH_TCP:
+                network.append("Landlock (TCP)")
+    if "seccomp" not in without:
+        # Last: it refuses what the other layers need.
+        with contextlib.suppress(OSError):
+            seccomp.restrict(seccomp.compiled(syscalls.of_worker(execute=execute)))
+            report["seccomp"] = "set"
+            network.append("seccomp")
+    report["network"] = " + ".join(network)
     return report
 
 

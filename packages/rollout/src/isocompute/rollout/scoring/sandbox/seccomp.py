@@ -1,4 +1,4 @@
-"""A seccomp filter: system calls that no verifier needs fail with "operation not permitted"."""
+"""A seccomp filter: only the system calls on a list pass; all others fail with "operation not permitted"."""
 
 from __future__ import annotations
 
@@ -6,81 +6,98 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from . import kernel
+from .syscalls import NUMBERS, OWN_PROCESS, Calls, Values
 
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
 """What the kernel calls the kinds of machine whose numbers are known."""
-NUMBERS: dict[str, tuple[int, int]] = {
-    "socket": (41, 198),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "pidfd_getfd": (438, 438),
-    "kcmp": (312, 272),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "mount_setattr": (442, 442),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "open_by_handle_at": (304, 265),
-}
-"""Calls that are refused in every process of a sandbox, with their numbers on x86-64 and on 64-bit Arm."""
-ESCAPES: dict[str, tuple[int, int]] = {
-    "setsid": (112, 157),
-    "setpgid": (109, 154),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_send_signal": (424, 424),
-}
-"""Calls that leave a group of processes or signal others: refused too where no namespace keeps processes together."""
+FIRST_RECENT = 424
+"""Calls from this number on are missing in older kernels: refused as unknown, programs use others instead of them."""
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
-_X32 = 0x4000_0000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Where these stand in what a filter sees; arguments have eight bytes each, the lower half first."""
+
+Line = tuple[int, int, int, int]
+"""An instruction: code, lines to be skipped if true, if false, constant."""
+REFUSED: Line = (_RETURN, 0, 0, _ERROR | errno.EPERM)
+UNKNOWN: Line = (_RETURN, 0, 0, _ERROR | errno.ENOSYS)
+ALLOWED: Line = (_RETURN, 0, 0, _ALLOW)
 
 
-def restrict(calls: Sequence[tuple[int, int]]) -> None:
-    """Refuse system calls in this process and in its children; ``no_new_privs`` must be set.
+def restrict(program: bytes) -> None:
+    """Enter a filter, with all children; ``no_new_privs`` must be set.
 
     Args:
-        calls: Numbers of a call on x86-64 and on 64-bit Arm.
+        program: From ``compiled``.
 
     Raises:
-        OSError: The kernel refuses, or the machine is of an unknown kind.
+        OSError: The kernel refuses.
     """
-    machine = os.uname().machine
+    own = program.replace(struct.pack("=I", OWN_PROCESS), struct.pack("=I", os.getpid()))
+    code = ctypes.create_string_buffer(own, len(own))
+    head = ctypes.create_string_buffer(struct.pack("@HP", len(own) // 8, ctypes.addressof(code)))
+    kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(head))
+
+
+def compiled(calls: Calls, machine: str | None = None) -> bytes:
+    """Return the filter that allows calls and refuses all others.
+
+    Args:
+        calls: The calls, each with what its arguments must be.
+        machine: As ``uname`` names it; by default this machine.
+
+    Raises:
+        OSError: The machine is of an unknown kind.
+    """
+    machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter is known for {machine}")
-    numbers = [call[0 if machine == "x86_64" else 1] for call in calls]
-    program = [
-        # The architecture stands at offset 4 of what the filter sees, the number of the call at 0.
-        (_LOAD, 0, 0, 4),
-        (_EQUAL, 1, 0, ARCHITECTURES[machine]),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),
-    ]
-    if machine == "x86_64":
-        program += [(_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _ERROR | errno.EPERM)]
-    for number in numbers:
-        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | errno.EPERM)]
-    program.append((_RETURN, 0, 0, _ALLOW))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
-    kernel.prctl(kernel.PR_SET_SECCOMP, 2, ctypes.addressof(head))
+    which = 0 if machine == "x86_64" else 1
+    blocks = {NUMBERS[name][which]: _checks(values) for name, values in calls.items() if NUMBERS[name][which] >= 0}
+    # What holds from a number on, up to the next one.
+    segments: dict[int, list[Line]] = {0: [REFUSED], FIRST_RECENT: [UNKNOWN]}
+    for number in blocks:
+        segments.setdefault(number + 1, [UNKNOWN if number + 1 >= FIRST_RECENT else REFUSED])
+    segments |= blocks
+    program: list[Line] = [
+        (_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, ARCHITECTURES[machine]), (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER), *_search(_merged(segments)),
+    ]  # fmt: skip
+    return b"".join(struct.pack("=HBBI", *line) for line in program)
+
+
+def _merged(segments: Mapping[int, list[Line]]) -> list[tuple[int, list[Line]]]:
+    """Segments in order, neighbours that do the same as one."""
+    merged: list[tuple[int, list[Line]]] = []
+    for start, block in sorted(segments.items()):
+        if not merged or merged[-1][1] != block:
+            merged.append((start, block))
+    return merged
+
+
+def _search(segments: Sequence[tuple[int, list[Line]]]) -> list[Line]:
+    """Find a number's segment by halves."""
+    if len(segments) == 1:
+        return segments[0][1]
+    middle = len(segments) // 2
+    below, from_here = _search(segments[:middle]), _search(segments[middle:])
+    # A conditional jump reaches 255 lines only.
+    return [(_AT_LEAST, 0, 1, segments[middle][0]), (_JUMP, 0, 0, len(below)), *below, *from_here]
+
+
+def _checks(values: Sequence[Values]) -> list[Line]:
+    """Allow a call where all arguments that are named have a value that is allowed."""
+    lines: list[Line] = []
+    for value in values:
+        place = _ARGUMENTS + 8 * value.argument
+        lines += [(_LOAD, 0, 0, place), (_AND, 0, 0, value.mask)]
+        count = len(value.allowed)
+        lines += [(_EQUAL, count - i, 0, allowed) for i, allowed in enumerate(value.allowed)]
+        lines.append(REFUSED)
+        if value.wide:
+            lines += [(_LOAD, 0, 0, place + 4), (_EQUAL, 1, 0, 0), REFUSED]
+    return [*lines, ALLOWED]

@@ -16,7 +16,7 @@ from ...errors import ProblemError, RolloutError
 from ..extraction import Extraction, extraction
 from ..judges import Judge, Scored
 from . import layers
-from .child import Limits, in_a_child, said
+from .child import in_a_child, limits_in, said
 
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
@@ -50,10 +50,9 @@ class Worker:
         self._one_by_one, self._written = False, 0.0
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
-        self._limits = Limits(
-            seconds=self._seconds, wall_seconds=settings["wall_seconds"], contained=layers.contained(report),
-            landlock=report["files"].startswith("Landlock"), processes=settings["processes"],
-        )  # fmt: skip
+        self._limits = limits_in(
+            report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=settings["processes"]
+        )
         self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
