@@ -53,6 +53,8 @@ SLOW = {
     "packages/rollout/tests/samplers/test_vllm.py": "vLLM",
     "packages/rollout/tests/scoring/test_attack.py": "every task of reasoning-gym",
     "packages/rollout/tests/scoring/test_constants.py": "every task of reasoning-gym",
+    "packages/rollout/tests/scoring/test_frames.py": "sandboxes, one after another",
+    "packages/rollout/tests/scoring/test_replaced.py": "sandboxes, one after another",
     "packages/rollout/tests/scoring/test_own_rules.py": "sandboxes, one after another",
     "packages/rollout/tests/scoring/test_rules.py": "sandboxes of several libraries",
     "packages/rollout/tests/scoring/test_sandbox.py": "sandboxes, one after another",
