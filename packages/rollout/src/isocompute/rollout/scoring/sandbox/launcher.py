@@ -7,12 +7,13 @@ import os
 import select
 import signal
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from . import kernel, layers
+from .child import ended
 from .nursery import nurse
+from .watch import LOOK_SECONDS, Watch
 
 POLL_SECONDS = 0.2
 """Interval between looks where the kernel has no file descriptor for a process."""
@@ -24,11 +25,11 @@ def launch(settings: dict[str, Any]) -> None:
     Args:
         settings: As ``process`` writes them.
     """
-    report = layers.enter(settings["readable"], settings["without"])
-    empty = ""
     with contextlib.suppress(OSError):
-        empty = tempfile.mkdtemp(prefix="isocompute-scoring-")
-    os.chdir(empty or "/")
+        # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    report = layers.enter(settings["readable"], settings["without"])
+    os.chdir("/")
     with contextlib.suppress(OSError):
         # Whoever loses its parent becomes a child of this process.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
@@ -42,15 +43,12 @@ def launch(settings: dict[str, Any]) -> None:
     try:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 1)
-        _wait(nursery)
+        _wait(nursery, Watch(settings["memory_bytes"]) if settings["executing"] else None)
     finally:
         _end_children()
-        if empty:
-            with contextlib.suppress(OSError):
-                Path(empty).rmdir()
 
 
-def _wait(nursery: int) -> None:
+def _wait(nursery: int, watch: Watch | None) -> None:
     poll = select.poll()
     # Asked for nothing, poll reports that the other end was closed.
     poll.register(0, 0)
@@ -59,11 +57,20 @@ def _wait(nursery: int) -> None:
         poll.register(os.pidfd_open(nursery), select.POLLIN)
     except (AttributeError, OSError):
         timeout = POLL_SECONDS * 1000
-    while True:
-        if poll.poll(timeout):
-            return
+    if watch is not None:
+        timeout = LOOK_SECONDS * 1000
+    while not poll.poll(timeout):
         if os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            return
+            break
+        if watch is not None:
+            watch.look()
+    end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if end is not None and end.si_status:
+        print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
+
+
+def _how(end: os.waitid_result) -> str:
+    return ended(end.si_status if end.si_code == os.CLD_EXITED else -end.si_status)
 
 
 def _end_children() -> None:

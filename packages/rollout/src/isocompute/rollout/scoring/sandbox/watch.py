@@ -1,0 +1,71 @@
+"""The memory and the processes of a response together, watched from outside: no limit of the kernel counts them so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from .layers import PROCESSES
+
+LOOK_SECONDS = 0.025
+"""Interval between looks."""
+ROUNDS = 20
+"""How often what is still there is killed."""
+
+
+class Watch:
+    """Kills all processes of a response when together they take too much.
+
+    What executes a response is a group of processes of its own (``child.confine``), which it can leave for another new
+    one only; all others here are in this process's group.
+
+    Args:
+        memory_bytes: Memory of their own that they may hold together; what forks share counts for each of them.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._group = os.getpgrp()
+
+    def look(self) -> None:
+        """Look once."""
+        found = self._found()
+        if sum(map(self._own, found)) > self._memory_bytes or sum(found.values()) > PROCESSES:
+            # What is started meanwhile goes with it.
+            for _ in range(ROUNDS):
+                for pid in found:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+                found = self._found()
+
+    def _found(self) -> dict[int, int]:
+        """The running processes of responses, each with its number of threads."""
+        found: dict[int, int] = {}
+        waiting = _children(os.getpid())
+        while waiting:
+            pid = waiting.pop()
+            waiting += _children(pid)
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                state, _, group, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                if state not in "ZX" and int(group) != self._group:
+                    found[pid] = int(rest[14])
+        return found
+
+    def _own(self, pid: int) -> int:
+        """Bytes that a process holds of its own: neither files nor what it shares as a file."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+            return (resident - shared) * self._page
+        return 0
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+    return found
