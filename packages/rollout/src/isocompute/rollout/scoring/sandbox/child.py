@@ -1,15 +1,16 @@
 """A process for one response, killed with everything that it started.
 
 What it executes shares its memory, and nothing in one memory is safe from the rest of it. So the child has no way to
-the engine: it holds one pipe, to the worker, on which a single reply counts that begins with a number drawn for this
-response. A response that is executed inside a verifier can end the child or write to the pipe, which earns nothing; it
-would have to find that number in the interpreter's own stack to forge a reply.
+the engine: it holds a pipe to the worker, on which exactly one reply counts, which the worker reads as a verdict and
+makes anew. That reply begins with a number drawn for this response, which waits in another pipe until the verifier has
+returned. A response that a rule executes in the child can end it or write to the pipe, which earns nothing. Written
+for this sandbox, it can read the number first and forge a reply, as it could make the verifier return what it likes:
+nothing here excludes that, and it changes no other response's verdict.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import resource
@@ -17,15 +18,18 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from . import landlock, layers, seccomp, syscalls
+from .frames import NO_VERDICT, FrameError, Reply, reply_in
 
 HEAD = struct.Struct("=16sI")
 """What a reply begins with: the number drawn, and the length of the rest."""
 LARGEST_REPLY = 4096
+MOST_FILES = 4096
+"""File descriptors that a library may have opened before its number was limited are below this."""
 FORK_SECONDS = 1.0
 """How long a process is tried to be forked, while the machine or its user has too many."""
 
@@ -51,9 +55,9 @@ class Limits:
     processes: int
 
     @property
-    def late(self) -> bytes:
-        """The line for a response that took more by the clock."""
-        return said({"error": f"deadline: more than {self.wall_seconds:g} s by the clock"})
+    def late(self) -> Reply:
+        """The reply for a response that took more by the clock."""
+        return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
 
 
 def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
@@ -77,44 +81,55 @@ def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, pro
     )  # fmt: skip
 
 
-def said(reply: Any) -> bytes:
-    """Return a reply as a line."""
-    return json.dumps(reply).encode() + b"\n"
+class NoProcessError(Exception):
+    """No process can be started: the machine or its user has too many, or too little memory."""
 
 
-def in_a_child(work: Callable[[], bytes], limits: Limits, *, largest: int = LARGEST_REPLY) -> bytes:
-    """Run a function in a forked process; return its line, or one that says how it broke.
+def in_a_child(
+    work: Callable[[], bytes], limits: Limits, *, kinds: Collection[str] = ("error", "fault"),
+    largest: int = LARGEST_REPLY,
+) -> Reply:
+    """Run a function in a forked process; return its reply, or one that says how it broke.
 
     Args:
         work: Returns a line.
         limits: What it may take.
+        kinds: What its reply may say besides a score.
         largest: Bytes of the longest line.
+
+    Raises:
+        NoProcessError: It cannot be forked.
     """
     secret = os.urandom(16)
-    try:
-        child, reading, writing = _forked()
-    except OSError as error:
-        return said({"fault": f"no process can be started to score a response ({error.strerror})"})
+    child, reading, writing, key = _forked(secret)
     if child == 0:
-        _run(work, secret, writing, limits)
+        _run(work, writing, key, limits)
     os.close(writing)
+    os.close(key)
     data, late = _read(reading, HEAD.size + largest, limits.wall_seconds)
-    os.close(reading)
     _kill(child, contained=limits.contained)
     _, status, used = os.wait4(child, 0)
+    data += _left(reading)
+    os.close(reading)
     if late:
         return limits.late
     if not data:
-        spent = used.ru_utime + used.ru_stime
-        code = os.waitstatus_to_exitcode(status)
-        if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
-            return said({"error": f"deadline: more than {limits.seconds:g} s of processor time"})
-        return said({"error": f"the verifier's process ended ({ended(code)})"})
+        return {"error": _broken(status, used.ru_utime + used.ru_stime, limits)}
     if len(data) >= HEAD.size:
         number, length = HEAD.unpack_from(data)
         if number == secret and length == len(data) - HEAD.size:
-            return data[HEAD.size :]
-    return said({"error": "the verifier's process wrote something that is not a verdict"})
+            with contextlib.suppress(FrameError):
+                return reply_in(data[HEAD.size :], kinds)
+    return {"error": NO_VERDICT}
+
+
+def _broken(status: int, spent: float, limits: Limits) -> str:
+    """How a child ended that said nothing."""
+    code = os.waitstatus_to_exitcode(status)
+    if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
+        return f"deadline: more than {limits.seconds:g} s of processor time"
+    why = ": too many processes, or too much memory together" if code == -signal.SIGKILL else ""
+    return f"the verifier's process ended ({ended(code)}{why})"
 
 
 def ended(code: int) -> str:
@@ -131,46 +146,51 @@ def ended(code: int) -> str:
         return f"signal {-code}"
 
 
-def _forked() -> tuple[int, int, int]:
-    """Fork; return the child (0 in the child) and the two ends of a pipe."""
+def _forked(secret: bytes) -> tuple[int, int, int, int]:
+    """Fork; return the child (0 in the child), the ends of a pipe from it, and the end of one with the secret."""
     end = time.monotonic() + FORK_SECONDS
     while True:
-        reading = writing = -1
+        opened: list[int] = []
         try:
-            reading, writing = os.pipe()
-            return os.fork(), reading, writing
-        except OSError:
-            for descriptor in (reading, writing):
-                if descriptor >= 0:
-                    os.close(descriptor)
+            opened += os.pipe()
+            opened += os.pipe()
+            os.write(opened[3], secret)
+            os.close(opened.pop())
+            return os.fork(), *opened
+        except OSError as error:
+            for descriptor in opened:
+                os.close(descriptor)
             if time.monotonic() > end:
-                raise
+                raise NoProcessError(f"no process can be started to score a response ({error.strerror})") from None
         time.sleep(FORK_SECONDS / 20)
 
 
-def _run(work: Callable[[], bytes], secret: bytes, writing: int, limits: Limits) -> NoReturn:
+def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> NoReturn:
     # Taken before anything is executed: a response may replace what modules and builtins hold.
-    write, leave, head, length = os.write, os._exit, HEAD.pack, len
+    read, write, leave, head, length = os.read, os.write, os._exit, HEAD.pack, len
     try:
-        confine(limits, writing)
+        confine(limits, keep=(writing, key))
         line = work()
-        write(writing, head(secret, length(line)) + line)
+        write(writing, head(read(key, 16), length(line)) + line)
     finally:
         leave(0)
 
 
-def confine(limits: Limits, keep: int) -> None:
+def confine(limits: Limits, keep: Collection[int]) -> None:
     """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
 
     Args:
         limits: What it may take.
-        keep: The only file descriptor above 2 that stays open.
+        keep: The only file descriptors above 2 that stay open.
 
     Raises:
         OSError: A layer that the sandbox has cannot be entered.
     """
-    os.closerange(3, keep)
-    os.closerange(keep + 1, layers.FILES)
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, MOST_FILES)
     layers.die_with_parent()
     os.setpgid(0, 0)
     if limits.landlock:
@@ -200,6 +220,14 @@ def _read(reading: int, most: int, seconds: float) -> tuple[bytes, bool]:
             return data, False
         if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
             return data, False
+
+
+def _left(reading: int) -> bytes:
+    """What a child has written besides its reply."""
+    os.set_blocking(reading, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(reading, 1)
+    return b""
 
 
 def _kill(child: int, *, contained: bool) -> None:

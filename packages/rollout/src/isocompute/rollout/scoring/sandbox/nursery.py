@@ -7,13 +7,19 @@ import gc
 import json
 import os
 import signal
+import time
 from typing import Any
 
 from ...errors import RolloutError
 from ..judges import Judge, load
 from . import layers
-from .child import ended
+from .child import FORK_SECONDS, NoProcessError, ended
 from .worker import Worker, broken
+
+
+AGAIN = os.EX_TEMPFAIL
+"""Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
+NO_PROCESS = "no process can be started to score a response"
 
 
 def nurse(settings: dict[str, Any], report: layers.Report) -> None:
@@ -30,7 +36,7 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     given, replies = os.dup(0), os.dup(1)
     # What a library prints must not become a verdict.
     nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1, 2):
+    for standard in (0, 1):
         os.dup2(nothing, standard)
     try:
         judge: Judge = load(settings["lane"])
@@ -42,21 +48,38 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     except Exception as error:
         _write(replies, {"fault": f"the sandbox that scores cannot be set up ({broken(error)})"})
         return
+    # Until here it says why a sandbox does not start.
+    os.dup2(nothing, 2)
+    os.close(nothing)
     _write(replies, {"ready": report})
     # What is there by now stays shared with the workers.
     gc.collect()
     gc.freeze()
     contained = layers.contained(report)
     while True:
-        worker = os.fork()
+        worker = _forked()
         if worker == 0:
             layers.limit(settings["memory_bytes"], alone=layers.counted_alone(report))
             _work(Worker(judge, settings, report, given=given, replies=replies))
+        if worker is None:
+            _write(replies, {"died": NO_PROCESS, "again": True})
+            return
         status = _waited(worker)
         if status == 0:
             return
         _clear(contained=contained)
-        _write(replies, {"died": _why(status, settings["seconds"])})
+        again = os.waitstatus_to_exitcode(status) == AGAIN
+        _write(replies, {"died": NO_PROCESS if again else _why(status, settings["seconds"]), "again": again})
+
+
+def _forked() -> int | None:
+    """Fork, as soon as that is possible; return None where it is not for a while."""
+    for _ in range(20):
+        try:
+            return os.fork()
+        except OSError:
+            time.sleep(FORK_SECONDS / 20)
+    return None
 
 
 def _work(worker: Worker) -> None:
@@ -65,6 +88,8 @@ def _work(worker: Worker) -> None:
         layers.die_with_parent()
         worker.work()
         status = 0
+    except NoProcessError:
+        status = AGAIN
     finally:
         os._exit(status)
 

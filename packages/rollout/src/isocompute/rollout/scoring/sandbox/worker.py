@@ -15,8 +15,10 @@ from typing import Any
 from ...errors import ProblemError, RolloutError
 from ..extraction import Extraction, extraction
 from ..judges import Judge, Scored
+from ..judges.text import TextJudge
 from . import layers
-from .child import in_a_child, limits_in, said
+from .child import in_a_child, limits_in
+from .frames import COMPLETE, READ, Reply, numbered, said
 
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
@@ -36,9 +38,8 @@ class Worker:
         settings: As ``process`` writes them.
         report: The layers of the sandbox.
         given: File descriptor of the requests, a JSON line each.
-        replies: File descriptor of the replies: ``+`` for a request read, then a JSON line for each response. They are
-            written together, or one by one where the request asks for it, so that it shows which response ended the
-            process.
+        replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
+            the request asks for it, so that it shows which response ended the process.
     """
 
     def __init__(
@@ -47,6 +48,8 @@ class Worker:
         self._judge = judge
         self._given, self._replies = given, replies
         self._held: list[bytes] = []
+        self._request, self._number = 0, 0
+        self._known = TextJudge()
         self._one_by_one, self._written = False, 0.0
         self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
         self._seconds: float = settings["seconds"]
@@ -56,38 +59,61 @@ class Worker:
         self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
 
     def work(self) -> None:
-        """Answer requests until there are no more."""
+        """Answer requests until there are no more.
+
+        Raises:
+            NoProcessError: A response needs a process, and none can be started.
+        """
         with os.fdopen(self._given, "rb") as lines:
             for line in lines:
                 request = json.loads(line)
-                self._one_by_one, self._written = request.get("one_by_one", False), time.monotonic()
-                self._say(b"+\n")
+                self._request, self._number = request["id"], 0
+                self._one_by_one, self._written = request["one_by_one"], time.monotonic()
+                self._hold(numbered(self._request, READ))
                 self._write()
-                for base in request.get("check", ()):
-                    self._checked(base)
-                for group in request.get("groups", ()):
-                    self._scored(*group)
-                for draw in request.get("draws", ()):
-                    self._drawn(draw)
-                self._write()
+                try:
+                    self._answer(request)
+                finally:
+                    self._write()
 
-    def _scored(self, base: str, words: list[str], answer: str, metadata: str, responses: list[str]) -> None:
+    def _answer(self, request: dict[str, Any]) -> None:
+        for base in request.get("check", ()):
+            self._checked(base)
+        groups = request.get("groups", ())
+        # What is known to be right or wrong takes the way of the responses.
+        executing = any(self._judge.executing(group[0]) for group in groups)
+        before, after = request.get("canaries", ((), ()))
+        if before:
+            self._scored(*before, executing=executing)
+        for group in groups:
+            self._scored(*group, executing=self._judge.executing(group[0]))
+        if after:
+            self._scored(*after, executing=executing)
+        for draw in request.get("draws", ()):
+            self._drawn(draw)
+        self._hold(numbered(self._request, COMPLETE))
+
+    def _scored(
+        self, base: str, words: list[str], answer: str, metadata: str, responses: list[str], *, executing: bool
+    ) -> None:
         try:
             score = self._prepared(base, answer, metadata)
             extract = self._extraction(*words) if words else None
         except RolloutError as error:
             key = "unusable" if isinstance(error, ProblemError) else "fault"
             for _ in responses:
-                self._say_json({key: str(error)})
+                self._say(said({key: str(error)}))
             return
-        executing = self._judge.executing(base)
-        reply = partial(_reply, score, extract, faults=not base.startswith("python:"))
+        own = base.startswith("python:")
+        reply = partial(_reply, score, extract, faults=not own)
+        # Whoever executes a response may be made to say anything.
+        kinds = ("error",) if own else ("error", "unusable")
         limits, late = self._limits, 0
         for response in responses:
             if executing:
-                line = in_a_child(partial(reply, response=response), limits)
-                self._say(line)
-                late += line == limits.late
+                verdict = in_a_child(partial(reply, response=response), limits, kinds=kinds)
+                self._say(said(verdict))
+                late += verdict == limits.late
                 if late == PATIENCE:
                     limits = replace(self._limits, wall_seconds=self._seconds)
                 continue
@@ -100,13 +126,16 @@ class Worker:
         try:
             self._prepared(base, "", "")
         except RolloutError as error:
-            self._say_json({"fault": str(error)})
+            self._say(said({"fault": str(error)}))
             return
         # Where each response is scored in a process of its own, one must be able to start and to answer.
-        self._say(in_a_child(lambda: said(1), self._limits) if self._judge.executing(base) else said(1))
+        reply: Reply = in_a_child(lambda: said(1), self._limits) if self._judge.executing(base) else 1
+        self._say(said(reply))
 
     def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
         """Return the function that scores a response, made in a time of its own."""
+        if base == "exact":
+            return self._known.prepare(base, answer, metadata)
         if self._judge.executing(base) and not self._may_execute:
             raise RolloutError(
                 f"the verifier {base} may execute what a response says, and this machine's kernel does not let it be "
@@ -134,12 +163,14 @@ class Worker:
             except Exception as error:
                 return said({"error": broken(error)})
 
-        self._say(in_a_child(problem, self._limits, largest=LARGEST_PROBLEM))
-
-    def _say_json(self, reply: Any) -> None:
-        self._say(said(reply))
+        kinds = ("error", "fault", "problem")
+        self._say(said(in_a_child(problem, self._limits, kinds=kinds, largest=LARGEST_PROBLEM)))
 
     def _say(self, line: bytes) -> None:
+        self._hold(numbered(self._request, self._number, line))
+        self._number += 1
+
+    def _hold(self, line: bytes) -> None:
         self._held.append(line)
         # Each write wakes a thread of the engine's process.
         if self._one_by_one or time.monotonic() - self._written > HELD_SECONDS:

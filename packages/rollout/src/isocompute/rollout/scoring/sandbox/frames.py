@@ -1,0 +1,95 @@
+"""Replies of the processes that score, as lines: each is checked where it is read, and made anew to be passed on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+from ...errors import RolloutError
+
+Reply = Any
+"""A score, or a mapping with ``error`` (the response's fault), ``unusable`` (the problem's), ``fault`` or ``problem``."""
+NO_VERDICT = "the verifier's process wrote something that is not a verdict"
+READ, COMPLETE = -1, -2
+"""What a line says in place of a reply's number: the request was read; all replies to it are written."""
+
+
+class FrameError(RolloutError):
+    """Something was written that is not the one reply that was waited for."""
+
+
+def said(reply: Reply) -> bytes:
+    """Return a reply as a line."""
+    return json.dumps(reply).encode() + b"\n"
+
+
+def reply_in(line: bytes, kinds: Collection[str] = ("error", "unusable", "fault", "problem")) -> Reply:
+    """Return the reply that a line holds.
+
+    Args:
+        line: The whole line.
+        kinds: What a mapping may say.
+
+    Raises:
+        FrameError: It holds anything but one score from 0 to 1, or one text of these kinds.
+    """
+    if line.find(b"\n") != len(line) - 1:
+        raise FrameError(NO_VERDICT)
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        raise FrameError(NO_VERDICT) from None
+    if type(reply) in (int, float) and 0 <= reply <= 1:
+        return float(reply)
+    if isinstance(reply, dict) and len(reply) == 1:
+        ((kind, text),) = reply.items()
+        if kind in kinds and isinstance(text, str):
+            return {kind: text}
+    raise FrameError(NO_VERDICT)
+
+
+def numbered(request: int, number: int, line: bytes = b"\n") -> bytes:
+    """Return the line that a worker writes.
+
+    Args:
+        request: Which request it answers.
+        number: Which of the replies to it; ``READ`` or ``COMPLETE``.
+        line: The reply.
+    """
+    return b"%d %d %b" % (request, number, line)
+
+
+def number_in(line: bytes, request: int) -> tuple[int, bytes]:
+    """Return the number in a worker's line, and the reply's own line.
+
+    Args:
+        line: Without its end.
+        request: The request that is waited for.
+
+    Raises:
+        FrameError: It answers another request, or is none of a worker's lines.
+    """
+    first, _, rest = line.partition(b" ")
+    number, _, reply = rest.partition(b" ")
+    if first != b"%d" % request or not number.removeprefix(b"-").isdigit():
+        raise FrameError(NO_VERDICT)
+    return int(number), reply + b"\n"
+
+
+def death_in(line: bytes) -> dict[str, Any]:
+    """Return what the process that starts workers says of one that ended: ``died``, and whether to ask ``again``.
+
+    Args:
+        line: Without its end.
+
+    Raises:
+        FrameError: It says something else.
+    """
+    try:
+        end = json.loads(line)
+    except (ValueError, RecursionError):
+        end = None
+    if not isinstance(end, dict) or not isinstance(end.get("died"), str):
+        raise FrameError(NO_VERDICT)
+    return end
