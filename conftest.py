@@ -59,6 +59,7 @@ SLOW = {
     "packages/rollout/tests/scoring/test_rules.py": "sandboxes of several libraries",
     "packages/rollout/tests/scoring/test_sandbox.py": "sandboxes, one after another",
     "packages/rollout/tests/scoring/test_sandbox_attacks.py": "attacks through every task of reasoning-gym",
+    "packages/rollout/tests/scoring/test_summary.py": "sandboxes, one after another",
     "packages/rollout/tests/scoring/test_syscalls.py": "sandboxes, one after another",
     "experiments/tests/test_stale_weights.py": "vLLM",
 }
