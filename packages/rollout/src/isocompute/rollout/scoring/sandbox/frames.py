@@ -9,8 +9,10 @@ from typing import Any
 from ...errors import RolloutError
 
 Reply = Any
-"""A score, or a mapping with ``error`` (the response's fault), ``unusable`` (the problem's), ``fault`` or ``problem``."""
+"""A score, or a mapping of one of ``KINDS`` to a text: ``error`` is the response's fault, ``unusable`` the problem's."""
 NO_VERDICT = "the verifier's process wrote something that is not a verdict"
+KINDS = ("error", "unusable", "fault", "problem", "probes")
+"""What a mapping may say."""
 READ, COMPLETE = -1, -2
 """What a line says in place of a reply's number: the request was read; all replies to it are written."""
 
@@ -24,7 +26,7 @@ def said(reply: Reply) -> bytes:
     return json.dumps(reply).encode() + b"\n"
 
 
-def reply_in(line: bytes, kinds: Collection[str] = ("error", "unusable", "fault", "problem")) -> Reply:
+def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
     """Return the reply that a line holds.
 
     Args:

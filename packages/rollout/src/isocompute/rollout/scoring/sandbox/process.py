@@ -75,6 +75,11 @@ class ScoringProcess:
         self._stopped = False
         self.report: Report = {}
 
+    @property
+    def pid(self) -> int:
+        """The first process of the sandbox that runs; 0 for none."""
+        return self._process.pid if self._process is not None else 0
+
     def score(self, groups: Sequence[Group]) -> list[Reply]:
         """Score responses, whatever becomes of the processes that do it, with two whose scores are known.
 

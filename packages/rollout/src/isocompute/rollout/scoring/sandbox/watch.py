@@ -42,17 +42,8 @@ class Watch:
                 found = self._found()
 
     def _found(self) -> dict[int, int]:
-        """The running processes of responses, each with its number of threads."""
-        found: dict[int, int] = {}
-        waiting = _children(os.getpid())
-        while waiting:
-            pid = waiting.pop()
-            waiting += _children(pid)
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                state, _, group, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                if state not in "ZX" and int(group) != self._group:
-                    found[pid] = int(rest[14])
-        return found
+        """The processes of responses, each with its number of threads."""
+        return {pid: threads for pid, (group, threads) in descendants(os.getpid()).items() if group != self._group}
 
     def _own(self, pid: int) -> int:
         """Bytes that a process holds of its own: neither files nor what it shares as a file."""
@@ -60,6 +51,24 @@ class Watch:
             _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
             return (resident - shared) * self._page
         return 0
+
+
+def descendants(ancestor: int) -> dict[int, tuple[int, int]]:
+    """Return the running descendants of a process, each with its process group and its number of threads.
+
+    Args:
+        ancestor: The process.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    waiting = _children(ancestor)
+    while waiting:
+        pid = waiting.pop()
+        waiting += _children(pid)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, group, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if state not in "ZX":
+                found[pid] = int(group), int(rest[14])
+    return found
 
 
 def _children(pid: int) -> list[int]:

@@ -19,6 +19,7 @@ from ..judges.text import TextJudge
 from . import layers
 from .child import in_a_child, limits_in
 from .frames import COMPLETE, READ, Reply, numbered, said
+from .probes import tried
 
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
@@ -91,6 +92,8 @@ class Worker:
             self._scored(*after, executing=executing)
         for draw in request.get("draws", ()):
             self._drawn(draw)
+        for places in request.get("probes", ()):
+            self._say(said(in_a_child(partial(_tried, places), self._limits, kinds=("probes",))))
         self._hold(numbered(self._request, COMPLETE))
 
     def _scored(
@@ -182,6 +185,10 @@ class Worker:
         while left:
             left = left[os.write(self._replies, left) :]
         self._written = time.monotonic()
+
+
+def _tried(places: dict[str, Any]) -> bytes:
+    return said({"probes": json.dumps(tried(places))})
 
 
 def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
