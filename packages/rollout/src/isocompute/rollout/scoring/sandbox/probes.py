@@ -50,7 +50,9 @@ def _gain(places: dict[str, Any]) -> None:
 
 
 def _connect(places: dict[str, Any]) -> None:
-    socket.create_connection(("127.0.0.1", places["port"]), timeout=2).close()
+    with socket.socket() as own:
+        own.settimeout(2)
+        own.connect(("127.0.0.1", places["port"]))
 
 
 def _connect_here(places: dict[str, Any]) -> None:
