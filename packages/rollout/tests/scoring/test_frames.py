@@ -96,9 +96,7 @@ def test_lines_that_a_response_forges_change_no_other_verdict(scorer: Scorer, fo
     "line", [b"1.0\n" * 2, b"1.0\n1", b"", b"\n", b"2.0\n", b"NaN\n", b"true\n", b"[1.0]\n", b'{"reward": 1}\n', b"1.0"]
 )
 def test_what_a_child_writes_is_exactly_one_verdict(line: bytes) -> None:
-    assert in_a_child(lambda: line, LIMITS) == {
-        "error": "the verifier's process wrote something that is not a verdict"
-    }
+    assert in_a_child(lambda: line, LIMITS) == {"error": "the verifier's process wrote something that is not a verdict"}
 
 
 def test_a_worker_that_writes_what_is_left_over_is_replaced(scorer: Scorer, folder: Path) -> None:

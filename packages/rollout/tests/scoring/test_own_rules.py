@@ -106,7 +106,9 @@ def test_a_process_that_cannot_be_forked_is_tried_again_and_is_no_fault_of_the_r
     allow = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(NoProcessError, match=r"no process can be started to score a response .Too many open files."):
+        with pytest.raises(
+            NoProcessError, match=r"no process can be started to score a response .Too many open files."
+        ):
             in_a_child(lambda: said(1), LIMITS)
         allow.start()
         assert in_a_child(lambda: said(1), LIMITS) == 1

@@ -94,6 +94,6 @@ def test_what_verifiers_use_goes_on_working(scorer: Scorer) -> None:
         "time.sleep(0.01); os.urandom(4); os.cpu_count(); os.sched_getaffinity(0); answer = 'right'",
         "signal.signal(signal.SIGALRM, lambda *a: None); signal.setitimer(signal.ITIMER_REAL, 0.01); "
         "signal.pause(); answer = 'right'",
-        "import concurrent.futures as c\nwith c.ThreadPoolExecutor(2) as p: answer = p.submit(lambda: 'right').result()",
+        "import concurrent.futures as c\nwith c.ThreadPoolExecutor(2) as p: answer = p.submit(str, 'right').result()",
     ]
     assert executed(scorer, *responses) == [1] * len(responses)

@@ -24,9 +24,8 @@ def canaries(lane: str) -> tuple[Group, Group]:
     """
     number = random.SystemRandom().randrange(ANSWERS)
     base = {"math": "math", "reasoning_gym": "reasoning_gym:gcd"}.get(lane, "exact")
-    shape = "\\boxed{%d}" if lane == "math" else "%d"
-    right, wrong = (shape % value for value in (number, number + 1))
-    return (base, [], str(number), "", [right]), (base, [], str(number), "", [wrong])
+    answer = str(number)
+    return (base, [], answer, "", [answer]), (base, [], answer, "", [str(number + 1)])
 
 
 def check(lane: str, reply: Reply, *, right: bool) -> str:
@@ -43,8 +42,9 @@ def check(lane: str, reply: Reply, *, right: bool) -> str:
     if isinstance(reply, dict):
         return str(next(iter(reply.values())))
     if (reply == 1.0) != right:
+        known = "right" if right else "wrong"
         raise RolloutError(
-            f"the processes that score {lane} gave {reply:g} to a response known to be {'right' if right else 'wrong'}: "
-            "no verdict of theirs can be believed; a library or a rule there has replaced what scores"
+            f"the processes that score {lane} gave {reply:g} to a response known to be {known}: no verdict of theirs "
+            "can be believed; a library or a rule there has replaced what scores"
         )
     return ""

@@ -86,7 +86,10 @@ class NoProcessError(Exception):
 
 
 def in_a_child(
-    work: Callable[[], bytes], limits: Limits, *, kinds: Collection[str] = ("error", "fault"),
+    work: Callable[[], bytes],
+    limits: Limits,
+    *,
+    kinds: Collection[str] = ("error", "fault"),
     largest: int = LARGEST_REPLY,
 ) -> Reply:
     """Run a function in a forked process; return its reply, or one that says how it broke.

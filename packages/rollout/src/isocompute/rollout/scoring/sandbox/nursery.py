@@ -16,7 +16,6 @@ from . import layers
 from .child import FORK_SECONDS, NoProcessError, ended
 from .worker import Worker, broken
 
-
 AGAIN = os.EX_TEMPFAIL
 """Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
 NO_PROCESS = "no process can be started to score a response"

@@ -109,7 +109,10 @@ def _share(places: dict[str, Any]) -> None:
 def _call(places: dict[str, Any]) -> None:
     """Call with a path that does not exist: the kernel says so where it lets the call pass."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for name, values in (("chmod", (b"/nowhere/at/all", 0o777)), ("setxattr", (b"/nowhere/at/all", b"user.a", b"", 0, 0))):
+    for name, values in (
+        ("chmod", (b"/nowhere/at/all", 0o777)),
+        ("setxattr", (b"/nowhere/at/all", b"user.a", b"", 0, 0)),
+    ):
         if libc[name](*values) == -1 and ctypes.get_errno() != errno.EPERM:
             return
     raise PermissionError(errno.EPERM, "both are refused")

@@ -21,9 +21,9 @@ from ...errors import RolloutError
 from ..config import ScoringConfig
 from . import boot
 from .canaries import Group, canaries, check
+from .child import ended
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, death_in, number_in, reply_in
 from .layers import Report
-from .child import ended
 from .worker import PREPARING_SECONDS
 
 START_SECONDS = 120.0
@@ -99,7 +99,9 @@ class ScoringProcess:
             request = {"groups": _after(groups, len(replies)), "canaries": canaries(self._lane)}
             answer = self._ask(request, total - len(replies) + 2, one_by_one=one_by_one)
             left = total - len(replies)
-            unknown = self._known(answer.replies[:1], right=True) or self._known(answer.replies[left + 1 :], right=False)
+            unknown = self._known(answer.replies[:1], right=True) or self._known(
+                answer.replies[left + 1 :], right=False
+            )
             failed = answer.died or unknown
             # A process whose known responses fail is not believed; one that ends has told how, up to there.
             progress = [] if unknown else answer.replies[1 : left + 1]
@@ -171,7 +173,7 @@ class ScoringProcess:
         }  # fmt: skip
         one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0,

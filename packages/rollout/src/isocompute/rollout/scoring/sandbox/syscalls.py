@@ -60,7 +60,7 @@ NUMBERS: Mapping[str, tuple[int, int]] = {
     # What restricts further.
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
 }  # fmt: skip
-"""Numbers on x86-64 and on 64-bit Arm, from ``asm/unistd_64.h`` and ``asm-generic/unistd.h``; -1 where there is none."""
+"""Numbers on x86-64 and on 64-bit Arm (``asm/unistd_64.h``, ``asm-generic/unistd.h``); -1 where there is none."""
 OWN_PROCESS = 0x7FFF_FFFE
 """Stands for the number of the process that is restricted."""
 

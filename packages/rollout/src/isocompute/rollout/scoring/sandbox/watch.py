@@ -74,7 +74,7 @@ def descendants(ancestor: int) -> dict[int, tuple[int, int]]:
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+                found += map(int, (task / "children").read_text().split())
     return found
