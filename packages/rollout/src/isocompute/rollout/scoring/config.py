@@ -31,7 +31,7 @@ class ScoringConfig:
             the machine is busy.
         workers: Processes that score at the same time, for each library that rules use; by default half as many as
             this process has processors, at least 1 and at most 8.
-        memory_bytes: Address space of one process.
+        memory_bytes: Address space of one process, and memory of all processes of a response together.
         partial: Use the fraction that a rule gives as the reward; otherwise the reward is 1 for a full score and 0
             for anything less.
         allow_unisolated: Allow rules that may execute what a response says even where the kernel does not let them
