@@ -85,6 +85,19 @@ def test_the_processes_of_a_response_have_one_limit_of_memory(scorer: Scorer) ->
     assert "memory" in str(verdicts[1].error)
 
 
+@pytest.mark.parametrize(
+    "scorer",
+    [{"seconds": 2, "without": ("user", "network", "processes")}],
+    indirect=True,
+    ids=["no limit of the kernel"],
+)
+def test_processes_without_end_are_ended_where_no_limit_of_the_kernel_counts_them(scorer: Scorer) -> None:
+    texts = ("answer = 'right'", "while True: os.fork()", "answer = 'right' ")
+    verdicts = scorer.submit(items(False, *texts)).result(timeout=120)
+    assert [v.reward for v in verdicts] == [1, 0, 1]
+    assert "too many processes" in str(verdicts[1].error)
+
+
 def test_the_kernel_ends_a_sandbox_before_an_engine_when_memory_is_short(scorer: Scorer) -> None:
     before = set(family(os.getpid()))
     scorer.check(["python:forking_rules_False:executes"])
