@@ -6,8 +6,8 @@ An engine's process (``process``, ``pool``) starts ``boot``, which becomes three
   (``watch``), and ends everything with the engine;
 * the ``nursery`` loads the library that scores, gives up its rights (``layers.restrict``) and forks workers, one
   after another: a worker that dies is replaced within milliseconds;
-* the ``worker`` reads groups of responses and writes one line for each response (``frames``). What a rule may execute it scores in
-  a ``child`` of its own, which is killed with all its descendants before the next response.
+* the ``worker`` reads groups of responses and writes one line for each response (``frames``). What a rule may execute
+  it scores in a ``child`` of its own, which is killed with all its descendants before the next response.
 """
 
 from .summary import report, sandbox_layers

@@ -109,7 +109,7 @@ def in_a_child(
         _run(work, writing, key, limits)
     os.close(writing)
     os.close(key)
-    data, late = _read(reading, HEAD.size + largest, limits.wall_seconds)
+    data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     _kill(child, contained=limits.contained)
     _, status, used = os.wait4(child, 0)
     data += _left(reading)
@@ -209,14 +209,29 @@ def confine(limits: Limits, keep: Collection[int]) -> None:
         seccomp.restrict(limits.filter)
 
 
-def _read(reading: int, most: int, seconds: float) -> tuple[bytes, bool]:
-    """Read a whole reply, or what comes before the end or before the time is up; say whether it was."""
-    end = time.monotonic() + seconds
+def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
+    """Read a whole reply, or what comes before the child ends or before the time is up; say whether it was."""
+    try:
+        # Others that the child has started may keep its pipe open.
+        ending = [os.pidfd_open(child)]
+    except (AttributeError, OSError):
+        ending = []
+    try:
+        return _read_until(reading, ending, most, time.monotonic() + seconds)
+    finally:
+        for descriptor in ending:
+            os.close(descriptor)
+
+
+def _read_until(reading: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
     data = b""
     while True:
         left = end - time.monotonic()
-        if left <= 0 or not select.select([reading], [], [], left)[0]:
+        ready = select.select([reading, *ending], [], [], left)[0] if left > 0 else []
+        if not ready:
             return data, True
+        if reading not in ready:
+            return data, False
         part = os.read(reading, most + 1 - len(data))
         data += part
         if not part or len(data) > most:

@@ -11,6 +11,8 @@ from .layers import PROCESSES
 
 LOOK_SECONDS = 0.025
 """Interval between looks."""
+ENOUGH = 2 * PROCESSES
+"""Processes that are looked at; they multiply while they are counted."""
 ROUNDS = 20
 """How often what is still there is killed."""
 
@@ -33,17 +35,22 @@ class Watch:
     def look(self) -> None:
         """Look once."""
         found = self._found()
-        if sum(map(self._own, found)) > self._memory_bytes or sum(found.values()) > PROCESSES:
-            # What is started meanwhile goes with it.
-            for _ in range(ROUNDS):
-                for pid in found:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
-                found = self._found()
+        threads = sum(threads for _, threads in found.values())
+        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
+            return
+        for _ in range(ROUNDS):
+            # A group is killed at once, whatever it is starting; who has left it comes next.
+            for group in {group for group, _ in found.values()}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
+            found = self._found()
+            if not found:
+                return
 
-    def _found(self) -> dict[int, int]:
-        """The processes of responses, each with its number of threads."""
-        return {pid: threads for pid, (group, threads) in descendants(os.getpid()).items() if group != self._group}
+    def _found(self) -> dict[int, tuple[int, int]]:
+        """Processes of responses, each with its group and its threads; no more than show that they are too many."""
+        found = descendants(os.getpid(), most=ENOUGH)
+        return {pid: (group, threads) for pid, (group, threads) in found.items() if group != self._group}
 
     def _own(self, pid: int) -> int:
         """Bytes that a process holds of its own: neither files nor what it shares as a file."""
@@ -53,15 +60,16 @@ class Watch:
         return 0
 
 
-def descendants(ancestor: int) -> dict[int, tuple[int, int]]:
+def descendants(ancestor: int, *, most: int | None = None) -> dict[int, tuple[int, int]]:
     """Return the running descendants of a process, each with its process group and its number of threads.
 
     Args:
         ancestor: The process.
+        most: How many to look for.
     """
     found: dict[int, tuple[int, int]] = {}
     waiting = _children(ancestor)
-    while waiting:
+    while waiting and (most is None or len(found) < most):
         pid = waiting.pop()
         waiting += _children(pid)
         with contextlib.suppress(OSError, ValueError, IndexError):
