@@ -17,9 +17,10 @@ from .config import ScoringConfig
 from .extraction import extraction
 from .judges.text import same
 from .rules import Rule, rule
+from .sandbox.canaries import Group
+from .sandbox.frames import Reply
 from .sandbox.layers import Report
 from .sandbox.pool import Lane
-from .sandbox.process import Group, Reply
 from .verdicts import Held, Item, Pending, Problem, Verdict, verdict_of
 
 __all__ = ["Item", "Scorer", "Verdict", "default_scorer"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import ProblemError, RolloutError
 from .rules import Rule
-from .sandbox.process import Reply
+from .sandbox.frames import Reply
 
 Problem = tuple[str, str, str]
 """Verifier, answer and metadata: what a score depends on besides the response."""

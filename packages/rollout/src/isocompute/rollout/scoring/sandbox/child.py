@@ -159,7 +159,7 @@ def _forked(secret: bytes) -> tuple[int, int, int, int]:
             opened += os.pipe()
             os.write(opened[3], secret)
             os.close(opened.pop())
-            return os.fork(), *opened
+            return os.fork(), opened[0], opened[1], opened[2]
         except OSError as error:
             for descriptor in opened:
                 os.close(descriptor)

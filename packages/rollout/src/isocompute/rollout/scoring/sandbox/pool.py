@@ -11,8 +11,10 @@ from typing import Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
+from .canaries import Group
+from .frames import Reply
 from .layers import Report
-from .process import CLOSED, Group, Reply, ScoringProcess
+from .process import CLOSED, ScoringProcess
 
 LARGEST_BATCH = 1024
 """Responses sent to a process at a time."""

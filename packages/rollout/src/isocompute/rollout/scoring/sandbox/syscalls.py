@@ -114,7 +114,7 @@ def of_worker(*, execute: bool) -> Calls:
     """
     prctl = (Values(argument=0, allowed=(*_PRCTL, kernel.PR_SET_PDEATHSIG, kernel.PR_SET_SECCOMP)),)
     refused = () if execute else ("execve", "execveat")
-    return {name: () for name in NUMBERS if name not in refused} | _EVERYWHERE | {"prctl": prctl}
+    return {**{name: () for name in NUMBERS if name not in refused}, **_EVERYWHERE, "prctl": prctl}
 
 
 def of_response(*, signals: bool, groups: bool) -> Calls:
@@ -126,8 +126,9 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
     """
     own = Values(argument=0, allowed=(OWN_PROCESS,))
     refused = {*_PREPARING, *(() if signals else ("tkill",)), *(() if groups else ("setpgid", "setsid"))}
-    calls: dict[str, tuple[Values, ...]] = {name: () for name in NUMBERS if name not in refused}
-    return calls | _EVERYWHERE | {
+    return {
+        **{name: () for name in NUMBERS if name not in refused},
+        **_EVERYWHERE,
         "prctl": (Values(argument=0, allowed=_PRCTL),),
         # The limits of any process may be read, and none be set.
         "prlimit64": (Values(argument=2, allowed=(0,), wide=True),),
