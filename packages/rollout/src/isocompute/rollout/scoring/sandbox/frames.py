@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import RolloutError
 
 Reply = Any
-"""A score, or a mapping of one of ``KINDS`` to a text: ``error`` is the response's fault, ``unusable`` the problem's."""
+"""A score, or a mapping of one of ``KINDS`` to a text; an ``error`` is the response's, ``unusable`` is a problem."""
 NO_VERDICT = "the verifier's process wrote something that is not a verdict"
 KINDS = ("error", "unusable", "fault", "problem", "probes")
 """What a mapping may say."""
