@@ -44,21 +44,22 @@ def test_a_step_logs_its_update_its_responses_its_rates_and_its_seconds() -> Non
         sync_seconds=0.25, update=UPDATE, responses=RESPONSES, advantages=advantages, sampled_tokens=300
     ).metrics()
     assert metrics == {
-        "sample_seconds": 1.5, "update_seconds": 0.5, "sync_seconds": 0.25,
-        "reward": 0.25, "reward_std": 0.5, "zero_variance_share": 0.0, "response_length": 5.0,
-        "response_length_max": 9.0, "truncated_share": 0.25, "interrupted_share": 0.0, "score_error_share": 0.0,
-        "sampled_entropy": 0.7, "advantage": 0.0, "advantage_std": 0.9, "loss": 0.1, "entropy": 0.3,
-        "gradient_norm": 0.4, "learning_rate": 0.5, "sync_error": 1e-5, "sync_mean": 0.0, "sync_k3": 0.0,
-        "sync_quantile": 0.0, "optimizer_steps": 1.0, "skipped_share": 0.25, "sampled_tokens_per_second": 200.0,
-        "trained_tokens_per_second": 400.0, "passed_tokens_per_second": 300.0,
-        "model_flops_utilisation": pytest.approx(0.12),
+        "train/reward": 0.25, "train/reward_std": 0.5, "train/zero_variance_share": 0.0, "train/response_length": 5.0,
+        "train/response_length_max": 9.0, "train/advantage": 0.0, "train/advantage_std": 0.9, "train/loss": 0.1,
+        "train/entropy": 0.3, "train/learning_rate": 0.5, "train/optimizer_steps": 1.0, "train/skipped_share": 0.25,
+        "health/truncated_share": 0.25, "health/interrupted_share": 0.0, "health/score_error_share": 0.0,
+        "health/sampled_entropy": 0.7, "health/gradient_norm": 0.4, "health/sync_error": 1e-5, "health/sync_mean": 0.0,
+        "health/sync_k3": 0.0, "health/sync_quantile": 0.0,
+        "perf/sample_seconds": 1.5, "perf/update_seconds": 0.5, "perf/sync_seconds": 0.25,
+        "perf/sampled_tokens_per_second": 200.0, "perf/trained_tokens_per_second": 400.0,
+        "perf/passed_tokens_per_second": 300.0, "perf/model_flops_utilisation": pytest.approx(0.12),
     }  # fmt: skip
 
 
 def test_what_a_step_does_not_have_is_not_logged() -> None:
-    assert step().metrics() == {"sample_seconds": 1.5, "update_seconds": 0.5}
-    assert step(gradient_retries=1).metrics()["gradient_retries"] == 1.0
-    assert step(dropped_problems=7).metrics()["dropped_problems"] == 7.0
+    assert step().metrics() == {"perf/sample_seconds": 1.5, "perf/update_seconds": 0.5}
+    assert step(gradient_retries=1).metrics()["health/gradient_retries"] == 1.0
+    assert step(dropped_problems=7).metrics()["train/dropped_problems"] == 7.0
     nothing = report(0.0, 0.0).metrics()
     assert "entropy" not in nothing
     assert "skipped_share" not in nothing
@@ -97,7 +98,7 @@ def test_reports_that_were_measured_on_another_machine_are_equal() -> None:
 
 def test_an_evaluation_logs_its_scores_and_its_seconds() -> None:
     record = EvaluationRecord(step=3, rollouts=96, scores={"avg_at_4": 0.5}, evaluate_seconds=2.0)
-    assert record.metrics() == {"avg_at_4": 0.5, "evaluate_seconds": 2.0}
+    assert record.metrics() == {"eval/avg_at_4": 0.5, "perf/evaluate_seconds": 2.0}
     assert record.seconds() == {"evaluate": 2.0}
 
 
@@ -117,4 +118,6 @@ def test_a_record_written_as_json_is_read_as_it_was(record: StepRecord | Evaluat
 
 def test_names_of_metrics_are_ones_that_mlflow_takes() -> None:
     named = step(update=UPDATE, responses=RESPONSES, sync_seconds=0.1).metrics()
-    assert not [name for name in named if not name.replace("_", "").isalnum()]
+    groups = {name.partition("/")[0] for name in named}
+    assert groups == {"train", "perf", "health"}
+    assert not [name for name in named if not name.partition("/")[2].replace("_", "").isalnum()]
