@@ -62,3 +62,13 @@ def test_a_spool_that_was_rewound_is_read_again(tmp_path: Path) -> None:
     for step in (3, 4):
         spool.write(step_record(step, reward=0.123456))
     assert steps(spool.since(position)[0]) == [1, 2, 3, 4]
+
+
+def test_a_record_keeps_its_time_when_the_spool_is_rewound(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "metrics.jsonl")
+    for step in (1, 2, 3):
+        spool.write(step_record(step))
+    before = spool.timed()
+    assert [spooled.time for spooled in before] == sorted(spooled.time for spooled in before)
+    spool.rewind(16)
+    assert spool.timed() == before[:2]
