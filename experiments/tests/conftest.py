@@ -1,4 +1,7 @@
-"""The order of the tests."""
+"""The order of the tests, and the MLflow store that several of them begin with."""
+
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -6,3 +9,23 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest file first, so that of two processes neither is left alone with it at the end."""
     items.sort(key=lambda item: item.path.name != "test_pipeline.py")
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty MLflow database, which takes seconds to make."""
+    from isocompute.budget import tracking
+
+    made = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    tracking.ensure_store(f"sqlite:///{made}")
+    return made
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty MLflow store, which is in use, and a folder to work in."""
+    shutil.copyfile(empty_store, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "mlflow.db"

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import yaml
 from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
 from isocompute.learner.config import EntropyConfig, KLConfig
+from isocompute.rollout import tables
 
+from experiments.running import work
 from experiments.running.cells import Cell, Origin
 from experiments.running.identity import Surroundings
 
@@ -47,6 +50,27 @@ def step_record(step: int, *, reward: float = 0.5, length: float = 5.0) -> StepR
 def evaluation_record(step: int, score: float) -> EvaluationRecord:
     """An evaluation after such a step."""
     return EvaluationRecord(step=step, rollouts=8 * step, scores={"avg_at_4": score}, evaluate_seconds=0.5)
+
+
+def finish(folder: Path, one: Cell) -> None:
+    """Write the tables of a finished cell."""
+    rows = {
+        "evals": {
+            "run_id": one.run_id, "step": 0, "rollouts": 0, "tokens": 0, "rollouts_per_problem": 4,
+            "problems_per_batch": 2, "seed": 7, "problem_set": "easy", "split": "validation", "questions": 8,
+            "samples": 4, "avg_at_4": 0.25,
+        },
+        "ledger": {
+            "run_id": one.run_id, "step": 1, "cohort": "trained", "rollouts": 8, "prompt_tokens": 32,
+            "response_tokens": 40,
+        },
+        "pass_rates": {"run_id": one.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4},
+        "timings": {"run_id": one.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1},
+    }  # fmt: skip
+    for name, row in rows.items():
+        tables.write(pl.DataFrame([row]), name, folder / f"{name}.parquet")
+    nothing = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
+    work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None, paid=nothing, lost=nothing))
 
 
 def changed(tmp_path: Path, change: str, value: object) -> Path:
