@@ -57,7 +57,7 @@ class Progress:
             spool = Spool(folder / "metrics.jsonl")
             records, self._at[cell.run_id] = spool.since(self._at.get(cell.run_id, Position()))
             if records:
-                self._spent[cell.run_id] = min(records[-1].rollouts, cell.rollouts)
+                self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
         return sum(self._spent.values())
 
     def position(self, cell: Cell) -> Position:

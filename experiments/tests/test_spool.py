@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from isocompute.learner.records.steps import Average, Record, StepRecord, UpdateReport
+from isocompute.learner.records.steps import Average, StepRecord, UpdateReport
 
-from experiments.running.spool import Position, Spool
+from experiments.running.spool import Position, Spool, Spooled
 
 from .made import evaluation_record, step_record
 
 
-def steps(records: list[Record]) -> list[int]:
-    return [record.step for record in records]
+def steps(records: list[Spooled]) -> list[int]:
+    return [spooled.record.step for spooled in records]
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -22,6 +22,16 @@ __all__ = [
 ]
 
 
+HEALTH = frozenset({
+    "truncated_share", "interrupted_share", "score_error_share", "sampled_entropy", "importance_weight",
+    "mismatch_kl", "mismatch_k3", "effective_sample_size", "effective_sample_size_responses", "gradient_norm",
+    "gradient_retries", "sync_error", "sync_mean", "sync_k3", "sync_quantile",
+})  # fmt: skip
+"""Numbers of a step that say whether the run is sound."""
+PERFORMANCE = ("_seconds", "_per_second", "model_flops_utilisation")
+"""How the names of numbers end that say what it costs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseStatistics:
     """The completed responses of a step: those that did not fail, whether trained on or filtered.
@@ -53,7 +63,7 @@ class ResponseStatistics:
     sampled_entropy: float | None = None
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by the names under which they are logged; those that do not exist are left out."""
+        """The numbers by name; those that do not exist are left out."""
         return {name: float(value) for name, value in asdict(self).items() if value is not None}
 
 
@@ -108,7 +118,11 @@ class StepRecord:
         return phases if self.sync_seconds is None else phases | {"sync": self.sync_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The numbers of the step by the names under which they are logged; those that do not exist are left out."""
+        """The numbers of the step as they are logged, ``train/reward``; those that do not exist are left out.
+
+        Charts are grouped by the part before the slash: ``train``, ``perf`` (what it costs) or ``health`` (whether the
+        run is sound).
+        """
         found = _named(self.seconds()) | self._rates()
         found |= {} if self.responses is None else self.responses.metrics()
         found |= {} if self.update is None else self.update.metrics()
@@ -116,7 +130,7 @@ class StepRecord:
         found |= {} if self.advantages is None else asdict(self.advantages)
         for name in ("gradient_retries", "dropped_problems"):
             found |= {name: float(getattr(self, name))} if getattr(self, name) else {}
-        return found
+        return {f"{_group(name)}/{name}": value for name, value in found.items()}
 
     def _rates(self) -> dict[str, float]:
         """What was done per second, and the share of the devices' own rate that the update reached (MFU)."""
@@ -153,8 +167,9 @@ class EvaluationRecord:
         return {"evaluate": self.evaluate_seconds}
 
     def metrics(self) -> dict[str, float]:
-        """The scores and the time, by the names under which they are logged."""
-        return {**self.scores, **_named(self.seconds())}
+        """The scores and the time as they are logged: ``eval/avg_at_4``, ``perf/evaluate_seconds``."""
+        named = {f"eval/{name}": score for name, score in self.scores.items()}
+        return named | {f"perf/{name}": value for name, value in _named(self.seconds()).items()}
 
 
 Record = StepRecord | EvaluationRecord
@@ -186,6 +201,12 @@ def from_plain(plain: Mapping[str, Any]) -> Record:
         update["objective"] = {name: Average(**average) for name, average in update["objective"].items()}
         found["update"] = UpdateReport(**update | {"skipped": Average(**update["skipped"])})
     return StepRecord(**found)
+
+
+def _group(name: str) -> str:
+    if name in HEALTH:
+        return "health"
+    return "perf" if name.endswith(PERFORMANCE) else "train"
 
 
 def _named(seconds: Mapping[str, float]) -> dict[str, float]:

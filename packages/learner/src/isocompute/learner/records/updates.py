@@ -101,7 +101,7 @@ class UpdateReport:
     machine_rate: float = field(default=0.0, compare=False)
 
     def metrics(self) -> dict[str, float]:
-        """The numbers by the names under which they are logged; means of nothing are left out."""
+        """The numbers by name; means of nothing are left out."""
         # Here, and not above: records are written and read again without torch.
         from .metrics import numbers
 

@@ -176,7 +176,7 @@ def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.N
     if paired is not None:
         lines += [f"minus {arguments.against}, on {paired[0].questions:,} questions that both answered:"]
         lines += map(_line, paired)
-    metrics = {score.name: score.value for score in found}
+    metrics = {f"eval/{score.name}": score.value for score in found}
     document = {
         "questions": len(ours.counts), "left_out": ours.left_out, "responses": ours.responses,
         "aborted": ours.aborted, "truncated": ours.truncated, "score_errors": ours.errors,
