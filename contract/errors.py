@@ -1,12 +1,29 @@
 """The base of every error that a user can act on."""
 
+import re
+
+# With one slash where the address was taken for a path.
+_PASSWORD = re.compile(r"""(?<=://)[^\s'"]*@|(?<=:/)[^\s'":/]+:[^\s'"]*@|(?<=password=)[^&\s'"]+""")
+
+
+def redacted(text: str) -> str:
+    """The text without the names and passwords that addresses in it carry.
+
+    ``http://alice:secret@host`` becomes ``http://***@host``. A password may contain an unquoted ``@`` or ``/``: all up
+    to the last ``@`` of the word goes.
+    """
+    return _PASSWORD.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
+
 
 class IsoComputeError(ValueError):
     """Something asked for cannot be done; the message says what was wrong, where, and what would be right.
 
     Every package has a class of its own for it, since no package imports another: what catches the errors of several
-    packages at once catches ``ValueError``.
+    packages at once catches ``ValueError``. The message carries no password of an address.
     """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(redacted(str(message)))
 
 
 class TableError(IsoComputeError):

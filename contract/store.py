@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,21 +56,31 @@ def ensure_store(uri: str | None = None, *, create: bool = True) -> str:
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     if not create:
         _refuse_missing(uri)
-    if uri.startswith(("http://", "https://")):
-        # One short question first: MLflow's own client retries for minutes.
-        try:
-            with urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=5):
-                pass
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise TrackingError(f"the MLflow server at {uri} does not answer ({reason})") from None
     mlflow.set_tracking_uri(uri)
-    with _first_contact(uri):
+    with _first_contact(uri), _little_patience():
         try:
             mlflow.MlflowClient().search_experiments(max_results=1)
         except Exception as error:
-            raise TrackingError(f"the MLflow store {uri} cannot be opened ({reason_of(error)})") from None
+            what = f"server at {uri} does not answer" if _is_server(uri) else f"store {uri} cannot be opened"
+            raise TrackingError(f"the MLflow {what} ({reason_of(error)})") from None
     return uri
+
+
+def _is_server(uri: str) -> bool:
+    return uri.startswith(("http://", "https://"))
+
+
+@contextlib.contextmanager
+def _little_patience() -> Iterator[None]:
+    """MLflow's own client asks for minutes whether somebody is there: a first question is to be short."""
+    brief = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
+    added = {name: value for name, value in brief.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _refuse_missing(uri: str) -> None:

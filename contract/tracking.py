@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .errors import TrackingError
+from .errors import TrackingError, redacted
 from .files import reason_of
 from .store import DEFAULT_URI, ensure_experiment, ensure_store, mlflow_module
 
@@ -23,14 +23,18 @@ __all__ = [
     "ARTIFACT_TAG",
     "DEFAULT_URI",
     "INPUT_TAG",
+    "KEY_TAG",
+    "OWNER_TAG",
     "SUPERSEDED_TAG",
     "TrackingError",
     "answering",
     "attach",
+    "context_tags",
     "content_hash",
     "ensure_experiment",
     "ensure_store",
     "fetch",
+    "is_gone",
     "is_store",
     "log_artifacts",
     "runs_of",
@@ -40,12 +44,28 @@ __all__ = [
 ARTIFACT_TAG = "isocompute.artifact."
 INPUT_TAG = "isocompute.input."
 SUPERSEDED_TAG = "isocompute.superseded"
+OWNER_TAG = "isocompute.owner"
+"""Who made a run, and in which folder: nobody else changes it."""
+KEY_TAG = "isocompute.run_id"
+"""What a run shows: an owner has one run of each."""
 
 
 def content_hash(path: Path) -> str:
     """Hash of a file's content, as artifacts are linked by it: ``sha256:…``."""
     with path.open("rb") as stream:
         return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def context_tags() -> dict[str, str]:
+    """MLflow's tags of who runs this and from which commit: ``mlflow.user``, ``mlflow.source.git.commit``, …."""
+    found = mlflow_module().tracking.context.registry.resolve_tags()
+    # The address of a repository may carry a token.
+    return {name: redacted(str(value)) for name, value in found.items()}
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether MLflow says that something does not exist; whatever else goes wrong says nothing about that."""
+    return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
 
 
 def log_artifacts(
@@ -55,9 +75,7 @@ def log_artifacts(
     run_name: str | None = None,
     params: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
-    tags: Mapping[str, str] | None = None,
     inputs: Mapping[str, Path] | None = None,
-    supersede: bool = False,
 ) -> str:
     """Log one finished run that carries tables or documents.
 
@@ -67,9 +85,7 @@ def log_artifacts(
         run_name: Name shown in the UI.
         params: Settings to show.
         metrics: Final figures to show.
-        tags: Further tags.
         inputs: Name to file of what the run was made from, linked by content.
-        supersede: Whether the earlier runs of the experiment are marked as superseded (see ``supersede_runs``).
 
     Returns:
         The MLflow run id; ``runs:/ID/NAME`` is then a source.
@@ -80,18 +96,16 @@ def log_artifacts(
     ensure_store()
     client = mlflow_module().MlflowClient()
     try:
-        run = client.create_run(ensure_experiment(experiment), run_name=run_name, tags=dict(tags or {}))
+        run = client.create_run(ensure_experiment(experiment), run_name=run_name, tags=context_tags())
         run_id = str(run.info.run_id)
         for key, value in (params or {}).items():
-            client.log_param(run_id, key, value)
+            client.log_param(run_id, key, redacted(str(value)))
         for key, number in (metrics or {}).items():
             client.log_metric(run_id, key, number)
         for name, path in (inputs or {}).items():
             client.set_tag(run_id, INPUT_TAG + name, content_hash(path))
         attach(run_id, artifacts)
         client.set_terminated(run_id)
-        if supersede:
-            supersede_runs(experiment, keep={run_id})
     except TrackingError:
         raise
     except Exception as error:
@@ -99,29 +113,38 @@ def log_artifacts(
     return run_id
 
 
-def supersede_runs(experiment: str, *, keep: Collection[str]) -> None:
-    """Mark all runs of an experiment as superseded, except those in ``keep``.
+def supersede_runs(experiment: str, *, owner: str, keep: Collection[str]) -> None:
+    """Mark an owner's runs of an experiment as superseded, except those of some keys; other owners' stay as they are.
 
     Superseded runs are not deleted and can still be read as ``runs:/ID``; ``mlflow:EXPERIMENT`` ignores them.
 
     Args:
         experiment: Name of the experiment.
-        keep: Ids of the runs that remain its source.
+        owner: Whose runs, by ``OWNER_TAG``.
+        keep: What the experiment means, by ``KEY_TAG``; where it was superseded before, it is no longer.
     """
     client = mlflow_module().MlflowClient()
     for run in _all_runs(client, ensure_experiment(experiment)):
-        if run.info.run_id not in keep and SUPERSEDED_TAG not in run.data.tags:
+        tags = run.data.tags
+        if tags.get(OWNER_TAG) != owner or (tags.get(KEY_TAG) in keep) != (SUPERSEDED_TAG in tags):
+            continue
+        if SUPERSEDED_TAG in tags:
+            client.delete_tag(run.info.run_id, SUPERSEDED_TAG)
+        else:
             client.set_tag(run.info.run_id, SUPERSEDED_TAG, "true")
 
 
-def attach(run_id: str, artifacts: Mapping[str, Path]) -> None:
+def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Path] = ()) -> None:
     """Log files as named artifacts of an existing run.
 
     Args:
         run_id: The MLflow run.
         artifacts: Artifact name to its file.
+        figures: Files without such a name, which are only looked at.
     """
     client = mlflow_module().MlflowClient()
+    for figure in figures:
+        client.log_artifact(run_id, str(figure), "figures")
     for name, path in artifacts.items():
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / f"{name}{path.suffix}"
@@ -134,15 +157,17 @@ def fetch(source: str, name: str) -> list[Path]:
     """Download a named artifact from MLflow.
 
     Args:
-        source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT`` for every run of an experiment
-            that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for every run there.
+        source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT[?owner=OWNER]`` for every run of an
+            experiment (and an owner) that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for
+            every run there. What two runs carry alike is fetched once.
         name: Artifact wanted, such as ``evals``; a NAME in the source overrides it.
 
     Returns:
         The files, each in a folder named after its run, removed when the process ends.
 
     Raises:
-        TrackingError: No such run or experiment, or none of its runs carries the artifact.
+        TrackingError: No such run or experiment, none of its runs carries the artifact, or several owners' do, which
+            are not to be mixed.
     """
     client, runs = runs_of(source)
     with answering(source):
@@ -153,9 +178,22 @@ def fetch(source: str, name: str) -> list[Path]:
         carriers = [run for run in runs if ARTIFACT_TAG + name in run.data.tags]
         if not carriers:
             raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
+        if not source.startswith("runs:/"):
+            carriers = list({run.data.tags[ARTIFACT_TAG + name]: run for run in carriers}.values())
+        if source.startswith("mlflow:"):
+            _refuse_several_owners(source, name, carriers)
         folder = Path(tempfile.mkdtemp(prefix="isocompute-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return [_download(client, str(run.info.run_id), name, folder) for run in carriers]
+
+
+def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) -> None:
+    owners = sorted({run.data.tags[OWNER_TAG] for run in carriers if OWNER_TAG in run.data.tags})
+    if len(owners) > 1:
+        raise TrackingError(
+            f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner that is "
+            f"meant: {source}?owner={owners[0]}"
+        )
 
 
 def is_store(source: str) -> bool:
@@ -200,11 +238,13 @@ def _runs_of(client: Any, source: str, uri: str) -> list[Any]:
         return [run for e in client.search_experiments() for run in _all_runs(client, str(e.experiment_id))]
     if source.startswith("runs:/"):
         return [client.get_run(source.removeprefix("runs:/").partition("/")[0])]
-    experiment = client.get_experiment_by_name(source.removeprefix("mlflow:"))
+    named, _, owner = source.removeprefix("mlflow:").partition("?owner=")
+    experiment = client.get_experiment_by_name(named)
     if experiment is None:
         names = ", ".join(sorted(e.name for e in client.search_experiments())) or "none"
         raise TrackingError(f"{source}: the store {uri} has no such experiment (it has {names})")
-    return _all_runs(client, str(experiment.experiment_id))
+    runs = _all_runs(client, str(experiment.experiment_id))
+    return [run for run in runs if not owner or run.data.tags.get(OWNER_TAG) == owner]
 
 
 def _all_runs(client: Any, experiment_id: str) -> list[Any]:

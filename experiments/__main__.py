@@ -1,7 +1,7 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
 
 ``anchor SET`` searches learning rates under a budget, and is no stage of the pipeline. ``schema`` prints the JSON
-schema of params.yaml, which is kept in params.schema.json.
+schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what earlier commands could not.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from isocompute.budget.contract import tracking
-
 from .errors import ExperimentError
 from .settings import Preset, load, schema
 from .stages import COMMANDS, SET_STAGES, STAGES
@@ -30,7 +28,7 @@ OF_A_SET = (*SET_STAGES, *COMMANDS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema"])
+    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema", "send"])
     parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(OF_A_SET)}: the problem set")
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     parser.add_argument("--budget", type=_rollouts, help="for anchor: rollouts that its pilots may be trained on")
@@ -45,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     try:
+        if arguments.stage == "send":
+            return send()
         if arguments.stage == "repro":
             if arguments.preset:
                 raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
@@ -78,10 +78,18 @@ def stage(preset: Preset, name: str, problem_set: str | None, **options: int) ->
         preset.sweep_of(problem_set)
         run(preset, problem_set, **options)
     if name != "plan":
+        send()
         took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
         SECONDS.parent.mkdir(exist_ok=True)
         with SECONDS.open("a") as stream:
             stream.write(json.dumps(took) + "\n")
+
+
+def send() -> int:
+    """Send what waits in the outbox; returns 1 where something still does."""
+    from .running.sender import Sender
+
+    return int(Sender().report())
 
 
 def repro(preset: Preset) -> int:
@@ -90,8 +98,6 @@ def repro(preset: Preset) -> int:
     from .stages import base
     from .stages.shared import OUT
 
-    # Asked first: DVC clears a stage's outputs before it runs.
-    tracking.ensure_store()
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
     commands = [["repro"]]
     if (base.FOLDER / "model.json").exists() and base.changed(preset):
@@ -107,6 +113,7 @@ def repro(preset: Preset) -> int:
                 return code
     from .closing import closing_summary
 
+    send()
     took = [json.loads(line) for line in SECONDS.read_text().splitlines()[before:]] if SECONDS.exists() else []
     print(closing_summary(preset, OUT, took))
     return 0

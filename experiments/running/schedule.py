@@ -83,11 +83,12 @@ class Run:
         self._starts(self._cells)
         self._train(deque(left[::-1] if reverse else left))
         for cell in self._cells:
-            self._tracker.send(cell, self._folders[cell.run_id], finished=True, wait=True)
+            self._tracker.send(cell, self._folders[cell.run_id], finished=True)
         for cell in {cell.start_id: cell for cell in self._cells}.values():
             self._tracker.send_start(cell, work.start_of(cell))
         self._display.show(last=True)
-        self._tracker.close(self._cells, self._folders, supersede=supersede)
+        if supersede:
+            self._tracker.mean(self._cells)
 
     def _is_left(self, cell: Cell) -> bool:
         """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""

@@ -51,7 +51,10 @@ def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
     for line in [*spent_lines(found, budget), *chosen_lines(found.pilot)]:
         print(f"anchor {problem_set}: {line}")
     print(f"anchor {problem_set}: {out / 'rates.csv'}, {out / 'rates.svg'}")
-    log(preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"})
+    log(
+        preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"},
+        figures=[out / "rates.svg", out / "rates.png"],
+    )  # fmt: skip
 
 
 def spent_lines(found: Searched, budget: int | None) -> list[str]:

@@ -106,4 +106,7 @@ def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
         for how in ("selected", "fresh")
     }
     inputs = {"problems": OUT / "problems" / "problems.parquet"}
-    log(preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, metrics=metrics, inputs=inputs)
+    log(
+        preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, figures=sorted(FOLDER.glob("histogram.*")),
+        metrics=metrics, inputs=inputs,
+    )  # fmt: skip

@@ -29,12 +29,13 @@ def run(preset: Preset, problem_set: str) -> None:
     )
     out = OUT / "frontier" / problem_set
     fits.save(out)
-    figures.all_figures(fits, out)
+    drawn = figures.all_figures(fits, out)
     print(fits.summary())
     log(
         preset,
         f"{problem_set}-frontier",
         {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
+        figures=drawn,
         params=settings.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},
     )

@@ -2,24 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from isocompute.budget.contract import tracking
 
+from ..outbox import Outbox, Parcel, tags
 from ..settings.model import Preset
 
 OUT = Path("outputs")
+BEGAN = time.time_ns() // 10**6
+"""When this stage began, in ms since 1970."""
 
 
-def log(preset: Preset, what: str, artifacts: Mapping[str, Path], **further: Any) -> None:
+def log(
+    preset: Preset,
+    what: str,
+    artifacts: Mapping[str, Path],
+    *,
+    figures: Sequence[Path] = (),
+    params: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    inputs: Mapping[str, Path] | None = None,
+) -> None:
     """Log what a stage wrote as a run of its own; the newest is what ``mlflow:EXPERIMENT`` means.
+
+    It is put into the outbox, which is sent when the stage has ended.
 
     Args:
         preset: The preset; the name of the experiment begins with its name.
         what: Name of the run, and the rest of the name of the experiment.
         artifacts: Name of each artifact to its file.
-        further: More of what ``tracking.log_artifacts`` takes: ``params``, ``metrics``, ``inputs``.
+        figures: Pictures, which are logged to be looked at.
+        params: Settings to show.
+        metrics: Final figures to show.
+        inputs: Name to file of what the run was made from, linked by content.
     """
-    tracking.log_artifacts(f"{preset.name}-{what}", artifacts, run_name=what, supersede=True, **further)
+    experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"
+    linked = {tracking.INPUT_TAG + name: tracking.content_hash(path) for name, path in (inputs or {}).items()}
+    parcel = Parcel(
+        experiment=experiment, key=key, name=what, begun=BEGAN, ended=time.time_ns() // 10**6,
+        params={name: str(value) for name, value in (params or {}).items()},
+        metrics={name: float(value) for name, value in (metrics or {}).items()},
+        artifacts={name: str(path) for name, path in artifacts.items()}, figures=[str(path) for path in figures],
+        tags={**tags(experiment), **linked}, means=[key],
+    )  # fmt: skip
+    Outbox().put_copies(parcel)

@@ -13,7 +13,7 @@ from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
 from .search import base_score, chosen_lines, find
-from .shared import OUT
+from .shared import OUT, log
 from .training import collect, design_of, prune
 
 
@@ -39,7 +39,7 @@ def run(preset: Preset, problem_set: str) -> None:
         searched = find(design, run_pilots, base_score(problem_set, preset.evaluation.metric))
         pilot, tried = searched.pilot, searched.trained
         homes = {cell.run_id: work.folder_of(cell) for cell in tried}
-        pilots.close(tried, homes)
+        pilots.mean(tried)
         for line in chosen_lines(pilot):
             print(f"pilot {problem_set}: {line}")
         cells = design.cells(pilot.rates())
@@ -48,4 +48,6 @@ def run(preset: Preset, problem_set: str) -> None:
     collect(cells, folders | homes, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     rates_figure(pilot, out / "rates")
     work.write_json(out / "pilot.json", pilot.document())
+    figures = [out / "rates.svg", out / "rates.png"]
+    log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
     prune(preset, [*tried, *cells], title=f"sweep {problem_set}")

@@ -32,6 +32,7 @@ from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.pool import Pool, workers
 from experiments.running.schedule import run_cells
+from experiments.running.sender import Sender
 from experiments.running.spool import Spool
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
@@ -94,7 +95,9 @@ def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) 
     """Run cells, and return their folders and what was said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        folders = run_cells(cells, problems, pool, Tracker(experiment), title="cells")
+        tracker = Tracker(experiment)
+        folders = run_cells(cells, problems, pool, tracker, title="cells")
+        assert not tracker.drain()
     return folders, said.getvalue()
 
 
@@ -180,9 +183,9 @@ def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.D
     again = mlflow_runs("extended")[short.name]
     assert again.info.run_id == first
     assert again.data.tags["isocompute.budget_rollouts"] == "192"
-    history = MlflowClient().get_metric_history(first, "avg_at_4")
+    history = MlflowClient().get_metric_history(first, "eval/avg_at_4")
     assert [point.step for point in history] == [0, 32, 64, 96, 128, 160, 192]
-    rewards = MlflowClient().get_metric_history(first, "reward")
+    rewards = MlflowClient().get_metric_history(first, "train/reward")
     assert [point.step for point in rewards] == list(range(8, 193, 8))
     assert tables.read(f"runs:/{first}", "evals")["rollouts"].max() == 192
 
@@ -258,6 +261,7 @@ def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
     assert len(every) >= 4
     # And of what was found before nothing is superseded, in whatever order it is found again.
     search_within(16, design, problems, pool)
+    assert not Sender().drain()
     sent = mlflow_runs(f"{preset.name}-easy-pilot")
     assert {cell.name for cell in every} <= set(sent)
     assert all(tracking.SUPERSEDED_TAG not in run.data.tags for run in sent.values())

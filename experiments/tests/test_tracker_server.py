@@ -8,6 +8,7 @@ import pytest
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
+from experiments.running.sender import Sender
 from experiments.running.spool import Spool
 from experiments.running.tracker import TABLES, Tracker
 
@@ -55,11 +56,11 @@ def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: 
     spool.write(evaluation_record(4, 0.25))
     finish(folder, one)
     tracker.send(one, folder, finished=True)
-    tracker.close([one])
+    assert Sender().report()
     assert one.name in capsys.readouterr().out
     server.start()
     for _ in range(2):
-        assert not Tracker("sweep").drain()
+        assert not Sender().report()
     (run,) = runs("sweep")
     assert run.info.status == "FINISHED"
     history = MlflowClient().get_metric_history(run.info.run_id, "train/reward")

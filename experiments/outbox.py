@@ -1,0 +1,135 @@
+"""What is to be sent to MLflow, on disk until it has been: it outlives the process, and the next one sends it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from isocompute.budget.contract import tracking
+from isocompute.budget.contract.files import write_text
+
+WORK = Path("work")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parcel:
+    """One MLflow run, as far as it is known, or what an experiment means.
+
+    Attributes:
+        experiment: Name of the MLflow experiment.
+        key: What the run shows (``tracking.KEY_TAG``); an owner has one run of each in an experiment.
+        name: Name of the run.
+        folder: The folder of its spool, and of the note of what was sent.
+        begun: When it began, in ms since 1970, where no record says so.
+        ended: When it ended; None while it goes on.
+        failed: Whether it ended badly.
+        rollouts: The budget that it ended at; None where it has none.
+        params: Its parameters.
+        tags: Its tags; those that are known at its end only are set then.
+        metrics: Metrics at step 0.
+        artifacts: Artifact name to file.
+        figures: Files to be looked at.
+        means: Keys of the owner's runs that the experiment means from then on; None: as before. Without ``folder``
+            that is all there is to be said.
+    """
+
+    experiment: str
+    key: str
+    name: str
+    folder: str = ""
+    begun: int = 0
+    ended: int | None = None
+    failed: bool = False
+    rollouts: int | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    artifacts: Mapping[str, str] = field(default_factory=dict)
+    figures: Sequence[str] = ()
+    means: Sequence[str] | None = None
+
+    @property
+    def id(self) -> str:
+        """Name of its file."""
+        return hashlib.sha256(f"{self.experiment}\n{self.key}".encode()).hexdigest()[:16]
+
+
+class Outbox:
+    """A folder of parcels, in the order in which they were put there."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = (folder or WORK / "outbox").resolve()
+
+    def parcels(self) -> list[Parcel]:
+        """What is to be sent, the oldest first; an experiment's meaning after its runs."""
+        found = [(path.stat().st_mtime_ns, json.loads(path.read_text())) for path in self.folder.glob("*.json")]
+        parcels = [Parcel(**plain) for _, plain in sorted(found, key=lambda each: each[0])]
+        return sorted(parcels, key=lambda parcel: not parcel.folder)
+
+    def put(self, parcel: Parcel) -> None:
+        """Keep a parcel, in place of an earlier one of the same run."""
+        write_text(self.folder / f"{parcel.id}.json", json.dumps(asdict(parcel)) + "\n")
+
+    def put_copies(self, parcel: Parcel) -> Parcel:
+        """Keep a parcel and copies of its files, which the next stage may replace."""
+        place = self.folder / parcel.id
+        place.mkdir(parents=True)
+        artifacts = {}
+        for name, path in parcel.artifacts.items():
+            artifacts[name] = str(shutil.copyfile(path, place / f"{name}{Path(path).suffix}"))
+        (place / "figures").mkdir()
+        figures = [str(shutil.copyfile(path, place / "figures" / Path(path).name)) for path in parcel.figures]
+        kept = replace(parcel, folder=str(place), artifacts=artifacts, figures=figures)
+        self.put(kept)
+        return kept
+
+    def remove(self, parcel: Parcel) -> None:
+        """Forget a parcel that was sent, and the copies of its files."""
+        (self.folder / f"{parcel.id}.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def sending(self) -> Iterator[None]:
+        """One process at a time sends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@cache
+def _context() -> dict[str, str]:
+    return tracking.context_tags()
+
+
+def tags(experiment: str) -> dict[str, str]:
+    """The tags of every run: whose it is, from which commit, and of which sweep.
+
+    Args:
+        experiment: ``PRESET-WHAT`` or ``PRESET-SET-WHAT``.
+    """
+    found = _context()
+    owner = f"{found.get('mlflow.user', 'nobody')}-{folder_id()}"
+    return {**found, tracking.OWNER_TAG: owner, "isocompute.sweep": experiment.rpartition("-")[0] or experiment}
+
+
+def folder_id() -> str:
+    """The random id of this work folder, made when it is first needed."""
+    path = WORK / "owner"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".owner-{secrets.token_hex(4)}")
+        aside.write_text(f"{secrets.token_hex(4)}\n")
+        # Of two processes that make it at once, one's is read by both.
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(aside)
+        aside.unlink()
+    return path.read_text().strip()

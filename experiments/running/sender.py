@@ -1,0 +1,140 @@
+"""The thread that sends: nothing that trains or writes results waits for MLflow."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+
+from isocompute.budget.contract import tracking
+from isocompute.budget.contract.errors import redacted
+from isocompute.budget.contract.files import reason_of
+
+from .delivery import Delivery
+from ..outbox import Outbox, Parcel
+
+RETRY_SECONDS = 15.0
+PATIENCE_SECONDS = 10.0
+"""How long the end of a stage waits for a server that has said nothing yet."""
+LONGER_PATIENCE_SECONDS = 60.0
+"""The same where it answered the request before: a large file takes its time."""
+SEND = "python -m experiments send"
+
+
+class Sender:
+    """Sends parcels in the order in which they came, those first that an earlier process has left.
+
+    Args:
+        outbox: Where they are kept until they are sent.
+    """
+
+    def __init__(self, outbox: Outbox | None = None) -> None:
+        # MLflow's client would ask again for minutes; what was not sent is sent later.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        self.outbox = outbox or Outbox()
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
+        self._deliveries: dict[str, Delivery] = {}
+        self._thread: threading.Thread | None = None
+        self._ready = False
+        self._failures, self._heard_at, self._resumes_at = 0, 0.0, 0.0
+        self.reason = ""
+        self._start()
+
+    def put(self, parcel: Parcel) -> None:
+        """Send a parcel as soon as may be; one of the same run that still waits is replaced."""
+        with self._changed:
+            self._waiting[parcel.id] = parcel
+            self._start()
+            self._changed.notify_all()
+
+    def drain(self) -> Sequence[Parcel]:
+        """Wait until everything is sent, or MLflow does not answer.
+
+        Returns:
+            What still waits; it is in the outbox.
+        """
+        with self._changed:
+            failures, began = self._failures, time.monotonic()
+            self._resumes_at = 0.0
+            self._start()
+            self._changed.notify_all()
+            while self._waiting and self._failures == failures:
+                patience = LONGER_PATIENCE_SECONDS if self._heard_at else PATIENCE_SECONDS
+                if time.monotonic() - max(began, self._heard_at) > patience:
+                    self.reason = "it does not answer"
+                    break
+                self._changed.wait(0.2)
+            return list(self._waiting.values())
+
+    def report(self) -> bool:
+        """Wait as ``drain`` does, and say in one line what was not sent; returns whether there is such a thing."""
+        left = self.drain()
+        if left:
+            names = sorted({parcel.name for parcel in left})
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            print(
+                f"MLflow: not sent are the runs {'; '.join(names[:5])}{more} ({redacted(self.reason)}). They are in "
+                f"{os.path.relpath(self.outbox.folder)}; the next stage, or `{SEND}`, sends them.",
+                flush=True,
+            )
+        return bool(left)
+
+    def _start(self) -> None:
+        """Start the thread where there is something to send and none does; it ends with its process, sent or not."""
+        if self._waiting and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting:
+                    self._thread = None
+                    return
+                pause = self._resumes_at - time.monotonic()
+                if pause > 0:
+                    self._changed.wait(pause)
+                    continue
+                parcels = sorted(self._waiting.values(), key=lambda parcel: not parcel.folder)
+            failed = False
+            for parcel in parcels:
+                error = self._sent(parcel)
+                failed |= error is not None
+                if error is not None and not _is_of_one_run(error):
+                    break
+            with self._changed:
+                if failed:
+                    self._failures += 1
+                    self._resumes_at = time.monotonic() + RETRY_SECONDS
+                self._changed.notify_all()
+
+    def _sent(self, parcel: Parcel) -> Exception | None:
+        """Send one parcel; returns what came of it if it was not sent."""
+        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._heard))
+        try:
+            with self.outbox.sending():
+                if not self._ready:
+                    tracking.ensure_store()
+                    self._ready = True
+                delivery.send(parcel)
+        except Exception as error:
+            self.reason = reason_of(error)
+            return error
+        with self._changed:
+            if self._waiting.get(parcel.id) is parcel:
+                del self._waiting[parcel.id]
+                if parcel.ended is not None or not parcel.folder:
+                    self.outbox.remove(parcel)
+        return None
+
+    def _heard(self) -> None:
+        with self._changed:
+            self._heard_at = time.monotonic()
+
+
+def _is_of_one_run(error: Exception) -> bool:
+    """Whether only this run cannot be sent, as when its files are gone: the others are tried, too."""
+    return isinstance(error, FileNotFoundError) or getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
