@@ -29,8 +29,8 @@ __all__ = [
     "TrackingError",
     "answering",
     "attach",
-    "context_tags",
     "content_hash",
+    "context_tags",
     "ensure_experiment",
     "ensure_store",
     "fetch",
@@ -191,8 +191,8 @@ def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) ->
     owners = sorted({run.data.tags[OWNER_TAG] for run in carriers if OWNER_TAG in run.data.tags})
     if len(owners) > 1:
         raise TrackingError(
-            f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner that is "
-            f"meant: {source}?owner={owners[0]}"
+            f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner that "
+            f"is meant: {source}?owner={owners[0]}"
         )
 
 

@@ -101,7 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if found is None:
             raise ExperimentError(f"{arguments.store} has no experiment {experiment}: run the sweep first")
         with server(arguments.store) as address:
-            picture(address, str(found.experiment_id), arguments.metric or f"eval/{preset.evaluation.metric}", arguments.out)
+            picture(
+                address, str(found.experiment_id), arguments.metric or f"eval/{preset.evaluation.metric}", arguments.out
+            )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -36,8 +36,8 @@ class Point:
 class Changes:
     """The points of one run that are worth keeping, from its records in their order.
 
-    A number that has never changed has none. Of one that stays the same for a while the first and the last point of that
-    while are kept, so that straight lines between the points show what was measured.
+    A number that has never changed has none. Of one that stays the same for a while the first and the last point of
+    that while are kept, so that straight lines between the points show what was measured.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One run on its way to MLflow: what is new of it is sent, and sent again without harm when nobody knows if it arrived."""
+"""One run on its way to MLflow: what is new is sent, and sent again without harm where nobody knows if it arrived."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from isocompute.budget.contract import tracking
 
+from ..outbox import Parcel
 from . import work
 from .changes import Changes, Point
-from ..outbox import Parcel
 from .spool import Position, Spool
 
 LARGEST_BATCH = 900

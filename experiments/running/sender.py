@@ -11,8 +11,8 @@ from isocompute.budget.contract import tracking
 from isocompute.budget.contract.errors import redacted
 from isocompute.budget.contract.files import reason_of
 
-from .delivery import Delivery
 from ..outbox import Outbox, Parcel
+from .delivery import Delivery
 
 RETRY_SECONDS = 15.0
 PATIENCE_SECONDS = 10.0

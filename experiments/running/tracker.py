@@ -1,7 +1,8 @@
 """Cells as MLflow runs that can be watched while they train.
 
-Only the driver writes to MLflow, in a thread of its own: workers append to spool files, and what has been sent is noted
-beside them. When the server goes away, training goes on, and what was not sent is sent later, by this command or the next.
+Only the driver writes to MLflow, in a thread of its own: workers append to spool files, and what has been sent is
+noted beside them. When the server goes away, training goes on, and what was not sent is sent later, by this command or
+the next.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ..outbox import Parcel, tags
 from . import starts, work
 from .cells import Cell
 from .delivery import is_sent, read_note
 from .health import health_of
-from ..outbox import Parcel, tags
 from .sender import Sender
 
 TABLES = ("evals", "ledger", "pass_rates", "timings")

@@ -14,7 +14,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty MLflow database, which takes seconds to make."""
-    from isocompute.budget import tracking
+    from isocompute.budget.contract import tracking
 
     made = tmp_path_factory.mktemp("empty") / "mlflow.db"
     tracking.ensure_store(f"sqlite:///{made}")

@@ -85,7 +85,10 @@ def test_every_metric_of_a_step_is_in_the_glossary_and_no_other() -> None:
 def test_every_duration_is_in_the_glossary_and_no_other() -> None:
     timed = STEP.metrics() | evaluation(4).metrics()
     assert named(timed, seconds=True) == rows("Time")
-    assert {name.removeprefix("perf/").removesuffix("_seconds") for name in rows("Time")} == {*STEP.seconds(), *evaluation(4).seconds()}
+    assert {name.removeprefix("perf/").removesuffix("_seconds") for name in rows("Time")} == {
+        *STEP.seconds(),
+        *evaluation(4).seconds(),
+    }
 
 
 def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(

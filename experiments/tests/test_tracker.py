@@ -144,8 +144,8 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     spool = Spool(folder / "metrics.jsonl")
     for step, length in enumerate((5, 5, 5, 9, 9, 9), start=1):
         responses = ResponseStatistics(
-            reward=0.0, reward_std=float("nan"), zero_variance_share=1 / 3 + step * 1e-12, response_length=float(length),
-            truncated_share=0.0,
+            reward=0.0, reward_std=float("nan"), zero_variance_share=1 / 3 + step * 1e-12, truncated_share=0.0,
+            response_length=float(length),
         )  # fmt: skip
         record = StepRecord(
             step=step, rollouts=8 * step, sample_seconds=0.1 * step, update_seconds=0.5, responses=responses
@@ -251,7 +251,11 @@ def test_mlflows_own_client_makes_first_contact_and_no_message_has_a_password(mo
     assert all(path.startswith("/api/") for path in front.asked)
     front.stop()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://alice:open%20sesame@127.0.0.1:9")
-    for source in ("mlflow:sweep", "http://alice:open%20sesame@127.0.0.1:9", "postgresql://alice:open@sesame@no.where/db"):
+    for source in (
+        "mlflow:sweep",
+        "http://alice:open%20sesame@127.0.0.1:9",
+        "postgresql://alice:open@sesame@no.where/db",
+    ):
         with pytest.raises(ValueError, match=r".") as unread:
             tables.read(source, "evals")
         assert "sesame" not in str(unread.value) + str(refused.value)

@@ -36,7 +36,9 @@ def runs(experiment: str) -> list[Any]:
     from mlflow.entities import ViewType
 
     client = MlflowClient()
-    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id], run_view_type=ViewType.ALL))
+    return list(
+        client.search_runs([client.get_experiment_by_name(experiment).experiment_id], run_view_type=ViewType.ALL)
+    )
 
 
 def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
