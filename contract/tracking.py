@@ -179,21 +179,31 @@ def fetch(source: str, name: str) -> list[Path]:
         if not carriers:
             raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
         if not source.startswith("runs:/"):
-            carriers = list({run.data.tags[ARTIFACT_TAG + name]: run for run in carriers}.values())
-        if source.startswith("mlflow:"):
-            _refuse_several_owners(source, name, carriers)
+            carriers = _different(source, name, carriers)
         folder = Path(tempfile.mkdtemp(prefix="isocompute-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return [_download(client, str(run.info.run_id), name, folder) for run in carriers]
 
 
-def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) -> None:
+def _different(source: str, name: str, carriers: Collection[Any]) -> list[Any]:
+    """One run for each content; of an experiment, those of an owner who has all that is there.
+
+    Raises:
+        TrackingError: Several owners have what the others have not.
+    """
+    by_content = {run.data.tags[ARTIFACT_TAG + name]: run for run in carriers}
     owners = sorted({run.data.tags[OWNER_TAG] for run in carriers if OWNER_TAG in run.data.tags})
-    if len(owners) > 1:
-        raise TrackingError(
-            f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner that "
-            f"is meant: {source}?owner={owners[0]}"
-        )
+    for owner in owners:
+        theirs = [run for run in carriers if run.data.tags.get(OWNER_TAG, owner) == owner]
+        if {run.data.tags[ARTIFACT_TAG + name] for run in theirs} == set(by_content):
+            break
+    else:
+        if owners and source.startswith("mlflow:"):
+            raise TrackingError(
+                f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner "
+                f"that is meant: {source}?owner={owners[0]}"
+            )
+    return list(by_content.values())
 
 
 def is_store(source: str) -> bool:

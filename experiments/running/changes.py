@@ -14,6 +14,8 @@ RESULTS = ("eval/", "train/reward")
 """How the names of numbers begin that are logged even where they stay the same."""
 RELATIVE, ABSOLUTE = 1e-6, 1e-9
 """By how much two values may differ and still be the same: rounding is no change."""
+ROUNDING = 1e-6
+"""The absolute part of it where two programs' log-probabilities are compared, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +69,12 @@ class Changes:
 
     def _add(self, point: Point) -> Iterator[Point]:
         name, before = point.name, self._kept.get(point.name)
+        least = ROUNDING if name.startswith("health/") else ABSOLUTE
         if name.startswith(RESULTS):
             yield point
         elif before is None:
             self._kept[name] = self._held[name] = point
-        elif math.isclose(point.value, before.value, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+        elif math.isclose(point.value, before.value, rel_tol=RELATIVE, abs_tol=least):
             self._held[name] = point
         else:
             if name not in self._logged:

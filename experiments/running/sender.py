@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from isocompute.budget.contract import tracking
 from isocompute.budget.contract.errors import redacted
 from isocompute.budget.contract.files import reason_of
+from isocompute.budget.contract.store import mlflow_module
 
 from ..outbox import Outbox, Parcel
 from .delivery import Delivery
@@ -17,8 +19,8 @@ from .delivery import Delivery
 RETRY_SECONDS = 15.0
 PATIENCE_SECONDS = 10.0
 """How long the end of a stage waits for a server that has said nothing yet."""
-LONGER_PATIENCE_SECONDS = 60.0
-"""The same where it answered the request before: a large file takes its time."""
+LONGER_PATIENCE_SECONDS = 300.0
+"""The same where it has answered, or the store is a file: a large artifact, or new tables, take their time."""
 SEND = "python -m experiments send"
 
 
@@ -39,7 +41,7 @@ class Sender:
         self._deliveries: dict[str, Delivery] = {}
         self._thread: threading.Thread | None = None
         self._ready = False
-        self._failures, self._heard_at, self._resumes_at = 0, 0.0, 0.0
+        self._failures, self._asked_at, self._heard_at, self._resumes_at = 0, math.inf, 0.0, 0.0
         self.reason = ""
         self._start()
 
@@ -62,8 +64,9 @@ class Sender:
             self._start()
             self._changed.notify_all()
             while self._waiting and self._failures == failures:
-                patience = LONGER_PATIENCE_SECONDS if self._heard_at else PATIENCE_SECONDS
-                if time.monotonic() - max(began, self._heard_at) > patience:
+                slow = self._heard_at or not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http")
+                patience = LONGER_PATIENCE_SECONDS if slow else PATIENCE_SECONDS
+                if time.monotonic() - max(began, self._asked_at, self._heard_at) > patience:
                     self.reason = "it does not answer"
                     break
                 self._changed.wait(0.2)
@@ -117,8 +120,11 @@ class Sender:
         try:
             with self.outbox.sending():
                 if not self._ready:
+                    mlflow_module()
+                    self._asked_at = time.monotonic()
                     tracking.ensure_store()
                     self._ready = True
+                    self._heard()
                 delivery.send(parcel)
         except Exception as error:
             self.reason = reason_of(error)
