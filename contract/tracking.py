@@ -142,7 +142,8 @@ def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Pa
         artifacts: Artifact name to its file.
         figures: Files without such a name, which are only looked at.
     """
-    client = mlflow_module().MlflowClient()
+    mlflow = mlflow_module()
+    client, hashes = mlflow.MlflowClient(), []
     for figure in figures:
         client.log_artifact(run_id, str(figure), "figures")
     for name, path in artifacts.items():
@@ -150,7 +151,9 @@ def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Pa
             copy = Path(folder) / f"{name}{path.suffix}"
             shutil.copyfile(path, copy)
             client.log_artifact(run_id, str(copy))
-        client.set_tag(run_id, ARTIFACT_TAG + name, content_hash(path))
+        hashes.append(mlflow.entities.RunTag(ARTIFACT_TAG + name, content_hash(path)))
+    # Last, so that what is tagged is there.
+    client.log_batch(run_id, tags=hashes)
 
 
 def fetch(source: str, name: str) -> list[Path]:

@@ -121,14 +121,14 @@ class Delivery:
             self._heard()
 
     def _end(self, client: Any, parcel: Parcel, ended: int) -> None:
+        from mlflow.entities import RunTag
+
         begun = [Point(name=name, value=value, time=parcel.begun, rollouts=0) for name, value in parcel.metrics.items()]
         self._log(client, [*begun, *self._changes.last()])
-        for name, path in parcel.artifacts.items():
-            tracking.attach(str(self._run), {name: Path(path)})
-            self._heard()
-        tracking.attach(str(self._run), {}, figures=[Path(path) for path in parcel.figures])
-        for name, value in parcel.tags.items():
-            client.set_tag(self._run, name, value)
+        artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
+        tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
+        self._heard()
+        client.log_batch(self._run, tags=[RunTag(name, value) for name, value in parcel.tags.items()])
         client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
         self._heard()
 
