@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from isocompute.budget.contract import tracking
 from isocompute.budget.contract.errors import redacted
@@ -125,16 +126,22 @@ class Sender:
                     tracking.ensure_store()
                     self._ready = True
                     self._heard()
-                delivery.send(parcel)
+                # Not where another process has sent it meanwhile, or its cell was thrown away.
+                if parcel.ended is None or Path(parcel.folder).is_dir():
+                    delivery.send(parcel)
+                self._done(parcel)
         except Exception as error:
             self.reason = reason_of(error)
             return error
+        return None
+
+    def _done(self, parcel: Parcel) -> None:
+        """Forget a parcel, unless there is a newer one; one that goes on stays on disk."""
         with self._changed:
             if self._waiting.get(parcel.id) is parcel:
                 del self._waiting[parcel.id]
                 if parcel.ended is not None or not parcel.folder:
                     self.outbox.remove(parcel)
-        return None
 
     def _heard(self) -> None:
         with self._changed:

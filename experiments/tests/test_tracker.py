@@ -222,7 +222,7 @@ def test_a_stage_finishes_without_its_server_and_a_later_command_sends_what_it_f
     Path("params.yaml").write_text(PARAMS.read_text())
     front = Front()
     down = front.uri.replace("//", "//alice:open%20sesame@")
-    for uri in (down, "http://alice:open%20sesame@127.0.0.1:9", "nonsense://alice:open%20sesame@host"):
+    for uri in (down, "nonsense://alice:open%20sesame@host"):
         stage = experiments(Path.cwd(), uri, "problems", "--preset", "smoke")
         assert stage.returncode == 0, stage.stderr
         (said,) = [line for line in stage.stdout.splitlines() if line.startswith("MLflow")]
@@ -234,8 +234,8 @@ def test_a_stage_finishes_without_its_server_and_a_later_command_sends_what_it_f
     sent = experiments(Path.cwd(), f"sqlite:///{store}", "send")
     assert (sent.returncode, sent.stderr) == (0, "")
     found = runs("smoke-problems")
-    assert [run.info.status for run in found] == ["FINISHED"] * 3
-    assert [tracking.SUPERSEDED_TAG in run.data.tags for run in found] == [True, True, False]
+    assert [run.info.status for run in found] == ["FINISHED"] * 2
+    assert [tracking.SUPERSEDED_TAG in run.data.tags for run in found] == [True, False]
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert {run.data.tags["mlflow.source.git.commit"] for run in found} == {commit.strip()}
     assert len(tables.read("mlflow:smoke-problems", "problems")) > 0
