@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 import torch
-from isocompute.learner.batch import MicroBatch, read
+from forwards import micro_batches, of_transformers, rollouts
+from isocompute.learner.batch import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import Forward, attention, load_policy, reference_of
@@ -50,33 +50,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp(request.param)
     MODELS[request.param]().save_pretrained(folder)
     return request.param, folder
-
-
-def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataFrame:
-    generator = np.random.default_rng(3)
-    prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
-    responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
-    return pl.DataFrame({
-        "problem_id": [f"p{i // samples}" for i in range(len(responses))], "sample": list(range(len(responses))),
-        "prompt_ids": [prompts[i // samples] for i in range(len(responses))], "response_ids": responses,
-        "logprobs": [[0.0] * len(r) for r in responses],
-    })  # fmt: skip
-
-
-def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:
-    """Log-probabilities one response at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = []
-    for prompt, response in table.select("prompt_ids", "response_ids").iter_rows():
-        with torch.no_grad():
-            scores = torch.log_softmax(model(torch.tensor([prompt + response])).logits[0] / 0.7, -1)
-        found += [float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
-    return torch.tensor(found)
-
-
-def micro_batches(forward: Forward, table: pl.DataFrame) -> list[MicroBatch]:
-    responses = read(table, vocabulary=12)
-    return [forward.micro_batch(responses, piece) for piece in forward.pieces(responses, np.arange(len(responses)))]
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 9999])

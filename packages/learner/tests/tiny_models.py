@@ -1,0 +1,52 @@
+"""Tiny random models of any family that transformers knows, whose weights are all far from what would hide them."""
+
+from typing import Any
+
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": 0, "eos_token_id": 1,
+    "pad_token_id": None, "n_positions": 256, "n_embd": 32, "n_layer": 4, "n_head": 4, "d_model": 32, "n_layers": 4,
+    "n_heads": 4, "ffn_dim": 48, "d_ff": 48, "decoder_layers": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+    "encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "moe_intermediate_size": 16,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+    "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
+    "v_head_dim": 8, "dropout": 0.0,
+}  # fmt: skip
+"""Sizes, by every name that families have for them; a family takes those that it knows."""
+LIMITS = (
+    "sliding_window", "attention_chunk_size", "keep_window_size", "floor_scale", "index_topk", "window_size",
+    "attention_window_size", "log_scaling_n_floor", "original_max_position_embeddings",
+)  # fmt: skip
+"""Numbers of tokens beyond which some family attends to less, or otherwise."""
+
+
+def tiny_config(family: str, *, limit: int | None = None, **more: Any) -> Any:
+    """The configuration of a family with every size small.
+
+    Args:
+        family: Its ``model_type``.
+        limit: What every one of ``LIMITS`` is set to that the family has.
+        more: Settings that win over these; one that is None is left at the family's default.
+    """
+    default = CONFIG_MAPPING[family]().get_text_config()
+    limits = (
+        {} if limit is None else {**dict.fromkeys(LIMITS, limit), "use_sliding_window": True, "max_window_layers": 1}
+    )
+    chosen = {name: value for name, value in {**SMALL, **limits}.items() if hasattr(default, name)} | more
+    return type(default)(**chosen)
+
+
+def tiny_model(config: Any, *, seed: int = 0) -> Any:
+    """A model of random weights: also those that are 0 or 1 at first, as a bias or a norm's, and then do nothing."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim < 2:
+                weight += 0.2 * torch.randn_like(weight)
+            else:
+                weight.normal_(std=1.5 * weight.shape[-1] ** -0.5)
+    return model
