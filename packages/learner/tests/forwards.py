@@ -32,6 +32,15 @@ def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:
     return torch.tensor(found)
 
 
+def of_learner(forward: Forward, table: pl.DataFrame) -> torch.Tensor:
+    """Log-probabilities by the learner's way, response by response in the order of the table."""
+    responses = read(table, vocabulary=int(1e9))
+    found = torch.zeros(int(responses.counts.sum()))
+    for piece in forward.pieces(responses, np.arange(len(responses))):
+        found[responses.tokens_of(piece.rows)] = forward.logprobs(forward.micro_batch(responses, piece))
+    return found
+
+
 def micro_batches(forward: Forward, table: pl.DataFrame) -> list[MicroBatch]:
     responses = read(table, vocabulary=12)
     return [forward.micro_batch(responses, piece) for piece in forward.pieces(responses, np.arange(len(responses)))]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from forwards import micro_batches, of_learner, of_transformers, rollouts
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import Forward, load_policy
-from forwards import micro_batches, of_transformers, rollouts
 from tiny_models import tiny_config, tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def test_log_probabilities_are_those_of_transformers_beyond_a_window_or_a_chunk(
     forward = Forward(
         load_policy(tmp_path, device="cpu"), ComputeConfig(micro_batch_tokens=400), temperature=0.7, device="cpu"
     )
-    found = torch.cat([forward.logprobs(batch) for batch in micro_batches(forward, table)])
+    found = of_learner(forward, table)
     assert torch.allclose(found, of_transformers(tmp_path, table), atol=1e-4)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from forwards import micro_batches, of_transformers, rollouts
+from forwards import micro_batches, of_learner, of_transformers, rollouts
 from isocompute.learner.batch import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
@@ -59,7 +59,7 @@ def test_log_probabilities_are_those_of_transformers(saved: tuple[str, Path], la
     table = rollouts()
     compute = ComputeConfig(layout=layout, micro_batch_tokens=tokens, head_chunk_tokens=5)
     forward = Forward(load_policy(folder, device="cpu"), compute, temperature=0.7, device="cpu")
-    found = torch.cat([forward.logprobs(batch) for batch in micro_batches(forward, table)])
+    found = of_learner(forward, table)
     assert torch.allclose(found, of_transformers(folder, table), atol=2e-5)
 
 
@@ -166,7 +166,7 @@ def test_responses_beyond_a_sliding_window_are_padded_and_the_others_packed(wind
     assert {batch.rows is None for batch in batches} == {True, False}
     for batch in batches:
         assert batch.rows is None or max(block.shape[1] for block in batch.rows.blocks) <= 32
-    found = torch.cat([forward.logprobs(batch) for batch in batches])
+    found = of_learner(forward, table)
     assert torch.allclose(found, of_transformers(windowed, table), atol=2e-5)
 
 

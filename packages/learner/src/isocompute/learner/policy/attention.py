@@ -1,13 +1,15 @@
 """Attention of packed responses: the linear layers see each prompt once, attention sees it before each response.
 
 It is registered with transformers under ``NAME``, so that any model that uses its attention interface can be packed.
-Rows of whole responses are gathered, right-padded, and causal: no mask is needed, and the fastest kernels apply. An
-input that is not packed is answered as torch's own attention (``sdpa``) does.
+Rows of whole responses are gathered, right-padded, and causal: no mask is needed, and the fastest kernels apply. A
+model that limits attention by a window or a chunk does so in the mask that it asks transformers for, in what it asks of
+attention, or in a mask that it makes itself: the first two say up to which length a row is seen whole, the last is
+refused. An input that is not packed is answered as torch's own attention (``sdpa``) does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,39 +28,52 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 """What a model may ask of attention besides, which this one does not compute."""
 
 
+BEYOND_ANY = 2**20
+"""Tokens of a row that is longer than any window."""
+
+
 @dataclass(slots=True)
 class Passing:
     """A packed sequence on its way through a model.
 
     Attributes:
         rows: The rows that it consists of.
-        window: The smallest sliding window that a layer has asked for (tokens); None where none has.
+        reach: Tokens of the longest row that is asked about; None: that of ``rows``.
+        window: Tokens up to which every layer that was met sees a row whole; None where no layer is limited.
     """
 
     rows: PackedRows
+    reach: int | None = None
     window: int | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(block.shape[1] for block in self.rows.blocks)
+
+    def limit(self, window: int) -> None:
+        """Take note of a window, and refuse rows that exceed it.
+
+        Raises:
+            LearnerError: A row does.
+        """
+        self.window = min(window, self.window or window)
+        if self.longest > window:
+            raise _refused(f"a sliding window of {window} tokens, or a chunk, which responses exceed")
 
 
 _current: list[Passing] = []
 
 
-def no_mask(device: str) -> torch.Tensor:
-    """What stands for a mask with a packed input: with one of four dimensions transformers makes none itself.
-
-    Args:
-        device: A torch device.
-    """
-    return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
-
-
 @contextmanager
-def attending(rows: PackedRows | None) -> Iterator[Passing | None]:
+def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[Passing | None]:
     """Say which rows the next packed sequence consists of, during its forward and backward pass.
 
     It is one for the whole process, and not for a thread: torch runs backward passes on threads of its own.
 
     Args:
         rows: The rows; None for an input that is not packed.
+        reach: As in ``Passing``.
 
     Yields:
         What is found out about them on the way; None for an input that is not packed.
@@ -66,7 +81,7 @@ def attending(rows: PackedRows | None) -> Iterator[Passing | None]:
     if rows is None:
         yield None
         return
-    _current.append(Passing(rows))
+    _current.append(Passing(rows, reach))
     try:
         yield _current[-1]
     finally:
@@ -89,8 +104,8 @@ def packed_attention(
         module: The layer that asks.
         query: Shape ``(1, heads, positions, size)``.
         key: Shape ``(1, key heads, positions, size)``.
-        value: The same.
-        attention_mask: ``no_mask``.
+        value: The same, of a size of its own.
+        attention_mask: What ``packed_mask`` made; None where the model asks for none.
         scaling: What scores are multiplied by.
         dropout: 0, as policies are in evaluation mode.
         asked: What else the layer asks for.
@@ -108,15 +123,17 @@ def packed_attention(
         return plain
     passing = _current[-1]
     rows = passing.rows
-    _check(passing, asked, dropout)
+    _check(passing, asked, attention_mask, dropout)
     flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
-    size, heads, groups = query.shape[-1], query.shape[1], query.shape[1] != key.shape[1]
+    sizes = [states.shape[-1] for states in (query, key, value)]
+    heads, groups = query.shape[1], query.shape[1] != key.shape[1]
     copied = groups and copies_keys(query.device.type, query.dtype)
     joined = []
     for block in rows.blocks:
         # One row of numbers for each position, gathered by the rows of the block.
         q, k, v = (
-            states.index_select(0, block.flatten()).view(*block.shape, -1, size).transpose(1, 2) for states in flat
+            states.index_select(0, block.flatten()).view(*block.shape, -1, size).transpose(1, 2)
+            for states, size in zip(flat, sizes, strict=True)
         )
         if copied:
             k, v = (states.repeat_interleave(heads // key.shape[1], dim=1) for states in (k, v))
@@ -139,21 +156,53 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
 
 
-def _check(passing: Passing, asked: dict[str, Any], dropout: float) -> None:
+def packed_mask(
+    *, mask_function: Callable[..., torch.Tensor], device: torch.device | str = "cpu", **asked: Any
+) -> torch.Tensor | None:
+    """Make no mask of packed rows, but find out how far back theirs would let a token see; see ``sdpa_mask``.
+
+    Args:
+        mask_function: Whether a query sees a key: of indices of batch, head, query and key, which broadcast.
+        device: A torch device.
+        asked: What else transformers asks for.
+
+    Returns:
+        For a packed input a single entry, so that one that a model makes itself can be told from it.
+
+    Raises:
+        LearnerError: The mask is put together for this input alone, or a row exceeds the window.
+    """
+    if not _current:
+        plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **asked)
+        return plain
+    if asked.get("use_vmap"):
+        raise _refused("a mask of its own")
+    passing = _current[-1]
+    first = torch.zeros(1, dtype=torch.long, device=device)
+    # The first token of a row is the first one that is out of sight.
+    seen = mask_function(first, first, torch.arange(passing.reach or passing.longest, device=device), first)
+    if not bool(seen.all()):
+        passing.limit(int(seen.flatten().int().argmin()))
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+def _check(passing: Passing, asked: dict[str, Any], mask: torch.Tensor | None, dropout: float) -> None:
     refused = [name for name in UNSUPPORTED if asked.get(name) is not None]
     if dropout:
         refused.append("dropout")
-    window = asked.get("sliding_window")
-    if window is not None:
-        passing.window = min(window, passing.window or window)
-        if max(block.shape[1] for block in passing.rows.blocks) > window:
-            refused.append(f"a sliding window of {window} tokens, which responses exceed")
+    if mask is not None and (mask.dtype != torch.bool or mask.numel() != 1):
+        refused.append("a mask of its own")
     if refused:
-        raise LearnerError(
-            f"the model's attention uses {', '.join(refused)}, which a packed batch does not have: "
-            "set compute.layout to auto or padded"
-        )
+        raise _refused(", ".join(refused))
+    if asked.get("sliding_window") is not None:
+        passing.limit(asked["sliding_window"])
+
+
+def _refused(what: str) -> LearnerError:
+    return LearnerError(
+        f"the model's attention uses {what}, which a packed batch does not have: set compute.layout to auto or padded"
+    )
 
 
 AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, packed_mask)

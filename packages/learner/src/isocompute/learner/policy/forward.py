@@ -19,8 +19,16 @@ from ..errors import LearnerError
 from ..settings.compute import ComputeConfig
 from . import attention
 from .head import Terms, token_terms
-from .probe import SAME, at_least_float32, probe, without_dropout
-from .weights import vocabulary
+from .probe import (
+    SAME,
+    at_least_float32,
+    check_rotation,
+    probe,
+    refuse_by_place,
+    rotated_otherwise_beyond,
+    without_dropout,
+)
+from .weights import body, vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +45,8 @@ class Forward:
             reference is run as the policy is, and without gradient; None: how this one can be run is found out.
 
     Raises:
-        LearnerError: The layout ``packed`` is asked for, and the model gives something else that way; or gradient
-            checkpointing is, and it gives something else in training mode.
+        LearnerError: The model looks ahead; or the layout ``packed`` is asked for, and it gives something else that
+            way; or gradient checkpointing is, and it gives something else in training mode.
     """
 
     def __init__(
@@ -50,10 +58,11 @@ class Forward:
         self._config = replace(config, precision="float32")
         self.packs = False
         self._window: int | None = None if like is None else like._window
+        self._rotated = rotated_otherwise_beyond(policy.config)
         if like is not None and like.packs:
             policy.set_attn_implementation(attention.NAME)
             self.packs = True
-        elif like is None and (config.layout != "padded" or config.gradient_checkpointing):
+        elif like is None:
             with at_least_float32(policy):
                 self._settle()
         self._config = config
@@ -80,13 +89,19 @@ class Forward:
         Args:
             responses: The responses.
             rows: Their rows that pass through the model.
+
+        Raises:
+            LearnerError: One is longer than transformers can rotate without regard to what passed before it.
         """
-        tokens = self._config.micro_batch_tokens
-        for piece in micro_batches(responses, rows, tokens=tokens, share_prompts=self.packs):
-            if self._window is not None and responses.whole_lengths[piece.rows].max() > self._window:
-                yield from micro_batches(responses, piece.rows, tokens=tokens, share_prompts=False)
-            else:
-                yield piece
+        lengths = responses.whole_lengths[rows]
+        check_rotation(self.policy.config, longest=int(lengths.max(initial=0)))
+        limits = [limit for limit in (self._window, self._rotated) if limit is not None]
+        # Responses on one side of a limit pass together: beyond a window they are padded, and beyond the length that
+        # the model was trained at first all tokens of an input are rotated otherwise.
+        for side in np.unique(sides := sum((lengths > limit for limit in limits), np.zeros(len(rows), dtype=int))):
+            packs = self.packs and (self._window is None or lengths[sides == side].max() <= self._window)
+            tokens = self._config.micro_batch_tokens
+            yield from micro_batches(responses, rows[sides == side], tokens=tokens, share_prompts=packs)
 
     def attending(self, batch: MicroBatch) -> AbstractContextManager[attention.Passing | None]:
         """Hold on to what a micro-batch consists of, during its forward and its backward pass.
@@ -109,10 +124,10 @@ class Forward:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
         kind, lower = torch.device(self._device).type, self.dtype != self._dtype
         with torch.autocast(kind, dtype=self.dtype) if lower else nullcontext():
-            states = self.policy.base_model(
+            states = body(self.policy)(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
-                attention_mask=attention.no_mask(self._device) if batch.rows is not None else batch.attention_mask,
+                attention_mask=torch.ones_like(batch.input_ids) if batch.rows is not None else batch.attention_mask,
                 use_cache=False,
             ).last_hidden_state
         found: torch.Tensor = states.flatten(0, 1).index_select(0, batch.predicts)
@@ -150,20 +165,37 @@ class Forward:
         with torch.no_grad(), self.attending(batch):
             return self.terms(self.hidden(batch), batch).logprobs
 
+    @property
+    def _kind(self) -> str:
+        return type(self.policy).__name__
+
     def _settle(self) -> None:
-        """Find out by a few responses whether the model can be packed, and whether it can be checkpointed."""
-        rows = probe(vocabulary(self.policy))
-        every = np.arange(len(rows))
-        batches = {
-            packs: self.micro_batch(rows, next(micro_batches(rows, every, tokens=10**9, share_prompts=packs)))
-            for packs in (False, True)
-        }
-        expected = self.logprobs(batches[False])
+        """Find out by a few responses whether the model is causal, can be packed, and can be checkpointed."""
+        rows, altered, before = probe(vocabulary(self.policy))
+        padded_rows, packed_rows, altered_rows = (
+            self.micro_batch(
+                tried, next(micro_batches(tried, np.arange(len(tried)), tokens=10**9, share_prompts=packs))
+            )
+            for tried, packs in ((rows, False), (rows, True), (altered, False))
+        )
+        try:
+            expected = self.logprobs(padded_rows)
+            ahead = _largest((self.logprobs(altered_rows) - expected)[torch.from_numpy(before)])
+        except Exception as error:
+            raise LearnerError(
+                f"a {self._kind} cannot be run on token ids, positions and a mask alone ({_reason(error)}): "
+                "use a decoder-only model"
+            ) from error
+        if not ahead < SAME:
+            raise LearnerError(
+                f"the log-probability of a token changes by {ahead:.2g} nats with what follows it: this {self._kind} "
+                "is no causal model (is_decoder and is_causal of its configuration must be on, where it has them)"
+            )
         if self._config.layout != "padded":
-            self._try_packing(batches[True], expected)
+            self._try_packing(packed_rows, expected)
         if self._config.gradient_checkpointing:
             _checkpointed(self.policy)
-            difference = _largest(self.logprobs(batches[self.packs]) - expected)
+            difference = _largest(self.logprobs(packed_rows if self.packs else padded_rows) - expected)
             if not difference < SAME:
                 raise LearnerError(
                     f"compute.gradient_checkpointing is on, and in training mode, which it needs, this model gives "
@@ -174,13 +206,14 @@ class Forward:
         """Switch to packed attention where a micro-batch shows that the model means the same by it."""
         own = self.policy.config._attn_implementation
         try:
+            refuse_by_place(self.policy.config)
             self.policy.set_attn_implementation(attention.NAME)
             self.packs = True
-            with torch.no_grad(), self.attending(batch) as passing:
+            with torch.no_grad(), attention.attending(batch.rows, reach=attention.BEYOND_ANY) as passing:
                 difference = _largest(self.terms(self.hidden(batch), batch).logprobs - expected)
             reason = "" if difference < SAME else f"a log-probability differs by {difference:.2g} nats"
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = _reason(error)
         if not reason:
             self._window = passing.window if passing is not None and self._config.layout == "auto" else None
             return
@@ -205,6 +238,10 @@ def _checkpointed(policy: Any) -> None:
     for module in policy.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _largest(differences: torch.Tensor) -> float:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from ..errors import LearnerError
+from .weights import body
 
 
 def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -40,7 +41,15 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
             "save the model whole"
         )
     policy = policy.to(device).eval()
-    if _changes_logits(policy, device):
+    try:
+        changed = _changes_logits(policy, device)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LearnerError(
+            f"a {type(policy).__name__} does not give hidden states and logits as decoder-only models do ({reason}): "
+            f"the base model {model} must be one"
+        ) from error
+    if changed:
         raise LearnerError(
             f"the base model {model} scales or caps its logits after the output head, which the learner does not "
             "reproduce: use a model whose head gives the logits"
@@ -68,6 +77,6 @@ def _changes_logits(policy: Any, device: str) -> bool:
     mask = torch.ones_like(ids)
     with torch.no_grad():
         whole = policy(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        hidden = policy.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        hidden = body(policy)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
         head = policy.get_output_embeddings()(hidden)
     return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)

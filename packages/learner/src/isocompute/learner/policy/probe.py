@@ -10,36 +10,103 @@ import numpy as np
 import torch
 
 from ..batch.responses import Lists, Responses
+from ..errors import LearnerError
 
 SAME = 1e-3
 """Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
 
 
-def probe(vocabulary: int) -> Responses:
+BY_PLACE = ("attn_temperature_tuning",)
+"""Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
+
+Llama 4 does beyond 8,192 tokens (``floor_scale``), which is too many to be tried.
+"""
+PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
+"""Tokens of the probe's prompts, of which two are the same, and of its responses."""
+
+
+def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
     """Two prompts with two responses each, of different lengths.
 
     Args:
         vocabulary: Number of tokens that the policy knows.
+
+    Returns:
+        The responses; the same with another last token but one, which is the last that passes through the model; and
+        which response tokens are before it, shape ``(tokens,)``.
     """
     generator = np.random.default_rng(0)
-
-    def lists(*lengths: int) -> Lists:
-        values = generator.integers(0, vocabulary, sum(lengths))
-        return Lists(offsets=np.concatenate([[0], np.cumsum(lengths)]), values=values)
-
+    values = generator.integers(0, vocabulary, RESPONSES.sum())
     first, second = generator.integers(0, vocabulary, 3), generator.integers(0, vocabulary, 2)
-    prompts = Lists(offsets=np.array([0, 3, 6, 8, 10]), values=np.concatenate([first, first, second, second]))
-    responses = lists(4, 2, 3, 5)
-    return Responses(
-        prompts=prompts,
-        responses=responses,
-        sampled=np.ones(14, dtype=bool),
-        counts=responses.lengths,
-        logprobs=Lists(offsets=responses.offsets, values=np.zeros(14)),
-        shares_prompt=np.array([False, True, False, True]),
-        of_rows={name: np.zeros(4) for name in ("advantage", "loss_weight", "zero_variance")},
-        of_tokens={},
-    )
+    prompts = Lists(offsets=np.cumsum([0, *PROMPTS]), values=np.concatenate([first, first, second, second]))
+    offsets = np.cumsum([0, *RESPONSES])
+    other, before = values.copy(), np.ones(len(values), dtype=bool)
+    other[offsets[1:] - 2] = (other[offsets[1:] - 2] + vocabulary // 2) % vocabulary
+    before[offsets[1:] - 2] = before[offsets[1:] - 1] = False
+
+    def answered(tokens: np.ndarray) -> Responses:
+        responses = Lists(offsets=offsets, values=tokens)
+        return Responses(
+            prompts=prompts,
+            responses=responses,
+            sampled=np.ones(len(tokens), dtype=bool),
+            counts=responses.lengths,
+            logprobs=Lists(offsets=offsets, values=np.zeros(len(tokens))),
+            shares_prompt=np.array([False, True, False, True]),
+            of_rows={name: np.zeros(4) for name in ("advantage", "loss_weight", "zero_variance")},
+            of_tokens={},
+        )
+
+    return answered(values), answered(other), before
+
+
+def refuse_by_place(config: Any) -> None:
+    """Refuse to pack a model that has one of ``BY_PLACE``.
+
+    Raises:
+        LearnerError: It has.
+    """
+    for name in BY_PLACE:
+        if getattr(config.get_text_config(), name, None):
+            raise LearnerError(f"it scales by a token's place in the input ({name})")
+
+
+def rotated_otherwise_beyond(config: Any) -> int | None:
+    """Tokens beyond which one response of an input makes a model rotate all of its tokens otherwise (LongRoPE)."""
+    limits = [
+        each.get("original_max_position_embeddings") or config.get_text_config().max_position_embeddings
+        for each in _rotations(config)
+        if each.get("rope_type") == "longrope"
+    ]
+    return min(limits, default=None)
+
+
+def check_rotation(config: Any, *, longest: int) -> None:
+    """Refuse responses whose rotation depends on those that passed before them, as transformers computes it.
+
+    Args:
+        config: The model's configuration.
+        longest: Tokens of the longest response, with its prompt.
+
+    Raises:
+        LearnerError: The model has dynamic NTK scaling, which a response is long enough for.
+    """
+    limit = config.get_text_config().max_position_embeddings if _dynamic(config) else longest
+    if longest > limit:
+        raise LearnerError(
+            f"a response has {longest} tokens with its prompt, more than the model's {limit}, beyond which its "
+            "rope_type dynamic makes log-probabilities depend on what was computed before: it must be shorter"
+        )
+
+
+def _dynamic(config: Any) -> bool:
+    return any(each.get("rope_type") == "dynamic" for each in _rotations(config))
+
+
+def _rotations(config: Any) -> list[dict[str, Any]]:
+    """The parameters of RoPE, of each kind of layer."""
+    given = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return [given] if "rope_type" in given else [each for each in given.values() if isinstance(each, dict)]
 
 
 @contextmanager

@@ -16,6 +16,12 @@ def vocabulary(policy: Any) -> int:
     return int(policy.get_input_embeddings().weight.shape[0])
 
 
+def body(policy: Any) -> Any:
+    """The part of a policy that gives hidden states, without its head."""
+    # Llama 4's class names another attribute than it has, and is its own base model then.
+    return policy.model if policy.base_model is policy else policy.base_model
+
+
 def tensors(policy: Any) -> dict[str, torch.Tensor]:
     """The policy's tensors by their Hugging Face names, as a saved model has them: one that is tied to another once.
 

@@ -1,0 +1,78 @@
+"""Every family of causal models that transformers has, tiny and random: does the learner give what transformers does?
+
+``python packages/learner/tests/families.py`` prints a table and fails where a family is silently wrong; names after it
+are the families that are tried.
+"""
+
+import logging
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from forwards import of_learner, of_transformers, rollouts
+from isocompute.learner.config import ComputeConfig
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.policy import Forward, load_policy
+from tiny_models import tiny_config, tiny_model
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+LIMITS = (4, 24)
+"""Windows, chunks and the like: below what the learner's probe would show, and above it."""
+SAME = 1e-3
+"""Largest difference (nats) that is rounding."""
+LARGEST = 3_000_000
+"""Parameters of a model that is still tiny."""
+SETTINGS: dict[str, dict[str, Any]] = {}
+
+
+def of_family(family: str, limit: int, folder: Path) -> tuple[str, float]:
+    """What becomes of a family, and the largest difference from transformers (nats)."""
+    settings = SETTINGS.get(family, {})
+    try:
+        config = tiny_config(family, limit=limit, **settings)
+        with torch.device("meta"):
+            size = sum(weight.numel() for weight in transformers.AutoModelForCausalLM.from_config(config).parameters())
+        if size > LARGEST:
+            return f"not built: {size:,} parameters", 0.0
+        tiny_model(config).save_pretrained(folder)
+        table = rollouts(groups=3, samples=6, longest=53)
+        expected = of_transformers(folder, table)
+    except Exception as error:
+        return f"not built: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}", 0.0
+    try:
+        compute = ComputeConfig(micro_batch_tokens=400)
+        forward = Forward(load_policy(folder, device="cpu"), compute, temperature=0.7, device="cpu")
+        found = of_learner(forward, table)
+    except LearnerError as error:
+        return f"refused: {error}".replace(str(folder), "MODEL"), 0.0
+    done = ("packs" if forward._window is None else f"packs up to {forward._window}") if forward.packs else "pads"
+    difference = float((found - expected).abs().nan_to_num(torch.inf).max())
+    return done, difference
+
+
+def main(families: list[str]) -> int:
+    """Print a row for every family and limit; the number of those that are wrong."""
+    logging.disable(logging.WARNING)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    wrong = 0
+    for family in families or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        rows = []
+        for limit in LIMITS:
+            with tempfile.TemporaryDirectory() as folder:
+                done, difference = of_family(family, limit, Path(folder))
+            bad = not difference < SAME
+            wrong += bad
+            rows.append(f"{done}{f', WRONG by {difference:.2g} nats' if bad else ''}")
+        told = rows[0] if len(set(rows)) == 1 else "; ".join(f"{n}: {row}" for n, row in zip(LIMITS, rows, strict=True))
+        print(f"{family:<28}{told}", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main(sys.argv[1:]) else 0)
