@@ -77,7 +77,7 @@ def run(
 ) -> loop.Progress:
     """Train, or go on training, for so many steps in all."""
     store = Checkpoints(folder, **every or {})
-    progress = loop.restore(learner=learner, checkpoints=store)
+    progress = loop.restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
         run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),

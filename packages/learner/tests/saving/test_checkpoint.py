@@ -34,7 +34,7 @@ def test_the_newest_is_read_and_older_ones_go(tmp_path: Path) -> None:
     store.save(checkpoint(12))
     assert newest(tmp_path / "c").step == 12
     assert newest(tmp_path / "c").tensors["w"].tolist() == [12.0] * 3
-    assert names(tmp_path / "c") == ["step-000000012"]
+    assert names(tmp_path / "c") == ["step-000000001", "step-000000012"]
 
 
 def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_setting_that_makes_no_sense_is_refused(
 
 
 def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_with_the_next(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
+    store = Checkpoints(tmp_path, keep=1)
     store.save(checkpoint(1))
     (tmp_path / ".step-000000002.writing").mkdir()
     shutil.copytree(tmp_path / "step-000000001", tmp_path / ".step-000000000.deleting")
@@ -102,7 +102,7 @@ def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     class Killed(BaseException):
         """Ends the process where it is."""
 
-    store = Checkpoints(tmp_path)
+    store = Checkpoints(tmp_path, keep=1)
     store.save(checkpoint(1))
     rename = Path.rename
 
@@ -134,15 +134,37 @@ def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     assert names(tmp_path) == ["step-000000002"]
 
 
-def test_a_damaged_checkpoint_is_named_with_what_to_do(tmp_path: Path) -> None:
+def flip(path: Path, *, at: float) -> None:
+    """Flip one bit of a file, at a share of its length."""
+    content = bytearray(path.read_bytes())
+    content[int(at * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "checksums.json"])
+@pytest.mark.parametrize("at", [0.3, 0.5, 0.95])
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
+    file: str, at: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(checkpoint(1))
+    flip(store.save(checkpoint(2)) / file, at=at)
+    assert newest(tmp_path).step == 1
+    assert "step-000000002: the checkpoint is damaged" in caplog.text
+    assert "step-000000001 is read" in caplog.text
+    # What is damaged is out of the way, and not lost.
+    assert names(tmp_path) == ["damaged-step-000000002", "step-000000001"]
+    store.save(checkpoint(2))
+    assert newest(tmp_path).step == 2
+
+
+def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, keep=2)
-    folder = store.save(checkpoint(1))
-    (folder / "tensors.safetensors").write_bytes(b"no")
-    with pytest.raises(CheckpointError, match=r"step-000000001.*delete the folder to start the run again"):
+    for step in (1, 2):
+        (store.save(checkpoint(step)) / "tensors.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointError, match=r"step-000000002: the checkpoint is damaged .*; .*start the run again"):
         store.newest()
-    (store.save(checkpoint(2)) / "state.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"step-000000002.*delete the folder to continue from the one before it"):
-        store.newest()
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None:
@@ -176,7 +198,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) ->
 
 def test_nothing_in_a_checkpoint_can_be_unpickled(tmp_path: Path) -> None:
     folder = Checkpoints(tmp_path).save(checkpoint(1))
-    assert names(folder) == ["state.json", "tensors.safetensors"]
+    assert names(folder) == ["checksums.json", "state.json", "tensors.safetensors"]
     # A pickle in the place of the tensors is refused as it is.
     torch.save({"w": torch.zeros(3)}, folder / "tensors.safetensors")
     with pytest.raises(CheckpointError, match="the checkpoint is damaged"):

@@ -8,12 +8,20 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import BatchConfig, KLConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.config import (
+    BatchConfig,
+    ComputeConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    SyncConfig,
+)
 from isocompute.learner.errors import CheckpointError
-from isocompute.learner.saving.checkpoint import Checkpoints
+from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
 from isocompute.learner.training import loop
 from isocompute.learner.updates.learner import Learner
-from small_run import Steps, by_name, kill, paid, run, weights
+from small_run import PROBLEMS, RUN, Steps, by_name, kill, paid, run, weights
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo with all regularisers": {},
@@ -156,7 +164,66 @@ def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_
     plain = json.loads(state.read_text())
     del plain["progress"]["place"]
     state.write_text(json.dumps(plain))
+    write_checksums(state.parent)
     fresh = Learner(model, config)
     with pytest.raises(CheckpointError, match=r"the progress in the checkpoint of step 2 cannot be read .*place"):
-        loop.restore(learner=fresh, checkpoints=Checkpoints(tmp_path))
+        loop.restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
     assert fresh.version == 0
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "rate": ({"config": {"learning_rate": 0.5}}, r"learning_rate was .* and is 0\.5"),
+    "algorithm": (
+        {"config": {"objective": ObjectiveConfig(algorithm="cispo")}},
+        "objective.algorithm was 'grpo' and is 'cispo'",
+    ),
+    "weight decay": ({"config": {"optimizer": OptimizerConfig(weight_decay=0.01)}}, "optimizer.weight_decay was 0.0"),
+    "micro-batch": ({"config": {"compute": ComputeConfig(micro_batch_tokens=64)}}, "compute.micro_batch_tokens was"),
+    "n": ({"run": {"rollouts_per_problem": 8}}, "rollouts_per_problem was 4 and is 8"),
+    "B_p": ({"run": {"problems_per_batch": 2}}, "problems_per_batch was 4 and is 2"),
+    "seed": ({"run": {"seed": 4}}, "seed was 3 and is 4"),
+    "problems": ({"problems": PROBLEMS.head(7)}, r"problems was '8 with hash \w+' and is '7 with hash \w+'"),
+    "a prompt": ({"problems": PROBLEMS.with_columns(prompt=pl.lit("?"))}, r"problems was '8 with hash \w+'"),
+}
+
+
+@pytest.mark.parametrize(("others", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_run_under_other_settings_does_not_continue_and_they_are_named(
+    others: dict[str, Any], message: str, model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    run(Learner(model, config), replay, tmp_path, steps=2)
+    fresh = Learner(model, replace(config, **others.get("config", {})))
+    before = weights(fresh)
+    with pytest.raises(CheckpointError, match=message):
+        loop.restore(
+            learner=fresh,
+            checkpoints=Checkpoints(tmp_path),
+            run=replace(RUN, **others.get("run", {})),
+            problems=others.get("problems", PROBLEMS),
+        )
+    assert torch.equal(weights(fresh), before)
+
+
+def test_what_changes_no_result_may_change(model: Path, config: LearnerConfig, replay: Any, tmp_path: Path) -> None:
+    """The order of rows, how hard problems were found to be, tolerances, when checkpoints are saved."""
+    run(Learner(model, config), replay, tmp_path, steps=2)
+    fresh = Learner(model, replace(config, sync=SyncConfig(tolerance=0.5)))
+    found = loop.restore(
+        learner=fresh,
+        checkpoints=Checkpoints(tmp_path, every_steps=7, keep=5),
+        run=RUN,
+        problems=PROBLEMS.reverse().with_columns(pass_rate=pl.lit(0.5)),
+    )
+    assert found.step == fresh.version == 2
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    straight = Learner(model, config)
+    whole = run(straight, replay, tmp_path / "straight", steps=6)
+    run(Learner(model, config), replay, tmp_path / "cut", steps=4)
+    (tmp_path / "cut" / "step-000000004" / "tensors.safetensors").write_bytes(b"no")
+    resumed = Learner(model, config)
+    assert run(resumed, replay, tmp_path / "cut", steps=6) == whole
+    assert torch.equal(weights(straight), weights(resumed))
