@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner import (
+    CheckpointError,
     Checkpoints,
     Learner,
     LearnerConfig,
@@ -145,7 +146,7 @@ class Worker:
         if not work.finished(cell, home):
             self._run(cell, problems, home, start)
         if work.lacks_policy(cell, home, self.config.keep_policies):
-            self._save_policy(cell, home)
+            self._save_policy(cell, problems, home)
 
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Train until the budget is spent, and write the tables."""
@@ -155,7 +156,8 @@ class Worker:
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
         checkpoints = Checkpoints(home / "checkpoints", **self.config.checkpoints)
-        progress = restore(learner=learner, checkpoints=checkpoints)
+        trained = problems.filter(pl.col("split") == "train")
+        progress = restore(learner=learner, checkpoints=checkpoints, run=_run_config(cell), problems=trained)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
@@ -163,7 +165,7 @@ class Worker:
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
             ended = train(
                 run=_run_config(cell),
-                problems=problems.filter(pl.col("split") == "train"),
+                problems=trained,
                 sampler=self._sampler,
                 learner=learner,
                 evaluator=Evaluations(cell, self._sampler, validation, home, start),
@@ -209,10 +211,22 @@ class Worker:
             ),
         )
 
-    def _save_policy(self, cell: Cell, home: Path) -> None:
-        """Save the policy of a finished cell, from the checkpoint at its end."""
-        learner = self._fresh_learner(cell.learner)
-        progress = restore(learner=learner, checkpoints=Checkpoints(home / "checkpoints"))
+    def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
+        """Save the policy of a finished cell, from the checkpoint at its end.
+
+        Raises:
+            CheckpointError: That one is damaged.
+        """
+        learner, checkpoints = self._fresh_learner(cell.learner), Checkpoints(home / "checkpoints")
+        trained = problems.filter(pl.col("split") == "train")
+        progress = restore(learner=learner, checkpoints=checkpoints, run=_run_config(cell), problems=trained)
+        ended = work.done(home)
+        if ended is not None and progress.step != ended.step:
+            raise CheckpointError(
+                f"{home}: the checkpoint of step {ended.step}, at the end of the run, is damaged, and the one before "
+                "is not the policy that was measured: delete the folder to train the cell again, or set keep_policies "
+                "to none"
+            )
         save_policy(learner.weights(), self._model, work.policy_of(home))
         work.set_policy(home, progress.step)
 

@@ -23,7 +23,7 @@ class CheckpointsConfig(Settings):
     """Evaluations between checkpoints; null: evaluations are no reason to save."""
     every_steps: Count | None = None
     """Steps between checkpoints; null: steps are no reason to save."""
-    keep: Count = 1
+    keep: Count = 2
     """How many of a cell's newest checkpoints are kept."""
 
     @model_validator(mode="after")

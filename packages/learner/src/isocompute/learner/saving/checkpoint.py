@@ -1,8 +1,10 @@
-"""Atomic checkpoints: safetensors and JSON, written aside, flushed to disk, renamed. Nothing is unpickled."""
+"""Atomic checkpoints: safetensors and JSON with checksums, written aside, flushed, renamed. Nothing is unpickled."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,10 @@ from safetensors.torch import load_file, save_file
 from ..errors import CheckpointError
 from .folders import remove_folder, whole_folder
 
+logger = logging.getLogger(__name__)
+
+CHECKSUMS = "checksums.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
@@ -24,12 +30,14 @@ class Checkpoint:
         tensors: Policy and optimizer, and the critic where there is one.
         values: Plain values of the learner.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the place in the problems.
+        settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
     """
 
     step: int
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
     progress: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -42,14 +50,14 @@ class Checkpoints:
         folder: The folder, made with the first checkpoint.
         every_evaluations: Evaluations between checkpoints, or None.
         every_steps: Steps between checkpoints, or None.
-        keep: How many of the newest are kept; their predecessors serve where the newest is damaged later.
+        keep: How many of the newest are kept; with 1 there is none to continue from where that one is damaged later.
 
     Raises:
         CheckpointError: A number is below 1, or there is no interval.
     """
 
     def __init__(
-        self, folder: str | Path, *, every_evaluations: int | None = 1, every_steps: int | None = None, keep: int = 1
+        self, folder: str | Path, *, every_evaluations: int | None = 1, every_steps: int | None = None, keep: int = 2
     ) -> None:
         given = {"every_evaluations": every_evaluations, "every_steps": every_steps, "keep": keep}
         for name, value in given.items():
@@ -85,8 +93,9 @@ class Checkpoints:
         final = self.folder / f"step-{checkpoint.step:09d}"
         with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
             save_file(checkpoint.tensors, aside / "tensors.safetensors")
-            state = {"step": checkpoint.step, "values": checkpoint.values, "progress": checkpoint.progress}
+            state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
             (aside / "state.json").write_text(json.dumps(state))
+            write_checksums(aside)
         self.prune()
         return final
 
@@ -105,28 +114,51 @@ class Checkpoints:
             raise CheckpointError(f"{self.folder}: an old checkpoint cannot be deleted ({error.strerror})") from None
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest checkpoint, or None when there is none.
+        """Read the newest checkpoint that is whole, or None when there is none; a damaged one is put aside.
 
         Raises:
-            CheckpointError: It is damaged.
+            CheckpointError: All of them are damaged.
         """
-        complete = self._complete()
-        if not complete:
-            return None
-        folder = complete[-1]
-        try:
-            state = json.loads((folder / "state.json").read_text())
-            tensors = load_file(folder / "tensors.safetensors")
-            return Checkpoint(step=state["step"], tensors=tensors, values=state["values"], progress=state["progress"])
-        except Exception as error:
-            where = "continue from the one before it" if len(complete) > 1 else "start the run again"
+        damaged: dict[Path, str] = {}
+        for folder in reversed(self._complete()):
+            try:
+                found = _read(folder)
+            except Exception as error:
+                damaged[folder] = f"{folder}: the checkpoint is damaged ({error})"
+                continue
+            for other, reason in damaged.items():
+                remove_folder(aside := other.with_name(f"damaged-{other.name}"))
+                other.rename(aside)
+                logger.warning("%s and is now %s; %s is read instead", reason, aside.name, folder.name)
+            return found
+        if damaged:
             raise CheckpointError(
-                f"{folder}: the checkpoint is damaged ({error}); delete the folder to {where}"
-            ) from None
+                f"{next(iter(damaged.values()))}; no other one is whole: delete {self.folder} to start the run again"
+            )
+        return None
 
     def _complete(self) -> list[Path]:
         """Those that were written whole, the newest last; one that another of its step has replaced, before it."""
         return sorted(self.folder.glob("step-*"), key=_age) if self.folder.is_dir() else []
+
+
+def write_checksums(folder: Path) -> None:
+    """Write down what the files of a checkpoint must be."""
+    names = ("state.json", "tensors.safetensors")
+    (folder / CHECKSUMS).write_text(json.dumps({name: _checksum(folder / name) for name in names}))
+
+
+def _read(folder: Path) -> Checkpoint:
+    for name, expected in json.loads((folder / CHECKSUMS).read_text()).items():
+        if _checksum(folder / name) != expected:
+            raise CheckpointError(f"{name} is not what was written")
+    state = json.loads((folder / "state.json").read_text())
+    return Checkpoint(**state, tensors=load_file(folder / "tensors.safetensors"))
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _age(folder: Path) -> tuple[str, bool]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import polars as pl
 
@@ -16,28 +18,40 @@ from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import check_sync
 from .learning import learn
 from .order import ProblemOrder
-from .run import Progress, RunConfig
+from .run import Progress, RunConfig, settings_of
 
 __all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
 
 
-def restore(*, learner: Updater, checkpoints: Checkpoints) -> Progress:
-    """Continue from the newest checkpoint, or start at step 0.
+def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
+    """Continue from the newest checkpoint that is whole, or start at step 0.
 
     Args:
         learner: Takes over the state of the checkpoint; left as it is where there is none.
         checkpoints: The checkpoints of the run.
+        run: The cell, as ``train`` is given it.
+        problems: Training problems, as ``train`` is given them.
 
     Returns:
         How far the run is.
 
     Raises:
-        CheckpointError: The newest checkpoint is damaged.
+        CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
+            problems.
         LearnerError: It is one of another model.
     """
     saved = checkpoints.newest()
     if saved is None:
         return Progress(step=0, rollouts=0, tokens=0, evals=[])
+    # Through JSON, as the others were.
+    now = json.loads(json.dumps(settings_of(run, learner.config, problems)))
+    changed = [name for name in sorted(now.keys() | saved.settings) if now.get(name) != saved.settings.get(name)]
+    if changed:
+        told = ", ".join(f"{name} was {saved.settings.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        raise CheckpointError(
+            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings ({told}): "
+            "continue with those, or start the run in another folder"
+        )
     try:
         progress = Progress.restored(saved.step, saved.progress)
     except (KeyError, TypeError, AttributeError) as error:
@@ -119,6 +133,7 @@ def train(
     cell = _Cell(
         run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
         checkpoints=checkpoints, progress=progress, watch=watch,
+        settings=settings_of(run, learner.config, problems),
     )  # fmt: skip
     saved_at = progress.step
     if progress.step == 0 and not progress.evals:
@@ -142,7 +157,7 @@ def train(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """What ``train`` was given; its fields are described there."""
+    """What ``train`` was given; its fields are described there. ``settings`` are those of ``settings_of``."""
 
     run: RunConfig
     order: ProblemOrder
@@ -153,6 +168,7 @@ class _Cell:
     checkpoints: Checkpoints
     progress: Progress
     watch: Watch
+    settings: dict[str, Any]
 
     def take(self, step: int) -> bool:
         """Take a step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
@@ -245,5 +261,11 @@ class _Cell:
         # A checkpoint that outlives its charges in a power cut could not be continued.
         self.meter.sync()
         self.checkpoints.save(
-            Checkpoint(step=self.progress.step, tensors=tensors, values=values, progress=self.progress.saved())
+            Checkpoint(
+                step=self.progress.step,
+                tensors=tensors,
+                values=values,
+                progress=self.progress.saved(),
+                settings=self.settings,
+            )
         )

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
+
+import polars as pl
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
@@ -77,6 +80,29 @@ class RunConfig:
             )
         if trained is not None and trained > n:
             raise LearnerError(f"trained_rollouts is {trained}; it must be at most rollouts_per_problem, which is {n}")
+
+
+CHANGES_NO_RESULT = ("sync.", "entropy.measured")
+"""Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
+sums, as that of micro-batches, changes last digits and is none of them."""
+NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
+"""Columns of problems that say how hard they were found to be."""
+
+
+def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
+    """What a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
+
+    Args:
+        run: The cell.
+        config: The learner's settings.
+        problems: Training problems, of which the hash counts; the order of rows and columns does not.
+    """
+    found = asdict(run)
+    for name, value in asdict(config).items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    read = problems.select(sorted(set(problems.columns) - set(NOT_TRAINED_ON))).sort("problem_id")
+    found["problems"] = f"{len(read)} with hash {sha256(read.write_ndjson().encode()).hexdigest()[:12]}"
+    return {name: value for name, value in found.items() if not name.startswith(CHANGES_NO_RESULT)}
 
 
 @dataclass(slots=True, kw_only=True)
