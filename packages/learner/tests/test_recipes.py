@@ -44,6 +44,7 @@ def test_easy_and_hard_differ_in_their_regularisers_and_in_nothing_else() -> Non
     assert differing == {"kl", "entropy"}
     assert easy.kl.coefficient > 0 < easy.entropy.coefficient
     assert hard.kl.coefficient == 0 == hard.entropy.coefficient
+    assert easy.optimizer.weight_decay == 0.01
     assert not easy.batch.filter_zero_variance
     assert not easy.objective.off_policy
 

@@ -152,6 +152,23 @@ def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:
         prepare(table({"a": [1.0], "b": [0.0]}), config())
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo"])
+def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run(algorithm: str) -> None:
+    aborted = pl.when((pl.col("problem_id") == "a") & (pl.col("sample") > 0)).then(pl.lit("aborted"))
+    rollouts = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0, 0.0]}).drop("cohort", "zero_variance")
+    rollouts = rollouts.with_columns(finish_reason=aborted.otherwise(pl.col("finish_reason")))
+    rollouts = with_cohorts(rollouts, BatchConfig())
+    assert rollouts["cohort"].to_list() == ["trained", "failed", "failed", "trained", "trained", "trained"]
+    found = prepare(rollouts, config(algorithm))["advantage"].to_list()
+    assert found[0] == 0.0
+    assert found[1] > 0 > found[2] == found[3]
+
+
+def test_where_no_group_has_two_completed_responses_the_reason_says_so() -> None:
+    with pytest.raises(LearnerError, match="no group has two completed responses"):
+        prepare(table({"a": [1.0], "b": [0.0]}), config())
+
+
 def test_tokens_that_were_not_sampled_do_not_count() -> None:
     rows = table({"a": [1.0, 0.0]}).with_columns(
         sampled=pl.Series([None, [True, False]], dtype=pl.List(pl.Boolean)),

@@ -91,7 +91,10 @@ def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(
     ("changed", "message"),
     [
         (pl.lit(float("nan"), pl.Float64).alias("reward"), "is not a finite number"),
-        (pl.concat_str("problem_id", pl.col("sample").cast(pl.String)).alias("problem_id"), "a group has one rollout"),
+        (
+            pl.concat_str("problem_id", pl.col("sample").cast(pl.String)).alias("problem_id"),
+            "no group has two completed",
+        ),
     ],
 )
 def test_what_no_advantage_can_be_made_of_is_charged_first(

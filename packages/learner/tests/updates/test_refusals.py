@@ -109,3 +109,15 @@ def test_a_policy_so_far_from_the_base_model_that_its_kl_overflows_has_diverged(
         learner.policy.get_output_embeddings().weight.mul_(1e4)
     with pytest.raises(DivergenceError, match="the policy has diverged; no update was made"):
         learner.update(rollouts)
+
+
+@pytest.mark.parametrize("column", ["logprobs", "response_ids", "weights_version"])
+def test_a_column_that_is_missing_is_named_with_what_it_is_for(
+    learner: Learner, rollouts: pl.DataFrame, column: str
+) -> None:
+    lacking = rollouts.drop(column)
+    with pytest.raises(LearnerError, match=f"the rollouts have no column {column}, .* the sampler must"):
+        learner.update(lacking)
+    if column != "weights_version":
+        with pytest.raises(LearnerError, match=f"the rollouts have no column {column}, "):
+            learner.agreement(lacking)
