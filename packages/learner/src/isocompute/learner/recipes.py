@@ -12,7 +12,7 @@ _ISOCOMPUTE: dict[str, Any] = {
     "objective": {"algorithm": "grpo", "updates_per_batch": 1, "epochs": 1},
     "importance": {"level": "token", "cap": 2.0},
     "batch": {"filter_zero_variance": False},
-    "optimizer": {"warmup_steps": 10, "decay": "constant"},
+    "optimizer": {"weight_decay": 0.01, "warmup_steps": 10, "decay": "constant"},
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "isocompute-easy": {

@@ -26,7 +26,7 @@ def response_advantages(
 
     With rewards ``[1, 0, 0, 0]`` in one group: ``[0.75, -0.25, -0.25, -0.25]`` without a scale, and
     ``[1.5, -0.5, -0.5, -0.5]`` with the group's. Where all rewards that the baseline is a mean of are equal, all
-    advantages are exactly 0.
+    advantages are exactly 0; so is that of a response whose group has no other, as where the others were aborted.
 
     Args:
         rewards: Rewards, shape ``(responses,)``.
@@ -42,8 +42,8 @@ def response_advantages(
         Advantages, float64, shape ``(responses,)``.
 
     Raises:
-        LearnerError: A reward is not finite, a group has a single response and is the baseline, a name is unknown, or
-            the scale is that of a group and the baseline is not.
+        LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
+            or the scale is that of a group and the baseline is not.
     """
     if std not in STDS:
         raise LearnerError(f"std is {std!r}; it must be one of {', '.join(STDS)}")
@@ -55,8 +55,11 @@ def response_advantages(
     if not np.isfinite(rewards).all():
         raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
     _, index = np.unique(groups, return_inverse=True)
-    if baseline == "group" and np.bincount(index).min(initial=2) < 2:
-        raise LearnerError("a group has one rollout: a group baseline needs rollouts_per_problem of 2 or more")
+    if baseline == "group" and len(index) and np.bincount(index).max() < 2:
+        raise LearnerError(
+            "no group has two completed responses, so that no reward can be compared with its group's: "
+            "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
+        )
     centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
     # The mean of equal rewards such as 0.1 is off by a rounding error.
     centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
@@ -131,7 +134,7 @@ def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std
     del centred
     counts = np.bincount(index)
     squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
-    deviations: np.ndarray = np.sqrt(squares / (counts - 1 if std == "sample" else counts))[index]
+    deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
     return deviations
 
 

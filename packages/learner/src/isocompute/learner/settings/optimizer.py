@@ -19,7 +19,7 @@ class OptimizerConfig:
         beta1: Decay of the first moment, β₁.
         beta2: Decay of the second moment, β₂.
         epsilon: ε in the denominator.
-        weight_decay: Decoupled weight decay.
+        weight_decay: Decoupled weight decay; 0 here, where PyTorch, veRL and the recipes have 0.01.
         gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
         warmup_steps: Steps over which the learning rate rises linearly to its peak.
         decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``.

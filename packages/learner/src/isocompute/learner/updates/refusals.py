@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import polars as pl
 
+from ..batch.responses import NEEDED, check_columns
 from ..config import LearnerConfig
 from ..errors import DivergenceError, LearnerError, SyncError
 from .sync import BROKEN, check_finite, check_sync
@@ -42,7 +43,9 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
 
     Raises:
         SyncError: A response on some rank was sampled with another version.
+        LearnerError: A column is missing.
     """
+    check_columns(rollouts, *NEEDED)
     stale = rollouts.filter(pl.col("weights_version") != version)
     if total(len(stale)):
         versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
