@@ -217,3 +217,18 @@ def test_keys_that_are_copied_for_each_head_give_what_shared_ones_give(
     shared = forward.logprobs(batch)
     monkeypatch.setattr(attention, "copies_keys", lambda *_: True)
     assert torch.allclose(forward.logprobs(batch), shared, atol=1e-5)
+
+
+def test_under_autocast_keys_are_shared_though_rotation_gives_them_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen2.5-7B has 7 query heads to a key: a copy for each would be 7 times its keys and values."""
+    MODELS["llama"]().save_pretrained(tmp_path)
+    config = ComputeConfig(precision="bfloat16")
+    forward = Forward(load_policy(tmp_path, device="cpu"), config, temperature=1.0, device="cpu")
+    asked: list[bool] = []
+    copies = attention.copies_keys
+    monkeypatch.setattr(attention, "copies_keys", lambda _, dtype: asked.append(copies("cuda", dtype)))
+    (batch,) = micro_batches(forward, rollouts())
+    forward.logprobs(batch)
+    assert asked == [False, False]
