@@ -136,6 +136,13 @@ def faults(session: nox.Session) -> None:
 
 
 @nox.session
+def families(session: nox.Session) -> None:
+    """Try every family of causal models that transformers has, tiny and random: packed, padded, refused, or wrong."""
+    install_all(session)
+    session.run("python", "packages/learner/tests/families.py", *session.posargs, env=run_variables())
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, the import contracts and the layers, and the workflows of CI."""
     tools = ("ruff==0.15.*", "import-linter==2.*", "zizmor==1.*", "check-jsonschema==0.*")

@@ -26,7 +26,31 @@ SAME = 1e-3
 """Largest difference (nats) that is rounding."""
 LARGEST = 3_000_000
 """Parameters of a model that is still tiny."""
-SETTINGS: dict[str, dict[str, Any]] = {}
+SETTINGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), {"num_key_value_heads": 4}),
+    **dict.fromkeys(
+        ("axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
+        {"head_dim": 4, "qk_rope_head_dim": 4, "num_key_value_heads": 4},
+    ),
+    **dict.fromkeys(
+        (
+            "camembert",
+            "data2vec-text",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+            "emu3",
+            "xlm",
+        ),
+        {"pad_token_id": 1},
+    ),
+    **dict.fromkeys(("codegen", "gptj"), {"rotary_dim": 4}),
+    "modernbert-decoder": {"pad_token_id": 1},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gemma3_text": {"sliding_window_pattern": 2},
+}
+"""What a family needs besides the sizes of ``tiny_models``."""
 
 
 def of_family(family: str, limit: int, folder: Path) -> tuple[str, float]:

@@ -151,7 +151,7 @@ def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
     kept; in the last layer; or in the first one, where of activations none are left and of gradients all are there.
     Not modelled: what allocators keep and fragment, workspaces of libraries, the process and its code, the rollouts in
     main memory, other feed-forward layers than gated ones, adapters, buffers of collectives (they reduce in place), and
-    the copies of shared keys and values that a GPU makes for each head in float32.
+    the copies of shared keys and values for each head that a GPU makes in float32, and transformers of padded batches.
 
     Args:
         shape: The model.

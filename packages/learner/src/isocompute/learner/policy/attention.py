@@ -127,7 +127,10 @@ def packed_attention(
     flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
     sizes = [states.shape[-1] for states in (query, key, value)]
     heads, groups = query.shape[1], query.shape[1] != key.shape[1]
-    copied = groups and copies_keys(query.device.type, query.dtype)
+    kind = query.device.type
+    # Rotation gives float32 under autocast, and the kernel is given what autocast makes of it.
+    multiplied = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+    copied = groups and copies_keys(kind, multiplied)
     joined = []
     for block in rows.blocks:
         # One row of numbers for each position, gathered by the rows of the block.
@@ -151,7 +154,7 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
 
     Args:
         device: Type of the device.
-        dtype: Type of the states.
+        dtype: Type that they are multiplied in.
     """
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
 
