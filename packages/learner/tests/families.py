@@ -26,27 +26,14 @@ SAME = 1e-3
 """Largest difference (nats) that is rounding."""
 LARGEST = 3_000_000
 """Parameters of a model that is still tiny."""
+LATENT = {"head_dim": 4, "qk_rope_head_dim": 4, "num_key_value_heads": 4}
 SETTINGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), {"num_key_value_heads": 4}),
-    **dict.fromkeys(
-        ("axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
-        {"head_dim": 4, "qk_rope_head_dim": 4, "num_key_value_heads": 4},
-    ),
-    **dict.fromkeys(
-        (
-            "camembert",
-            "data2vec-text",
-            "roberta",
-            "roberta-prelayernorm",
-            "xlm-roberta",
-            "xlm-roberta-xl",
-            "emu3",
-            "xlm",
-        ),
-        {"pad_token_id": 1},
-    ),
-    **dict.fromkeys(("codegen", "gptj"), {"rotary_dim": 4}),
-    "modernbert-decoder": {"pad_token_id": 1},
+    **{name: {"num_key_value_heads": 4} for name in ("axk1", "deepseek_v3", "longcat_flash", "youtu")},
+    **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), LATENT),
+    **{name: {"pad_token_id": 1} for name in ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm")},
+    **{name: {"pad_token_id": 1} for name in ("xlm-roberta", "xlm-roberta-xl", "emu3", "xlm", "modernbert-decoder")},
+    "codegen": {"rotary_dim": 4},
+    "gptj": {"rotary_dim": 4},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "gemma3_text": {"sliding_window_pattern": 2},
 }

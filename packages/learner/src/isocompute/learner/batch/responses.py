@@ -124,8 +124,8 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
         vocabulary: Number of tokens that the policy knows.
 
     Raises:
-        LearnerError: A column is missing, a row has no prompt, other than one log-probability or one mark per token, an unknown token, or
-            other than one number per sampled token in a column that needs it.
+        LearnerError: A column is missing; or a row has no prompt, other than one log-probability or mark per token, an
+            unknown token, or other than one number per sampled token in a column that needs it.
     """
     check_columns(rollouts, "prompt_ids", "response_ids", "logprobs")
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
