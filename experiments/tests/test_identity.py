@@ -1,6 +1,7 @@
 """What makes two runs one and the same, and what does not."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,22 @@ def test_a_flipped_sign_is_another_run_for_every_cell_and_a_docstring_for_none(t
     assert not set(after) & set(before)
     # The names are the same cells.
     assert [line.split(" ", 1)[1] for line in after] == [line.split(" ", 1)[1] for line in before]
+
+
+def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tree: Path) -> None:
+    before = run_ids(tree)
+    mode = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "updates" / "refusals.py"
+    texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', mode.read_text())
+    assert texts
+    mode.write_text(mode.read_text().replace(texts[0], f"Said otherwise: {texts[0]}"))
+    spool = tree / "experiments" / "running" / "spool.py"
+    spool.write_text(spool.read_text() + '\n\nif __name__ == "never":\n    print("a", f"b {1 + 1}")\n')
+    with_a_print = run_ids(tree)
+    assert with_a_print != before
+    spool.write_text(spool.read_text().replace('"a", f"b {1 + 1}"', '"c", f"d {1 + 1} e"'))
+    assert run_ids(tree) == with_a_print
+    spool.write_text(spool.read_text().replace("1 + 1", "1 + 2"))
+    assert run_ids(tree) != with_a_print
 
 
 def test_the_budget_of_smoke_changes_no_run(tree: Path) -> None:

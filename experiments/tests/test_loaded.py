@@ -1,0 +1,77 @@
+"""What workers report of the code, the libraries, the device and the base model that they loaded, and who is refused."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .test_identity import ROOT
+
+SURROGATES = "packages/learner/src/isocompute/learner/objective/surrogates.py"
+DRIVER = """
+import sys
+from pathlib import Path
+import yaml
+from experiments import tiny_model
+from experiments.errors import ExperimentError
+from experiments.running import models
+from experiments.running.pool import workers
+from experiments.settings import load
+
+edited, new, other_base = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+preset = load(Path("params.yaml"), "smoke")
+config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
+tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
+try:
+    with workers(preset, "model", other_base or models.content_hash(Path("model"))) as pool:
+        if new:
+            edited.write_text(edited.read_text().replace("loss=-advantages", new))
+        pool.replace(pool.actors[0])
+        print("replaced")
+except ExperimentError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the code, and a preset whose one worker samples with transformers."""
+    import yaml
+
+    hidden = shutil.ignore_patterns("__pycache__", "tests")
+    for package in ("budget", "rollout", "learner", "frontier"):
+        shutil.copytree(ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden)
+    shutil.copytree(ROOT / "experiments", tmp_path / "experiments", ignore=hidden)
+    raw = yaml.safe_load((ROOT / "params.yaml").read_text())
+    raw["smoke"]["resources"] = {"workers": 1, "sampler": "transformers"}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
+    return tmp_path
+
+
+def drive(tree: Path, *, new: str = "", base: str = "") -> str:
+    """What is said when a worker is replaced after the code was edited."""
+    sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
+    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "ISOCOMPUTE_SESSION")}
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, SURROGATES, new, base], cwd=tree, capture_output=True, text=True, check=False,
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
+
+def test_a_worker_that_loads_code_edited_since_the_sweep_began_is_refused(tree: Path) -> None:
+    said = drive(tree, new="loss=advantages")
+    assert "isocompute.learner.objective.surrogates" in said
+    assert "other code" in said
+
+
+def test_a_comment_is_no_other_code(tree: Path) -> None:
+    assert drive(tree, new="# A comment.\n        loss=-advantages") == "replaced"
+
+
+def test_a_worker_that_loads_another_base_model_is_refused(tree: Path) -> None:
+    assert "base model" in drive(tree, base="0123456789abcdef")
