@@ -55,8 +55,8 @@ def test_a_missing_dataset_file_is_named(tmp_path: Path) -> None:
 def test_a_base_model_that_cannot_be_loaded_is_named(tmp_path: Path, model: str) -> None:
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    tree(tmp_path, base={"kind": "model", "model": model})
-    refused(stage(tmp_path, "base"), f"{model} cannot be loaded")
+    tree(tmp_path, base={"kind": "model", "model": model, "revision": "0" * 40})
+    refused(stage(tmp_path, "base"), "cannot be loaded")
     assert not (tmp_path / "outputs").exists()
 
 

@@ -210,6 +210,19 @@ def test_a_dataset_without_a_pinned_commit_is_refused(tmp_path: Path, revision: 
         load(changed(tmp_path, "problems", [source]), "smoke")
 
 
+@pytest.mark.parametrize("base", [{}, {"revision": ""}, {"revision": "main"}, {"revision": "v1.0"}])
+def test_a_model_of_the_hub_without_a_pinned_commit_is_refused(tmp_path: Path, base: dict[str, str]) -> None:
+    named = {"kind": "model", "model": "Qwen/Qwen2.5-0.5B", **base}
+    with pytest.raises(ExperimentError, match=r"base\.revision is '.*' for the model Qwen/Qwen2\.5-0\.5B.*pin a commit"):
+        load(changed(tmp_path, "base", named), "smoke")
+
+
+def test_a_model_that_is_a_folder_needs_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    named = {"kind": "model", "model": str(tmp_path / "model")}
+    assert load(changed(tmp_path, "base", named), "smoke").base.name == str(tmp_path / "model")  # type: ignore[union-attr]
+
+
 def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp_path: Path) -> None:
     resources = {
         "sampler": "vllm",

@@ -107,6 +107,7 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tree: Pa
     texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', mode.read_text())
     assert texts
     mode.write_text(mode.read_text().replace(texts[0], f"Said otherwise: {texts[0]}"))
+    assert run_ids(tree) == before
     spool = tree / "experiments" / "running" / "spool.py"
     spool.write_text(spool.read_text() + '\n\nif __name__ == "never":\n    print("a", f"b {1 + 1}")\n')
     with_a_print = run_ids(tree)
