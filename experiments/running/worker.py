@@ -38,7 +38,7 @@ from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
 from isocompute.rollout.scoring.evaluation import Sampler
 
-from . import starts, work
+from . import loaded, starts, work
 from .actor import WorkerConfig
 from .cells import Cell
 from .models import local_path
@@ -245,6 +245,8 @@ class Worker:
                 self._model, config, world_size=self.config.learner_ranks, device=self.config.device,
                 update_patience=self.config.answer_seconds,
             )  # fmt: skip
+            # The ranks have imported what is on disk now.
+            loaded.verify()
         return self._learner
 
 

@@ -1,4 +1,4 @@
-"""What workers report of the code, the libraries, the device and the base model that they loaded, and who is refused."""
+"""What workers report of the code, the libraries, the device and the base model that they loaded."""
 
 import os
 import shutil

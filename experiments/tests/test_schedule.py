@@ -151,7 +151,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
     spool = Spool(work.folder_of(one) / "metrics.jsonl")
-    processes = [process for _, process in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
+    processes = [loaded.process for loaded in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
 
     def kill() -> None:
         """Kill every worker's process once the cell is under way."""

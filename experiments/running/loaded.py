@@ -1,0 +1,178 @@
+"""What a worker has loaded, as its own process sees it, and why a worker that loaded something else is refused."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from ..errors import ExperimentError
+from . import imports, models
+from .identity import CARRIES_NO_RESULT, LOOP, Surroundings, digest, modules_of, source_hash, versions, without_memory
+
+if TYPE_CHECKING:
+    from .actor import WorkerConfig
+
+NAMED = 3
+"""How many differing modules or libraries a message names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a worker has loaded.
+
+    Attributes:
+        host: Its machine.
+        process: Its process id.
+        base: Hash of the base model's content.
+        modules: Hash of the code of each module that a cell depends on.
+        surroundings: What computes in it.
+    """
+
+    host: str
+    process: int
+    base: str
+    modules: Mapping[str, str]
+    surroundings: Surroundings
+
+    @classmethod
+    def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
+        """Look at this process, after its worker was made.
+
+        Raises:
+            ExperimentError: The code on disk has changed since the guard began.
+        """
+        import torch
+
+        guard.verify()
+        return cls(
+            host=socket.gethostname(),
+            process=os.getpid(),
+            base=models.content(models.local_path(config.model)),
+            modules=guard.hashes,
+            surroundings=Surroundings(
+                code=digest(guard.hashes),
+                versions=versions(),
+                sampler=config.sampler,
+                device=config.device if config.device == "cpu" or torch.cuda.is_available() else "cpu",
+                engine=without_memory(config.engine),
+                placement=config.placement,
+                learner_ranks=config.learner_ranks,
+            ),
+        )
+
+
+class CodeGuard(MetaPathFinder):
+    """Notes the code of a cell before it is imported, and refuses to import a module that has changed since.
+
+    Attributes:
+        hashes: Hash of each module, when the guard began.
+    """
+
+    def __init__(self) -> None:
+        # Read anew: what this process has noted before may be older than what it imports.
+        imports.tree_of.cache_clear()
+        found = imports.closure(LOOP, without=CARRIES_NO_RESULT)
+        self._paths = found
+        self.hashes = {module: source_hash(path) for module, path in found.items()}
+
+    @classmethod
+    def install(cls) -> CodeGuard:
+        """The guard of this process: the first one there is."""
+        for finder in sys.meta_path:
+            if isinstance(finder, cls):
+                return finder
+        guard = cls()
+        sys.meta_path.insert(0, guard)
+        return guard
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Leave a module to the other finders, unless it has changed."""
+        if fullname in self.hashes and self._changed(fullname):
+            raise ImportError(_edited([fullname]))
+        return None
+
+    def verify(self) -> None:
+        """Check that what another process would import now is what this one has loaded.
+
+        Raises:
+            ExperimentError: A module has changed.
+        """
+        changed = [module for module in self.hashes if self._changed(module)]
+        if changed:
+            raise ExperimentError(_edited(changed))
+
+    def _changed(self, module: str) -> bool:
+        path: Path = self._paths[module]
+        return not path.is_file() or source_hash(path) != self.hashes[module]
+
+
+def verify() -> None:
+    """Check the code of this process, where it has a guard, before or after it starts processes of its own.
+
+    Raises:
+        ExperimentError: A module has changed.
+    """
+    for finder in sys.meta_path:
+        if isinstance(finder, CodeGuard):
+            finder.verify()
+
+
+def check(loaded: Loaded, *, base: str, surroundings: Surroundings) -> None:
+    """Refuse a worker that loaded something else than the driver asked for.
+
+    Args:
+        loaded: What the worker reports.
+        base: Hash of the base model's content, as the driver sees it.
+        surroundings: What computes, as the driver sees it.
+
+    Raises:
+        ExperimentError: They differ.
+    """
+    different = list(_differences(loaded, base, surroundings))
+    if different:
+        raise ExperimentError(
+            f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
+            "this stage would not be true of it; start the same command again, on machines that have the same files "
+            "and libraries"
+        )
+
+
+def _differences(loaded: Loaded, base: str, surroundings: Surroundings) -> list[str]:
+    """What differs, each as a phrase."""
+    found, theirs = [], loaded.surroundings
+    if theirs.code != surroundings.code:
+        own = modules_of(LOOP)
+        found.append(f"other code than this stage ({_names(_unequal(own, loaded.modules))})")
+    if dict(theirs.versions) != dict(surroundings.versions):
+        libraries = _unequal(surroundings.versions, theirs.versions)
+        said = [f"{n} {theirs.versions.get(n, 'none')} for {surroundings.versions.get(n, 'none')}" for n in libraries]
+        found.append(f"other libraries ({_names(said)})")
+    if loaded.base != base:
+        found.append(f"another base model ({loaded.base} for {base})")
+    for name in (f.name for f in fields(Surroundings) if f.name not in ("code", "versions")):
+        if getattr(theirs, name) != getattr(surroundings, name):
+            found.append(f"{name} {getattr(theirs, name)!r} for {getattr(surroundings, name)!r}")
+    return found
+
+
+def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _edited(modules: Sequence[str]) -> str:
+    return f"{_names(modules)} changed on disk while this worker was loading or running: start the same command again"
