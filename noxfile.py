@@ -24,6 +24,7 @@ nox.options.reuse_existing_virtualenvs = True
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 TESTED = ("experiments", "packages", "benchmarks")
+TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
 
@@ -41,7 +42,7 @@ def uv_variables() -> dict[str, str]:
     return {} if environment.has_gpu() else {"UV_TORCH_BACKEND": "cpu"}
 
 
-def install_all(session: nox.Session, *extra: str) -> None:
+def install_all(session: nox.Session, *extra: str, constraints: str = "") -> None:
     """Install the four packages with what this machine samples with, and say what was chosen."""
     uv = session.venv_backend == "uv"
     chosen = environment.of_this_machine(uv=uv)
@@ -53,20 +54,42 @@ def install_all(session: nox.Session, *extra: str) -> None:
         ("frontier", "mlflow,ingest"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]
-    common = ["-c", "constraints.txt", *packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.11,<3", *extra]
+    common = [*packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.11,<3", *extra]
     session.log(f"{chosen.reason} (sampler: {chosen.sampler})")
     with tempfile.TemporaryDirectory() as folder:
         overrides = Path(folder) / "overrides.txt"
         overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in chosen.without))
         flags = ["--overrides", str(overrides)] if chosen.without else []
         try:
-            session.install(*flags, *common, *chosen.requirements, env=uv_variables())
+            session.install(
+                *flags, "-c", constraints or chosen.constraints, *common, *chosen.requirements, env=uv_variables()
+            )
         except nox.command.CommandFailed:
             if chosen.sampler != "vllm":
                 raise
             chosen = environment.without_vllm("vLLM could not be installed")
             session.warn(chosen.reason)
-            session.install(*common, *chosen.requirements, env=uv_variables())
+            session.install("-c", chosen.constraints, *common, *chosen.requirements, env=uv_variables())
+
+
+@nox.session(reuse_venv=False)
+def constraints(session: nox.Session) -> None:
+    """Write constraints.txt anew: every version of this environment, within constraints-direct.txt."""
+    install_all(session, constraints=environment.DIRECT)
+    pipeline = _frozen(session)
+    install_all(session, *TEST_TOOLS, constraints=environment.DIRECT)
+    tools = sorted(set(_frozen(session)) - set(pipeline))
+    about = [
+        "# Versions that were tested together, complete: Python 3.11 on Linux x86_64 with vLLM's CPU build.",
+        "# `python3 -m nox -s constraints` writes it; elsewhere constraints-direct.txt applies.",
+    ]
+    (ROOT / environment.COMPLETE).write_text("\n".join([*about, *pipeline, TOOLS, *tools]) + "\n")
+
+
+def _frozen(session: nox.Session) -> list[str]:
+    """What is installed, without our own packages and the builds' names."""
+    listed = session.run("uv", "pip", "freeze", "--python", session.virtualenv.location, external=True, silent=True)
+    return [line.partition("+")[0] for line in str(listed).splitlines() if "==" in line]
 
 
 def run_variables() -> dict[str, str]:
@@ -194,7 +217,7 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     pins = [
         r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
     ]
-    needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / "constraints.txt")]
+    needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / environment.DIRECT)]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")

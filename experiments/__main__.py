@@ -77,7 +77,7 @@ def stage(preset: Preset, name: str, problem_set: str | None, **options: int) ->
     else:
         preset.sweep_of(problem_set)
         run(preset, problem_set, **options)
-    if name != "plan":
+    if name not in ("plan", "inputs"):
         send()
         took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
         SECONDS.parent.mkdir(exist_ok=True)
@@ -95,22 +95,16 @@ def send() -> int:
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
     from .running.cluster import shared_cluster
-    from .stages import base
     from .stages.shared import OUT
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
-    commands = [["repro"]]
-    if (base.FOLDER / "model.json").exists() and base.changed(preset):
-        # DVC sees the name of the model in params.yaml, not what is in its folder.
-        commands.insert(0, ["repro", "--single-item", "--force", "base"])
     with shared_cluster(preset.resources.processors()) as environment:
         # The stages' `python` is to be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        for command in commands:
-            asked = [sys.executable, "-m", "dvc", *command]
-            code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
-            if code:
-                return code
+        asked = [sys.executable, "-m", "dvc", "repro"]
+        code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
+        if code:
+            return code
     from .closing import closing_summary
 
     send()

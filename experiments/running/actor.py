@@ -5,17 +5,17 @@ The worker itself is imported in the actor's process only, so that the process t
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cells import Cell, check_problems
+
 if TYPE_CHECKING:
     import polars as pl
 
-    from .cells import Cell
+    from .loaded import Loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,20 @@ class WorkerActor:
 
     def __init__(self) -> None:
         self._worker: Any = None
+        self._loaded: Loaded | None = None
 
-    def open(self, config: WorkerConfig) -> tuple[str, int]:
-        """Load the model, unless it is there already; returns the machine and the process."""
+    def open(self, config: WorkerConfig) -> Loaded:
+        """Load the model, unless it is there already; returns what was loaded with it."""
+        from .loaded import CodeGuard, Loaded
+
+        guard = CodeGuard.install()
+        # Imported under the guard.
         from .worker import Worker
 
-        if self._worker is None or self._worker.config != config:
+        if self._loaded is None or self._worker.config != config:
             self._worker = Worker(config)
-        return socket.gethostname(), os.getpid()
+            self._loaded = Loaded.of(config, guard)
+        return self._loaded
 
     def sees(self, path: str, text: str) -> bool:
         """Whether a file that the driver wrote is there, with its text.
@@ -85,8 +91,10 @@ class WorkerActor:
 
     def start(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
         """See ``Worker.start``."""
+        check_problems(cell, problems)
         self._worker.start(cell, problems, Path(folder))
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """See ``Worker.train``."""
+        check_problems(cell, problems)
         self._worker.train(cell, problems, Path(home), Path(start))

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from isocompute.learner import LearnerConfig
 
+from ..errors import ExperimentError
 from .identity import Surroundings, digest
+from .rules import code_of_rules
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,7 +26,7 @@ class Origin:
     Attributes:
         problem_set: Problem set trained on and evaluated.
         base: Hash of the base model's content.
-        problems: Hash of the problems.
+        problems: Hash of the problems and of their verifiers' code (``problems_hash``).
         generation: How responses are generated and scored (``Preset.generation``).
         surroundings: What computes.
     """
@@ -87,6 +89,21 @@ class Cell:
 
 
 def problems_hash(problems: pl.DataFrame) -> str:
-    """Hash of what a cell reads of its problems: not of how hard they were found to be."""
+    """Hash of what a cell reads of its problems, and of the code of their verifiers: not of how hard they are."""
     read = problems.select(name for name in READ_BY_A_CELL if name in problems.columns).sort("problem_id")
-    return sha256(read.write_csv().encode()).hexdigest()[:16]
+    table = sha256(read.write_csv().encode()).hexdigest()[:16]
+    rules = code_of_rules(problems["verifier"].to_list())
+    return digest([table, rules]) if rules else table
+
+
+def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
+    """Refuse to run a cell whose problems or verifiers are not those that its run id is of.
+
+    Raises:
+        ExperimentError: They differ.
+    """
+    if problems_hash(problems) != cell.origin.problems:
+        raise ExperimentError(
+            f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "
+            "same command again"
+        )

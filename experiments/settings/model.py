@@ -27,6 +27,7 @@ from .resources import ResourcesConfig
 from .strict import ByKind, Count, SettingError, Settings, with_names
 from .sweep import PrescribeConfig, SweepConfig
 
+COMMIT = "[0-9a-f]{40}"
 __all__ = [
     "DifficultyConfig",
     "EvaluationConfig",
@@ -45,7 +46,17 @@ class ModelConfig(Settings):
     model: str
     """Path of a folder, or a name on the hub."""
     revision: str = ""
-    """Commit of a model on the hub."""
+    """Commit of a model on the hub, which is required there: 40 hexadecimal digits."""
+
+    @model_validator(mode="after")
+    def _is_pinned(self) -> Self:
+        if not Path(self.model).is_dir() and not re.fullmatch(COMMIT, self.revision):
+            raise SettingError(
+                "revision",
+                f"is {self.revision!r} for the model {self.model}, which is no folder here: pin a commit (40 "
+                "hexadecimal digits), since a branch or a tag moves",
+            )
+        return self
 
     @property
     def name(self) -> str:
@@ -105,7 +116,7 @@ AnySource = ReasoningGymSource | HubSource | LocalSource
 def _pinned(source: AnySource) -> AnySource:
     if not isinstance(source, HubSource) or Path(source.dataset).is_dir():
         return source
-    if not re.fullmatch("[0-9a-f]{40}", source.revision):
+    if not re.fullmatch(COMMIT, source.revision):
         raise SettingError(
             "revision",
             f"is {source.revision!r} for the dataset {source.dataset}: pin a commit (40 hexadecimal digits), since a "

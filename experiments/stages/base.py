@@ -79,6 +79,6 @@ def changed(preset: Preset) -> str:
     if Path(preset.base.model).is_dir() and models.content(preset.base.name) != recorded["content"]:
         return (
             f"the base model {preset.base.model} has changed since the stage `base` recorded it: "
-            "`dvc repro --single-item --force base` records what it is now"
+            "`dvc repro` records what it is now"
         )
     return ""

