@@ -40,7 +40,7 @@ def imported_files(stage: str, graph: grimp.ImportGraph) -> set[Path]:
 
 def dependencies(stage: str) -> list[Path]:
     named = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]["deps"]
-    return [ROOT / path for path in named if not path.startswith("outputs")]
+    return [ROOT / path for path in named if not path.startswith(("outputs", "constraints"))]
 
 
 @pytest.mark.parametrize("stage", RUN_BY_DVC)
