@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent
 SLOW = {
     "experiments/tests/test_bad_input.py": "stages as processes, which load torch",
     "experiments/tests/test_cell.py": "vLLM and Ray",
+    "experiments/tests/test_doors.py": "vLLM and Ray",
     "experiments/tests/test_examples.py": "fits of the README",
     "experiments/tests/test_identity.py": "hashes of all code, again and again",
     "experiments/tests/test_ingest_loggers.py": "MLflow and TensorBoard",

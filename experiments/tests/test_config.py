@@ -210,6 +210,31 @@ def test_a_dataset_without_a_pinned_commit_is_refused(tmp_path: Path, revision: 
         load(changed(tmp_path, "problems", [source]), "smoke")
 
 
+@pytest.mark.parametrize(
+    "name", ["easy; touch X #", "$(id)", "Easy", "-x", "a b", "", "easy.parquet", "../easy", "a\nb"]
+)
+def test_a_name_that_a_shell_or_a_path_would_read_otherwise_is_refused(name: str, tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    for section in (raw["smoke"]["sweep"], raw["smoke"]["prescribe"], raw["smoke"]["difficulty"]["sets"]):
+        section[name] = section.pop("easy")
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ExperimentError, match="lower-case letters, digits") as refused:
+        load(path, "smoke")
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_a_preset_and_a_problem_set_to_be_run_have_such_names_too(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump({**raw, "smoke; id": raw["smoke"]}))
+    with pytest.raises(ExperimentError, match="'smoke; id'.*lower-case letters, digits"):
+        load(path, "smoke; id")
+    path.write_text(yaml.safe_dump({**raw, "problem_sets": ["easy; touch X #"]}))
+    with pytest.raises(ExperimentError, match="'easy; touch X #'.*lower-case letters, digits"):
+        load(path, "smoke")
+
+
 @pytest.mark.parametrize("base", [{}, {"revision": ""}, {"revision": "main"}, {"revision": "v1.0"}])
 def test_a_model_of_the_hub_without_a_pinned_commit_is_refused(tmp_path: Path, base: dict[str, str]) -> None:
     named = {"kind": "model", "model": "Qwen/Qwen2.5-0.5B", **base}

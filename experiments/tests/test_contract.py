@@ -1,5 +1,6 @@
 """The folder that every package links to: versions of tables, and files that are replaced whole or not at all."""
 
+import os
 from importlib import import_module
 from pathlib import Path
 
@@ -93,8 +94,18 @@ def test_a_file_is_the_old_one_or_the_new_one(
         assert path.read_bytes() == before
     else:
         assert path.read_bytes() == b"".join(parts)
-        assert path.stat().st_mode & 0o777 == 0o644
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077, 0o027])
+def test_a_file_follows_the_umask(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        files.write_text(tmp_path / "new", "text")
+        files.write_text(tmp_path / "new", "again")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_a_file_that_cannot_be_written_is_the_error_asked_for_and_leaves_nothing(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any], params
         ("resources", {"sampler": "hf"}),
         ("base", {"kind": "huge"}),
         ("base", {"steps": 900}),
+        ("sweep", {"easy; touch X #": None}),
         ("problems", [{"kind": "file"}]),
         ("sampling", {"temperature": "1e-4"}),
         ("frontier", None),
