@@ -98,8 +98,13 @@ def run_variables() -> dict[str, str]:
         # Without bytecode each of the many processes compiles what it imports again, for seconds.
         "PYTHONDONTWRITEBYTECODE": "",
         "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip
+
+
+def test_variables() -> dict[str, str]:
+    """Those of every test, which asks nothing of the hub; of a run the preset decides."""
+    return {**run_variables(), "HF_HUB_OFFLINE": "1"}
 
 
 @nox.session
@@ -123,7 +128,7 @@ def tests(session: nox.Session) -> None:
         "benchmarks",
     ]
     chosen = session.posargs or together
-    session.run("python", "-m", "pytest", "--durations=10", *chosen, env=run_variables())
+    session.run("python", "-m", "pytest", "--durations=10", *chosen, env=test_variables())
 
 
 @nox.session
@@ -131,7 +136,7 @@ def fast(session: nox.Session) -> None:
     """Run the tests that start no engine, no cluster and no server: most of them, in under a minute."""
     install_all(session, *TEST_TOOLS)
     chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", *TESTED]
-    session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=run_variables())
+    session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
 
 
 @nox.session
@@ -155,7 +160,7 @@ def faults(session: nox.Session) -> None:
         "experiments/tests/test_stale_weights.py",
         pipeline,
     ]
-    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**run_variables(), **more})
+    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**test_variables(), **more})
 
 
 @nox.session
@@ -228,7 +233,7 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     with session.chdir(home):
         session.run(executable, "-c", f"import isocompute.{package}", external=True)
         session.run(
-            executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=run_variables()
+            executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=test_variables()
         )
 
 
@@ -258,7 +263,7 @@ def trainers(session: nox.Session) -> None:
     session.install(*ours, "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
     tests = ["packages/budget/tests/test_trainers.py", "packages/learner/tests/parity", "-rs", *session.posargs]
-    session.run("python", "-m", "pytest", "-q", *tests, env={**run_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
+    session.run("python", "-m", "pytest", "-q", *tests, env={**test_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
     newer_trainers(session)
 
 
@@ -281,7 +286,7 @@ def newer_trainers(session: nox.Session) -> None:
     session.run(*into, "packages/budget[test]", *needed, env=uv)
     session.run(*into, "--no-deps", "skyrl==0.4.*", "skyrl-gym==0.4.*", "openrlhf==0.11.*", env=uv)
     tests = ["packages/budget/tests/test_trainers_newer.py", "-rs", *session.posargs]
-    variables = {**run_variables(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
+    variables = {**test_variables(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
     session.run(executable, "-m", "pytest", "-q", *tests, external=True, env=variables)
 
 
@@ -291,7 +296,7 @@ def ui(session: nox.Session) -> None:
     install_all(session)
     session.run(
         "mlflow", "server", "--backend-store-uri", f"sqlite:///{ROOT / 'mlflow.db'}", "--port", "5000",
-        env={**run_variables(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        env={**test_variables(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
     )  # fmt: skip
 
 
@@ -299,7 +304,7 @@ def ui(session: nox.Session) -> None:
 def screenshot(session: nox.Session) -> None:
     """Save docs/mlflow-charts.png: the Easy sweep in the MLflow UI, in headless Chromium."""
     install_all(session, "playwright")
-    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=run_variables())
+    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=test_variables())
 
 
 @nox.session
@@ -316,7 +321,7 @@ def figures(session: nox.Session) -> None:
     with session.chdir(out):
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):
-                session.run(*shlex.split(line), env=run_variables())
+                session.run(*shlex.split(line), env=test_variables())
     for made, name in (
         ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/sensitivity", "sensitivity"),
         ("forecast", "forecast"), ("trl-fitted/curves", "trl-curves"), ("trl-fitted/trade", "trl-trade"),
@@ -330,7 +335,7 @@ def bandit(session: nox.Session) -> None:
     install_all(session)
     out = session.posargs or ["docs"]
     session.run(
-        "python", "-m", "experiments.bandit", "--page", "docs/bandit.md", "--out", *out, env=run_variables()
+        "python", "-m", "experiments.bandit", "--page", "docs/bandit.md", "--out", *out, env=test_variables()
     )  # fmt: skip
 
 
@@ -346,7 +351,7 @@ def docs_check(session: nox.Session) -> None:
     """Run the examples of every README, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
     found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
-    session.run("python", "-m", "pytest", "-q", *found, env=run_variables())
+    session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 
 @nox.session(name="release-check", venv_backend="none")

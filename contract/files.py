@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -39,13 +39,12 @@ def atomic_write(
             # Not a device either, which root would replace by a file.
             raise error(f"{path}: cannot be written (it is a {'folder' if path.is_dir() else 'special file'})")
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".writing")
-        aside = Path(name)
-        with os.fdopen(handle, "wb") as stream:
+        # Opened as any file, since those of tempfile are the user's alone: its mode follows the umask.
+        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.writing")
+        with new.open("xb") as stream:
+            aside = new
             yield stream
             stream.flush()
-            if hasattr(os, "fchmod"):
-                os.fchmod(stream.fileno(), 0o644)
             os.fsync(stream.fileno())
         if replace:
             aside.replace(path)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from .errors import ExperimentError
+from .errors import ExperimentError, is_for_the_user
 from .settings import Preset, load, schema
 from .stages import COMMANDS, SET_STAGES, STAGES
 
@@ -45,13 +45,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.stage == "send":
             return send()
+        if arguments.stage == "repro" and arguments.preset:
+            raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
+        preset = load(preset=arguments.preset)
+        if not preset.needs_the_hub():
+            # Libraries ask the hub about folders, too, and wait where there is no network.
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
         if arguments.stage == "repro":
-            if arguments.preset:
-                raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
-            return repro(load())
+            return repro(preset)
         options = {} if arguments.budget is None else {"budget": arguments.budget}
-        stage(load(preset=arguments.preset), arguments.stage, arguments.problem_set, **options)
+        stage(preset, arguments.stage, arguments.problem_set, **options)
     except (ValueError, OSError) as error:
+        if not is_for_the_user(error):
+            raise
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

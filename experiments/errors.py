@@ -1,5 +1,18 @@
 """Errors a user can act on."""
 
+import errno
+
+ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
+"""Why the system refuses to read or write, where it is no fault of the code."""
+
 
 class ExperimentError(ValueError):
     """A stage cannot do what it was asked; the message says what was wrong and what would be right."""
+
+
+def is_for_the_user(error: BaseException) -> bool:
+    """Whether an error says what a user can do about it; every other one is a fault of the code."""
+    if isinstance(error, OSError):
+        return error.errno in ENVIRONMENT
+    # Every package has an error of this name, the base of its own.
+    return isinstance(error, ExperimentError) or any(base.__name__ == "IsoComputeError" for base in type(error).__mro__)

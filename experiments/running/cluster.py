@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,11 +24,19 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+LOOPBACK = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+}
+"""For Ray, vLLM and torch.distributed on one machine."""
 
 
 @contextmanager
 def cluster(processors: int) -> Iterator[None]:
     """Join the cluster of ``RAY_ADDRESS`` or of this node, or start one for as long as this lasts.
+
+    One that is started is reached from this machine only, and with the token in this process's environment.
 
     Raises:
         ExperimentError: Ray cannot be started or joined.
@@ -39,22 +49,47 @@ def cluster(processors: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    options: dict[str, Any] = {}
-    if not os.environ.get("RAY_ADDRESS"):
-        options = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+    sizes = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
     quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-    try:
+    with ExitStack() as stack:
         try:
-            ray.init(**quiet, **options)
-        except ValueError:
-            # On a node of a cluster Ray joins that by itself, and takes no sizes.
-            ray.init(**quiet)
-    except Exception as error:
-        raise ExperimentError(f"Ray cannot be started or joined ({error})") from None
+            if os.environ.get("RAY_ADDRESS"):
+                ray.init(**quiet)
+            else:
+                try:
+                    with ExitStack() as own:
+                        own.enter_context(_closed())
+                        ray.init(**quiet, **sizes)
+                        stack.enter_context(own.pop_all())
+                except ValueError:
+                    # On a node of a cluster Ray joins that by itself, and takes no sizes.
+                    ray.init(**quiet)
+        except Exception as error:
+            raise ExperimentError(f"Ray cannot be started or joined ({error})") from None
+        stack.callback(ray.shutdown)
+        yield
+
+
+@contextmanager
+def _closed() -> Iterator[None]:
+    """Let a head that is started now, and all that it starts, listen on loopback only and ask for a new token."""
+    from ray._private import ray_constants
+
+    settings = {**LOOPBACK, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in settings}
+    clusters = ray_constants.ENABLE_RAY_CLUSTER
+    # Read when Ray was imported; without clusters of several machines its address is loopback.
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    os.environ.update(settings)
     try:
         yield
     finally:
-        ray.shutdown()
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

@@ -55,6 +55,9 @@ def sentence(error: ValidationError, preset: str) -> str:
     unknown = [each for each in found if each["type"] in UNKNOWN_KEY]
     first = (unknown or found)[0]
     kind, location = first["type"], first["loc"]
+    if location[-1:] == ("[key]",):
+        # What is wrong is the name itself, which the error says.
+        location = location[:-2]
     if kind in UNKNOWN_KEY:
         return _unknown_key(str(location[-1]), *_follow(location[:-1], preset))
     if kind in MISSING_KEY:

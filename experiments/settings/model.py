@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -24,7 +23,7 @@ from ..errors import ExperimentError
 from ..tiny_config import TinyModelConfig
 from .consistency import check
 from .resources import ResourcesConfig
-from .strict import ByKind, Count, SettingError, Settings, with_names
+from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
 from .sweep import PrescribeConfig, SweepConfig
 
 COMMIT = "[0-9a-f]{40}"
@@ -106,7 +105,7 @@ class DifficultyConfig(Settings):
     """Further responses per problem of a set, which measure the base model on it."""
     seed: int
     """Seed of both; the phases keep their responses apart."""
-    sets: Annotated[Mapping[str, DifficultySplit], BeforeValidator(with_names)]
+    sets: Annotated[Named[DifficultySplit], BeforeValidator(with_names)]
     """The problem sets by name."""
 
 
@@ -166,7 +165,7 @@ Source = Annotated[
 class Preset(Settings):
     """One preset of ``params.yaml``."""
 
-    name: str
+    name: Name
     """Its key in ``params.yaml``."""
     problems: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Where the problems come from."""
@@ -182,11 +181,11 @@ class Preset(Settings):
     """How a policy is scored."""
     difficulty: DifficultyConfig
     """How difficulty is measured, and the problem sets cut by it."""
-    sweep: Mapping[str, SweepConfig]
+    sweep: Named[SweepConfig]
     """The cells of each problem set."""
     frontier: FrontierConfig
     """How the frontier is fitted."""
-    prescribe: Mapping[str, PrescribeConfig]
+    prescribe: Named[PrescribeConfig]
     """The test of the prescription of each problem set."""
     resources: ResourcesConfig = ResourcesConfig()
     """Workers, engines, devices and time limits."""
@@ -195,6 +194,12 @@ class Preset(Settings):
     def _sections_agree(self) -> Self:
         check(self)
         return self
+
+    def needs_the_hub(self) -> bool:
+        """Whether a data set or the base model is a name on the hub."""
+        hub = [s.dataset for s in self.problems if isinstance(s, HubSource)]
+        hub += [self.base.model] if isinstance(self.base, ModelConfig) else []
+        return any(not Path(name).is_dir() for name in hub)
 
     @property
     def generation(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from ..errors import ExperimentError
 from .messages import sentence
 from .model import Preset
-from .strict import SettingError, with_names
+from .strict import SettingError, checked_name, with_names
 
 NOT_PRESETS = ("preset", "problem_sets")
 
@@ -34,11 +34,13 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
         known = ", ".join(str(key) for key in raw if key not in NOT_PRESETS)
         raise ExperimentError(f"{path}: there is no preset {name!r}; there are {known}")
     try:
+        for each in (name, *(str(each) for each in raw.get("problem_sets") or ())):
+            checked_name(each)
         read = _preset(name, raw[name])
     except ValidationError as error:
         raise ExperimentError(f"{path}: {sentence(error, name)}") from None
     except SettingError as error:
-        raise ExperimentError(f"{path}: {error.where} {error}") from None
+        raise ExperimentError(f"{path}: {error.where} {error}" if error.where else f"{path} {error}") from None
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"{path}: {name} contains a value of an unsupported type ({error})") from None
     if preset is None and list(read.sweep) != raw.get("problem_sets"):

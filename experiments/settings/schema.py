@@ -11,6 +11,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from .model import Preset
+from .strict import NAME
 
 NAMED_BY_THEIR_KEY = ("Preset", "DifficultySplit")
 """Classes whose ``name`` is the key that they have in ``params.yaml``."""
@@ -61,10 +62,10 @@ def document_schema() -> dict[str, Any]:
         "description": "Presets of the pipeline, and which of them the stages use.",
         "type": "object",
         "properties": {
-            "preset": {"type": "string", "description": "The preset that the stages use."},
+            "preset": {"type": "string", "pattern": f"^{NAME}$", "description": "The preset that the stages use."},
             "problem_sets": {
                 "type": "array",
-                "items": {"type": "string"},
+                "items": {"type": "string", "pattern": f"^{NAME}$"},
                 "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
             },
         },

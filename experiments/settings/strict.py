@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -51,6 +52,27 @@ def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+NAME = "[a-z0-9][a-z0-9_-]*"
+"""A name that reaches command lines, paths and keys, and means nothing else in any of them."""
+
+
+def checked_name(name: str) -> str:
+    """A name of a preset or a problem set.
+
+    Raises:
+        SettingError: A shell, a path or DVC could read it otherwise.
+    """
+    if not re.fullmatch(NAME, name):
+        raise SettingError(
+            "", f"holds the name {name!r}; names have lower-case letters, digits, - and _, and begin with neither sign"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(checked_name)]
+"""Name of a preset or a problem set."""
+Named = Annotated[Mapping[Name, T], Field(json_schema_extra={"propertyNames": {"pattern": f"^{NAME}$"}})]
+"""Settings of problem sets, by name."""
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A learning rate."""

@@ -228,10 +228,10 @@ def test_a_preset_and_a_problem_set_to_be_run_have_such_names_too(tmp_path: Path
     raw = yaml.safe_load(PARAMS.read_text())
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump({**raw, "smoke; id": raw["smoke"]}))
-    with pytest.raises(ExperimentError, match="'smoke; id'.*lower-case letters, digits"):
+    with pytest.raises(ExperimentError, match=r"'smoke; id'.*lower-case letters, digits"):
         load(path, "smoke; id")
     path.write_text(yaml.safe_dump({**raw, "problem_sets": ["easy; touch X #"]}))
-    with pytest.raises(ExperimentError, match="'easy; touch X #'.*lower-case letters, digits"):
+    with pytest.raises(ExperimentError, match=r"'easy; touch X #'.*lower-case letters, digits"):
         load(path, "smoke")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -27,10 +28,15 @@ class RankActor:
         import ray
 
         machine = ray.util.get_node_ip_address()
-        self._store = dist.TCPStore(
-            machine, 0, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False
-        )
-        return machine, self._store.port
+        family = socket.AF_INET6 if ":" in machine else socket.AF_INET
+        # A store that opens its own port listens on every address of the machine.
+        with socket.create_server((machine, 0), family=family) as server:
+            port = int(server.getsockname()[1])
+            self._store = dist.TCPStore(
+                machine, port, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )  # fmt: skip
+        return machine, port
 
     def join(self, machine: str, port: int) -> None:
         """Join the process group through the rendezvous store of the first rank.
