@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from experiments.running import imports
-from experiments.stages import SET_STAGES, STAGES
+from experiments.stages import SET_STAGES, STAGES, report
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")
@@ -80,3 +80,18 @@ def test_problem_sets_and_the_metric_are_named_in_params_only() -> None:
         assert not parts & names, path
     listed = (ROOT / "dvc.yaml").read_text()
     assert not set(re.split(r"[^a-z0-9_]+", listed)) & names
+
+
+def test_dvc_shows_the_metrics_and_the_plots_of_the_report() -> None:
+    """Images only: DVC's page of other plots loads scripts from the net."""
+    declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())
+    assert declared["metrics"] == [str(report.METRICS)]
+    assert declared["plots"] == [str(report.PLOTS)]
+
+
+@pytest.mark.parametrize("stage", RUN_BY_DVC)
+def test_dvc_follows_the_settings_into_a_file_of_ones_own(stage: str) -> None:
+    own, preset = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]["params"]
+    assert own == {"params.yaml": ["preset", "settings_file"]}
+    assert list(preset) == ["${settings_file}"]
+    assert all(name.startswith("${preset}.") for name in preset["${settings_file}"])

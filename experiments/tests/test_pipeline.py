@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,7 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     shutil.copytree(ROOT / "contract", folder / "contract", ignore=hidden)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=hidden)
     (folder / ".dvc").mkdir()
-    for name in ("dvc.yaml", ".dvcignore", ".dvc/config"):
+    for name in ("dvc.yaml", "constraints.txt", ".dvcignore", ".dvc/config"):
         shutil.copy(ROOT / name, folder / name)
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params["preset"] = "smoke"
@@ -197,16 +198,31 @@ def test_both_measures_are_charged_and_no_first_evaluation_twice(finished: tuple
 def test_again_nothing_runs_and_the_status_is_clean(finished: tuple[Path, str]) -> None:
     folder, _ = finished
     before = (folder / "dvc.lock").read_text()
-    assert "Data and pipelines are up to date" in dvc(folder, "repro")
-    assert "Data and pipelines are up to date" in dvc(folder, "status")
+    assert re.findall("Running stage '(.*)'", dvc(folder, "repro")) == ["inputs"]
+    assert dvc(folder, "status").split() == ["inputs:", "always", "changed"]
     assert (folder / "dvc.lock").read_text() == before
-    assert len(yaml.safe_load(before)["stages"]) == 10
+    assert len(yaml.safe_load(before)["stages"]) == 11
+
+
+def test_dvc_shows_metrics_and_plots_without_the_net(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
+    shown = json.loads(dvc(folder, "metrics", "show", "--json"))[""]["data"]
+    (found,) = (document["data"] for document in shown.values())
+    assert set(found) == set(SETS)
+    assert found["easy"]["prescribed"]["rollouts_per_problem"] in (2, 4)
+    assert 0 <= found["easy"]["base"]["validation"] <= 1
+    dvc(folder, "plots", "show", "--out", "plots-of-dvc")
+    page = (folder / "plots-of-dvc" / "index.html").read_text()
+    assert "easy-frontier.png" in page
+    assert "http" not in page
+    assert "<script" not in page
+    shutil.rmtree(folder / "plots-of-dvc")
 
 
 def begun(finished: Path, folder: Path) -> None:
     """Let a tree begin with the base model of another, which no kill of a cell can change and which takes long."""
-    first = ("problems", "base")
-    for name in first:
+    first = ("inputs", "problems", "base")
+    for name in first[1:]:
         shutil.copytree(finished / "outputs" / name, folder / "outputs" / name)
     # Not DVC's cache of runs, with which nothing would run.
     shutil.copytree(finished / ".dvc" / "cache" / "files", folder / ".dvc" / "cache" / "files")
