@@ -81,6 +81,7 @@ def _closed() -> Iterator[None]:
     # Read when Ray was imported; without clusters of several machines its address is loopback.
     ray_constants.ENABLE_RAY_CLUSTER = False
     os.environ.update(settings)
+    _read_again()
     try:
         yield
     finally:
@@ -90,6 +91,15 @@ def _closed() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        _read_again()
+
+
+def _read_again() -> None:
+    """Let Ray read the environment again, which it read when it was imported."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
