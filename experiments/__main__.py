@@ -2,6 +2,7 @@
 
 ``anchor SET`` searches learning rates under a budget, and is no stage of the pipeline. ``schema`` prints the JSON
 schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what earlier commands could not.
+``init NAME`` writes a preset of one's own, complete.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from isocompute.rollout.contract.files import atomic_write
+
 from .errors import ExperimentError, is_for_the_user
-from .settings import Preset, load, schema
+from .settings import Preset, load, schema, template
+from .settings.reading import find
+from .settings.strict import SettingError
 from .stages import COMMANDS, SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
@@ -28,13 +33,14 @@ OF_A_SET = (*SET_STAGES, *COMMANDS)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema", "send"])
-    parser.add_argument("problem_set", nargs="?", help=f"for {', '.join(OF_A_SET)}: the problem set")
+    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema", "init", "send"])
+    named = f"for {', '.join(OF_A_SET)}: the problem set; for init: the name of the new preset"
+    parser.add_argument("name", nargs="?", help=named)
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     parser.add_argument("--budget", type=_rollouts, help="for anchor: rollouts that its pilots may be trained on")
     arguments = parser.parse_args(argv)
-    if (arguments.stage in OF_A_SET) != (arguments.problem_set is not None):
-        parser.error(f"{', '.join(OF_A_SET)} take a problem set; the other stages take none")
+    if (arguments.stage in (*OF_A_SET, "init")) != (arguments.name is not None):
+        parser.error(f"{', '.join(OF_A_SET)} take a problem set and init a name; the other stages take none")
     if arguments.budget is not None and arguments.stage not in COMMANDS:
         parser.error("--budget is an option of anchor; what a stage spends is in params.yaml")
     if arguments.stage == "schema":
@@ -48,13 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.stage == "repro" and arguments.preset:
             raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
         preset = load(preset=arguments.preset)
+        if arguments.stage == "init":
+            init(arguments.name, preset)
+            return 0
         if not preset.needs_the_hub():
             # Libraries ask the hub about folders, too, and wait where there is no network.
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         if arguments.stage == "repro":
             return repro(preset)
         options = {} if arguments.budget is None else {"budget": arguments.budget}
-        stage(preset, arguments.stage, arguments.problem_set, **options)
+        stage(preset, arguments.stage, arguments.name, **options)
     except (ValueError, OSError) as error:
         if not is_for_the_user(error):
             raise
@@ -96,6 +105,23 @@ def send() -> int:
     from .running.sender import Sender
 
     return int(Sender().report())
+
+
+def init(name: str, like: Preset) -> None:
+    """Write a preset of one's own beside params.yaml, and say how it is run.
+
+    Raises:
+        ExperimentError: The name cannot be one, or the file is there already.
+    """
+    try:
+        text = template.text(name, like, find(preset=like.name)[-1])
+    except SettingError as error:
+        raise ExperimentError(f"init {error}") from None
+    path = Path(f"{name}.yaml")
+    with atomic_write(path, replace=False) as stream:
+        stream.write(text.encode())
+    print(f"{path} has every setting, with the values of {like.name}. To run it, write in params.yaml:")
+    print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(like.sweep)}]")
 
 
 def repro(preset: Preset) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .schema import preset_schema
+from .schema import choices, preset_schema, resolved
 from .strict import SettingError
 
 LONGEST = 80
@@ -93,8 +93,7 @@ def _wrong_kind(path: str, value: Any, schema: Mapping[str, Any]) -> str:
         return f"{path} is {_shown(value)}; it must be a mapping"
     tag = schema.get("discriminator", {}).get("propertyName", "kind")
     found = f"{path}.{tag} is {_shown(value[tag])}" if tag in value else f"{path} lacks {tag}"
-    choices = _choices(schema)
-    return f"{found}; it must be {_one_of(list(choices))}"
+    return f"{found}; it must be {_one_of(list(choices(schema)))}"
 
 
 def _expected(error: ErrorDetails, schema: Mapping[str, Any]) -> str:
@@ -119,28 +118,15 @@ def _follow(location: Sequence[int | str], preset: str) -> tuple[str, dict[str, 
     path, schema = preset, root
     for key in location:
         if "oneOf" in schema:
-            schema = _resolved(_choices(schema)[str(key)], root)
+            schema = resolved(choices(schema)[str(key)], root)
             continue
         if isinstance(key, int):
             path, schema = f"{path}[{key}]", schema["items"]
         else:
             path = f"{path}.{key}"
             schema = schema.get("properties", {}).get(key) or schema["additionalProperties"]
-        schema = _resolved(schema, root)
+        schema = resolved(schema, root)
     return path, schema
-
-
-def _resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema itself, in place of a reference to it."""
-    found: dict[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
-    return found
-
-
-def _choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The schemas of a union by the value of the key that decides between them."""
-    if "discriminator" in schema:
-        return {tag: {"$ref": place} for tag, place in schema["discriminator"]["mapping"].items()}
-    return {str(choice["properties"]["kind"]["const"]): choice for choice in schema["oneOf"]}
 
 
 def _shown(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from .messages import sentence
 from .model import Preset
 from .strict import SettingError, checked_name, with_names
 
-NOT_PRESETS = ("preset", "problem_sets")
+NOT_PRESETS = ("preset", "settings_file", "problem_sets")
+SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 
 
 def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
@@ -28,27 +30,51 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     Raises:
         ExperimentError: The file is missing or is not YAML, a key is unknown or missing, or a value is refused.
     """
-    raw = _document(path)
-    name = str(preset or raw.get("preset"))
-    if name in NOT_PRESETS or not isinstance(raw.get(name), dict):
-        known = ", ".join(str(key) for key in raw if key not in NOT_PRESETS)
-        raise ExperimentError(f"{path}: there is no preset {name!r}; there are {known}")
+    name, file, raw, written = find(path, preset)
     try:
         for each in (name, *(str(each) for each in raw.get("problem_sets") or ())):
             checked_name(each)
-        read = _preset(name, raw[name])
+        read = _preset(name, written)
     except ValidationError as error:
-        raise ExperimentError(f"{path}: {sentence(error, name)}") from None
+        raise ExperimentError(f"{file}: {sentence(error, name)}") from None
     except SettingError as error:
-        raise ExperimentError(f"{path}: {error.where} {error}" if error.where else f"{path} {error}") from None
+        raise ExperimentError(f"{file}: {error.where} {error}" if error.where else f"{file} {error}") from None
     except (TypeError, ValueError) as error:
-        raise ExperimentError(f"{path}: {name} contains a value of an unsupported type ({error})") from None
+        raise ExperimentError(f"{file}: {name} contains a value of an unsupported type ({error})") from None
     if preset is None and list(read.sweep) != raw.get("problem_sets"):
         raise ExperimentError(
             f"{path}: problem_sets is {raw.get('problem_sets')}, and {name}.sweep has {list(read.sweep)}: "
             "dvc.yaml runs what problem_sets lists, so both must list the same in the same order"
         )
     return read
+
+
+def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
+    """Find a preset as it is written: in the file that ``settings_file`` names, or beside that setting.
+
+    Args:
+        path: The file that names it.
+        preset: Its name, where it is not the one that ``preset:`` names.
+
+    Returns:
+        Its name, its file, what ``path`` holds, and the preset.
+
+    Raises:
+        ExperimentError: A file is missing or not YAML, or there is no such preset.
+    """
+    raw = _document(path)
+    name, listed = str(preset or raw.get("preset")), str(raw.get("settings_file", path.name))
+    if not re.fullmatch(SETTINGS_FILE, listed):
+        raise ExperimentError(f"{path}: settings_file is {listed!r}; it must be the name of a .yaml file beside it")
+    file = path.with_name(listed)
+    if preset is not None and isinstance(raw.get(name), dict):
+        # What is asked for by name, and not by DVC, may be in either.
+        file = path
+    held = raw if file == path else _document(file)
+    if name in NOT_PRESETS or not isinstance(held.get(name), dict):
+        known = ", ".join(str(key) for key in held if key not in NOT_PRESETS)
+        raise ExperimentError(f"{file}: there is no preset {name!r}; there are {known}")
+    return name, file, raw, held[name]
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
@@ -52,6 +53,19 @@ def preset_schema() -> dict[str, Any]:
     return schema
 
 
+def resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema itself, in place of a reference to it."""
+    found: dict[str, Any] = root["$defs"][schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    return found
+
+
+def choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The schemas of a union by the value of the key that decides between them."""
+    if "discriminator" in schema:
+        return {tag: {"$ref": place} for tag, place in schema["discriminator"]["mapping"].items()}
+    return {str(choice["properties"]["kind"]["const"]): choice for choice in schema["oneOf"]}
+
+
 def document_schema() -> dict[str, Any]:
     """The JSON schema of the whole of ``params.yaml``."""
     preset = preset_schema()
@@ -63,13 +77,18 @@ def document_schema() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "preset": {"type": "string", "pattern": f"^{NAME}$", "description": "The preset that the stages use."},
+            "settings_file": {
+                "type": "string",
+                "description": "The file that the preset is in, beside this one; `python -m experiments init` writes "
+                "one of your own.",
+            },
             "problem_sets": {
                 "type": "array",
                 "items": {"type": "string", "pattern": f"^{NAME}$"},
                 "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
             },
         },
-        "required": ["preset", "problem_sets"],
+        "required": ["preset", "settings_file", "problem_sets"],
         "additionalProperties": {"$ref": "#/$defs/Preset"},
         "$defs": {"Preset": preset, **parts},
     }

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from ..rates.rule import Found, Rates
 from ..running.cells import Cell, Origin
 from ..running.design import Design
 from ..running.identity import Surroundings
 from ..settings import Preset
 from ..settings.paper import leaves, section_of
+from ..settings.reading import find
 from . import footprint
 
 PAPER = "paper"
@@ -19,7 +16,7 @@ PAPER = "paper"
 
 def run(preset: Preset) -> None:
     """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost."""
-    raw = yaml.safe_load(Path("params.yaml").read_text())[preset.name]
+    raw = find(preset=preset.name)[-1]
     for name, value in leaves(raw):
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
         print(f"{name:45} {value!s:55}{section}")
