@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..rates.record import Pilot
