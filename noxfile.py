@@ -119,14 +119,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
     # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
-    together = [
-        "--numprocesses=2",
-        "--dist=loadfile",
-        "--no-loadscope-reorder",
-        "experiments",
-        "packages",
-        "benchmarks",
-    ]
+    together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", *TESTED]
     chosen = session.posargs or together
     session.run("python", "-m", "pytest", "--durations=10", *chosen, env=test_variables())
 
