@@ -49,7 +49,7 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
         "dataset", "revision", "files", "split", "prompt", "answer", "verifier", "metadata", "path", "model", "recipe"
     }  # fmt: skip
     described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(schema.preset_schema())}
-    assert set(described) - other_kinds - {"name", "longest", "margin"} <= keys
+    assert set(described) - other_kinds - {"name", "longest", "margin", "phrase"} <= keys
     assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text
     assert all(len(line) <= 120 for line in text.splitlines())
 
