@@ -60,4 +60,5 @@ def _imported(module: str, root: Path, base: str) -> list[Path]:
         finder.import_hook(module)
     except (ImportError, SyntaxError) as error:
         raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
-    return sorted(Path(found.__file__).resolve() for found in finder.modules.values() if found.__file__)
+    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
+    return sorted(Path(file).resolve() for file in files if file)
