@@ -10,7 +10,9 @@ from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.errors import EngineError, RolloutError
 
 EVERY = [
-    kind for kind in vars(ray.exceptions).values() if isinstance(kind, type) and issubclass(kind, ray.exceptions.RayError)
+    kind
+    for kind in vars(ray.exceptions).values()
+    if isinstance(kind, type) and issubclass(kind, ray.exceptions.RayError)
 ]
 """``RayTaskError`` among them."""
 OF_CODE = {"RayTaskError", "CrossLanguageError", "UserCodeException"}
@@ -36,8 +38,7 @@ def made(kind: type) -> Exception:
         return kind("train", "Traceback: it broke", ValueError("it broke"))
     if kind.__name__ == "CrossLanguageError":
         return kind.__new__(kind, "it broke")
-    values = [b"00" if "address" in p.name else "00" for p in needed]
-    return kind(*values)
+    return kind(*[None if p.name == "actor_id" else "00" for p in needed])
 
 
 def failed(cause: Exception) -> Exception:
@@ -79,11 +80,11 @@ def test_an_error_of_the_code_that_was_called_is_none(cause: Exception) -> None:
 
 
 def test_an_error_that_cannot_be_pickled_is_of_the_code_though_ray_puts_its_own_in_the_place() -> None:
-    class Unpicklable(Exception):
+    class UnpicklableError(Exception):
         def __reduce__(self) -> str:
             raise TypeError("not this one")
 
-    error = ray.exceptions.RayTaskError("train", "Traceback: it broke", Unpicklable())
+    error = ray.exceptions.RayTaskError("train", "Traceback: it broke", UnpicklableError())
     assert type(error.cause) is ray.exceptions.RayError
     assert death(error) is None
 
