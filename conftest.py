@@ -17,6 +17,7 @@ SLOW = {
     "experiments/tests/test_ingest_loggers.py": "MLflow and TensorBoard",
     "experiments/tests/test_pipeline.py": "the whole pipeline",
     "experiments/tests/test_schedule.py": "vLLM and Ray",
+    "experiments/tests/test_soak.py": "Ray",
     "experiments/tests/test_tracker.py": "MLflow stores",
     "experiments/tests/test_tracker_server.py": "an MLflow server",
     "packages/budget/tests/ledger/test_history.py": "random histories",

@@ -283,7 +283,7 @@ with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
     spec = WorkerSpec(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
     (actor,) = ray.get(roster.take.remote(spec))
-    ray.get(actor.sees.remote("", ""))
+    ray.get(actor.place.remote("", ""))
     print("up", flush=True)
     time.sleep(600)
 """
@@ -332,12 +332,9 @@ def test_a_node_of_a_cluster_joins_it(pool: Pool, tmp_path: Path) -> None:
 
 def test_a_work_folder_that_a_machine_does_not_see_is_said(pool: Pool) -> None:
     """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
-
-    class Elsewhere:
-        class sees:  # noqa: N801
-            @staticmethod
-            def remote(path: str, text: str) -> Any:
-                return pool.actors[0].sees.remote(path + "-of-another-machine", text)
-
-    with pytest.raises(ExperimentError, match=r"the worker on there does not see .*: cells on several machines need"):
-        pool._check_shared_folder({"there": Elsewhere()})
+    path, text = pool._seen
+    host, sees = ray.get(pool.actors[0].place.remote(str(path), text))
+    assert sees
+    host, sees = ray.get(pool.actors[0].place.remote(f"{path}-of-another-machine", text))
+    with pytest.raises(ExperimentError, match=rf"the worker on {host} does not see .*: cells on several machines need"):
+        pool._check_folder(host, sees)
