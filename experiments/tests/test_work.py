@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -10,8 +11,9 @@ from isocompute.learner import Flag
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cells, display, work
 from experiments.running.cells import Cell
+from experiments.running.display import Progress
 from experiments.running.health import Health, health_of
 from experiments.running.spool import Spool
 from experiments.stages.training import collect
@@ -55,6 +57,87 @@ def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
     spent = ledger.group_by("cohort").agg(pl.col("rollouts").sum()).sort("cohort").rows()
     # 3 evaluations of 32 each, and the first of each seed once.
     assert spent == [("eval", 2 * 96 + 2 * 32), ("pilot", 96), ("trained", 96)]
+
+
+def keep_checkpoint(one: Cell, *, size: int = 1000) -> None:
+    """What a worker leaves of a cell's state."""
+    kept = work.folder_of(one) / "checkpoints" / "step-000000012"
+    kept.mkdir(parents=True)
+    (kept / "tensors.safetensors").write_bytes(b"\0" * size)
+
+
+def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
+    cells = [cell(seed=seed) for seed in range(3)]
+    for one in cells:
+        keep_checkpoint(one)
+    finish(cells[0], budget=96)
+    # The second one was finished to a smaller budget, and goes on from its checkpoint.
+    finish(cells[1], budget=96)
+    assert work.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
+    assert work.prune(0.0, keep={cells[1].run_id}) == []
+    assert [work.has_checkpoint(work.folder_of(one)) for one in cells] == [False, True, True]
+
+
+def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay() -> None:
+    own, other = cell(seed=1), cell(seed=2)
+    for age, one in enumerate((own, other)):
+        folder = finish(one, budget=96)
+        keep_checkpoint(one)
+        keep_policy(one, step=12)
+        os.utime(folder / "done.json", (age, age))
+    assert work.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
+    assert work.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
+    assert work.has_policy(work.folder_of(own))
+
+
+def test_an_id_is_computed_once_for_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 5,000 cells its hash, eight times for each cell and look, took a whole core."""
+    computed: list[object] = []
+    real = cells.digest
+    monkeypatch.setattr(cells, "digest", lambda value: computed.append(value) or real(value))
+    one = cell()
+    for _ in range(8):
+        assert one.run_id == work.folder_of(one).name
+        assert one.start_id == work.start_of(one).name
+    assert len(computed) == 2
+    other = replace(one, seed=one.seed + 1)
+    assert other.run_id != one.run_id
+    assert replace(one, rollouts=4 * one.rollouts).run_id == one.run_id
+
+
+def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell(seed=seed) for seed in range(20)]
+    folders = {one.run_id: work.folder_of(one) for one in cells}
+    shown = Progress("cells", cells, folders)
+    looked: list[Path] = []
+    real = display.finished
+    monkeypatch.setattr(display, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
+    finish(cells[3], budget=96)
+    for _ in range(5):
+        shown.read(cells[3])
+        shown.show()
+    assert set(looked) == {folders[cells[3].run_id]}
+
+
+def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
+    cells = [cell(seed=seed) for seed in range(3)]
+    folders = {one.run_id: finish(one, budget=96) for one in cells}
+    damaged = folders[cells[1].run_id] / "pass_rates.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"^{damaged}: not readable as parquet"):
+        collect(cells, folders, tmp_path / "out")
+
+
+def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cell(rollouts=96)
+    folder = finish(one, budget=192)
+    read: list[str] = []
+    real = tables.read
+    monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
+    found = work.outcome(one, folder)
+    assert read == ["ledger"]
+    assert found.scan("pass_rates").collect()["step"].max() == 12
+    assert read == ["ledger"]
 
 
 def test_checkpoints_are_kept_under_a_limit_and_the_oldest_go_first() -> None:
