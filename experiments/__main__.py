@@ -19,6 +19,7 @@ from pathlib import Path
 from isocompute.budget.contract import tracking
 
 from .errors import ExperimentError
+from .running import stopping
 from .settings import Preset, load, schema
 from .stages import COMMANDS, SET_STAGES, STAGES
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    stopping.install()
     try:
         if arguments.stage == "repro":
             if arguments.preset:
@@ -54,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stopped:
+        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
+        return stopped.exit_code
     return 0
 
 

@@ -66,17 +66,17 @@ class WorkerActor:
             self._worker = Worker(config)
         return socket.gethostname(), os.getpid()
 
-    def sees(self, path: str, text: str) -> bool:
-        """Whether a file that the driver wrote is there, with its text.
+    def place(self, path: str, text: str) -> tuple[str, bool]:
+        """The machine, and whether it sees a file that the driver wrote, with its text.
 
         Args:
             path: The file.
             text: What the driver wrote.
         """
         try:
-            return Path(path).read_text() == text
+            return socket.gethostname(), Path(path).read_text() == text
         except OSError:
-            return False
+            return socket.gethostname(), False
 
     def sample(self, problems: pl.DataFrame, settings: Mapping[str, Any]) -> pl.DataFrame:
         """See ``Worker.sample``."""

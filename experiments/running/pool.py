@@ -5,104 +5,212 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from isocompute.rollout.contract.deaths import death
+from isocompute.rollout.contract.files import write_text
+
 from ..errors import ExperimentError
 from ..settings.model import Preset, ResourcesConfig
-from .actor import WorkerConfig
-from .cluster import SESSION, cause, cluster, environment
+from .actor import WorkerActor, WorkerConfig
+from .cluster import LOCAL, SESSION, cause, cluster, environment
+from .dispatch import backoff
 from .identity import Surroundings, digest
 from .roster import NAMESPACE, Roster, WorkerSpec
 from .work import WORK
 
+TEND_SECONDS = 1.0
 ANSWER_SECONDS = 60.0
 """How long the holder of the workers may take to start or name them."""
 
 
-class Pool:
-    """Workers of one stage.
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """The place of one worker.
 
     Attributes:
-        actors: Their handles.
+        actor: Its handle; None from its death until another is started.
+        waits_for: What it was asked while it starts: where it is, then to load the model; None once it is ready.
+        placed: Whether the cluster has found room for it.
+        since: When that was asked.
+        failures: How often in a row a worker died here.
+        again_at: When another is started, where there is none.
+        host: Its machine.
+    """
+
+    index: int
+    actor: Any = None
+    waits_for: Any = None
+    placed: bool = False
+    since: float = 0.0
+    failures: int = 0
+    again_at: float = 0.0
+    host: str = ""
+
+
+class Pool:
+    """Workers of one stage: those that are ready, and others that start meanwhile.
+
+    Attributes:
         stall_seconds: How long one may show no progress.
         keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
+        checkpoint_gigabytes: Disk limit of what is kept of cells; see ``ResourcesConfig``.
     """
 
     def __init__(
         self, roster: Callable[..., Any], spec: WorkerSpec, config: WorkerConfig, resources: ResourcesConfig
     ) -> None:
-        self._roster, self._spec, self._config, self._resources = roster, spec, config, resources
+        self._roster, self._config, self._resources = roster, config, resources
         self.stall_seconds = resources.stall_seconds
         self.keep_policies = resources.keep_policies
-        self.actors: list[Any] = roster("take", spec)
+        self.checkpoint_gigabytes = resources.checkpoint_gigabytes
+        self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
+        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(roster("take", spec))]
+        self._idle: deque[_Slot] = deque()
+        self._busy: dict[Any, _Slot] = {}
+        self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
+
+    @property
+    def actors(self) -> list[Any]:
+        """The handles of all workers, ready or not."""
+        return [slot.actor for slot in self._slots]
+
+    @property
+    def opening(self) -> list[Any]:
+        """What workers that start were asked; ``tend`` takes the answers."""
+        return [slot.waits_for for slot in self._slots if slot.waits_for is not None]
 
     def open(self) -> None:
-        """Wait until every worker has loaded the model and sees the work folder.
+        """Wait until one worker is ready; the others are taken as they come.
 
         Raises:
-            ExperimentError: The cluster has no room, a worker cannot load the model or did not start in time, or
-                it does not see the work folder.
+            ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
+                worker does not see the work folder.
         """
-        self._load(self.actors, again=True)
-
-    def replace(self, actor: Any) -> Any:
-        """Start another worker in place of one that died or shows no progress."""
-        index = self.actors.index(actor)
-        self.actors[index] = self._roster("replace", index)
-        self._load([self.actors[index]])
-        return self.actors[index]
-
-    def _load(self, actors: list[Any], *, again: bool = False) -> None:
-        """Wait for workers; one that died in the stage before is replaced where ``again`` says so."""
         import ray
 
-        waiting = {actor.open.remote(self._config): actor for actor in actors}
-        done, late = ray.wait(list(waiting), num_returns=len(waiting), timeout=self._resources.start_seconds)
-        hosts = {}
-        for task in done:
-            try:
-                host, _ = ray.get(task)
-                hosts[host] = waiting[task]
-            except ray.exceptions.RayActorError as error:
-                if not again:
-                    raise ExperimentError(f"a worker died while it loaded the model ({cause(error)})") from None
-                index = self.actors.index(waiting[task])
-                self.actors[index] = self._roster("replace", index)
-                self._load([self.actors[index]])
-            except ray.exceptions.RayError as error:
+        path, text = self._seen
+        write_text(path, text)
+        for slot in self._slots:
+            self._ask_place(slot)
+        self._last_ready = time.monotonic()
+        while not self._idle:
+            if self.opening:
+                ray.wait(self.opening, timeout=TEND_SECONDS)
+            else:
+                time.sleep(TEND_SECONDS)
+            self.tend()
+
+    def tend(self) -> None:
+        """Take workers that have become ready, and start others in place of those that died; waits for nothing.
+
+        Raises:
+            ExperimentError: See ``open``.
+        """
+        import ray
+
+        now = time.monotonic()
+        asked = {slot.waits_for: slot for slot in self._slots if slot.waits_for is not None}
+        for task in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
+            self._advance(asked[task], task)
+        for slot in self._slots:
+            if slot.actor is None and slot.again_at <= now:
+                slot.actor = self._roster("replace", slot.index)
+                self._ask_place(slot)
+            elif slot.waits_for is not None and slot.placed and now - slot.since > self._resources.start_seconds:
+                self._remove(slot, f"it did not load the model in {self._resources.start_seconds:g} s")
+        if self._idle or self._busy:
+            self._last_ready = now
+        elif now - self._last_ready > self._resources.start_seconds:
+            raise ExperimentError(self._none_in_time())
+
+    def take(self) -> Any:
+        """A worker that is ready, or None."""
+        if not self._idle:
+            return None
+        slot = self._idle.popleft()
+        self._busy[slot.actor] = slot
+        return slot.actor
+
+    def give_back(self, actor: Any) -> None:
+        """Take back a worker that has answered."""
+        slot = self._busy.pop(actor)
+        slot.failures = 0
+        self._idle.append(slot)
+
+    def lost(self, actor: Any) -> None:
+        """Have another worker started in place of one that died, at once or, the more of them die, the later."""
+        self._remove(self._busy.pop(actor), "")
+
+    def kill(self, actor: Any) -> None:
+        """End a worker that is busy; its call then ends with its death."""
+        import ray
+
+        ray.kill(actor)
+
+    def _ask_place(self, slot: _Slot) -> None:
+        path, text = self._seen
+        slot.placed, slot.since = False, time.monotonic()
+        slot.waits_for = slot.actor.place.remote(str(path), text)
+
+    def _advance(self, slot: _Slot, task: Any) -> None:
+        """Take an answer of a worker that starts."""
+        import ray
+
+        slot.waits_for = None
+        try:
+            answer = ray.get(task)
+            if not slot.placed:
+                slot.host, sees = answer
+                self._check_folder(slot.host, sees)
+                slot.placed, slot.since = True, time.monotonic()
+                slot.waits_for = slot.actor.open.remote(self._config)
+                return
+        except (ray.exceptions.RayError, ExperimentError) as error:
+            why = death(error)
+            if why is None and not self._was_ready:
+                # It is the same for every worker.
                 raise ExperimentError(cause(error)) from None
-        if late:
-            free = ray.available_resources()
-            raise ExperimentError(
-                f"{len(late)} of {len(waiting)} workers did not start and load the model in "
-                f"{self._resources.start_seconds:g} s; {self._room(free)} free of {self._room(ray.cluster_resources())}"
-            )
-        self._check_shared_folder(hosts)
+            self._remove(slot, why or cause(error))
+            return
+        self._was_ready = True
+        self._idle.append(slot)
 
-    def _check_shared_folder(self, hosts: dict[str, Any]) -> None:
-        """Check that workers of every machine see the work folder."""
+    def _remove(self, slot: _Slot, why: str) -> None:
+        """End a worker, and note when another is started in its place."""
         import ray
 
-        path, text = (WORK / ".seen-by-all").resolve(), uuid4().hex
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        for host, actor in hosts.items():
-            try:
-                seen = ray.get(actor.sees.remote(str(path), text), timeout=ANSWER_SECONDS)
-            except ray.exceptions.RayError as error:
-                raise ExperimentError(
-                    f"the worker on {host} did not say whether it sees {WORK} ({cause(error)})"
-                ) from None
-            if not seen:
-                raise ExperimentError(
-                    f"the worker on {host} does not see {path.parent}: cells on several machines need a file system "
-                    "that all of them see; start from a folder on one"
-                )
+        ray.kill(slot.actor)
+        slot.failures += 1
+        seconds = backoff(slot.failures)
+        slot.actor, slot.waits_for, slot.again_at = None, None, time.monotonic() + seconds
+        if why:
+            self._problem = why
+            print(f"a worker did not start ({why}); another is started in {seconds:g} s", flush=True)
+
+    @staticmethod
+    def _check_folder(host: str, sees: bool) -> None:
+        if not sees:
+            raise ExperimentError(
+                f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
+                "that all of them see; start from a folder on one"
+            )
+
+    def _none_in_time(self) -> str:
+        import ray
+
+        free, there = ray.available_resources(), ray.cluster_resources()
+        last = f"; the last problem: {self._problem}" if self._problem else ""
+        return (
+            f"none of {len(self._slots)} workers started and loaded the model in {self._resources.start_seconds:g} s; "
+            f"{self._room(free)} free of {self._room(there)}{last}"
+        )
 
     @staticmethod
     def _room(resources: dict[str, float]) -> str:
@@ -110,7 +218,7 @@ class Pool:
 
 
 @contextmanager
-def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
+def workers(preset: Preset, model: str, base: str, *, actor: type = WorkerActor) -> Iterator[Pool]:
     """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
 
     Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
@@ -120,6 +228,7 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
         preset: The preset.
         model: The base model's folder or name.
         base: Hash of its content.
+        actor: Class of the workers.
 
     Raises:
         ExperimentError: See ``Pool.open``.
@@ -145,7 +254,9 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
         )
         key = digest([asdict(config), base, asdict(Surroundings.of(resources))])
         gpus = 1 if resources.device == "cuda" else 0
-        spec = WorkerSpec(key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment())
+        spec = WorkerSpec(
+            key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment(), actor=actor
+        )
         with _roster() as roster:
             pool = Pool(roster, spec, config, resources)
             pool.open()
@@ -154,16 +265,17 @@ def workers(preset: Preset, model: str, base: str) -> Iterator[Pool]:
 
 @contextmanager
 def _check_capacity(resources: ResourcesConfig) -> Iterator[None]:
-    """Refuse at once what the whole cluster could never hold; Ray would wait for it without an end."""
+    """Refuse at once what our own cluster of one node could never hold; any other may grow, which is said."""
     import ray
 
     kind = "GPU" if resources.device == "cuda" else "CPU"
-    there, wanted = ray.cluster_resources().get(kind, 0.0), resources.processors()
+    cluster_has = ray.cluster_resources()
+    there, wanted = cluster_has.get(kind, 0.0), resources.processors()
     if there < wanted:
-        raise ExperimentError(
-            f"{resources.workers} workers need {wanted} {kind}s, and the cluster has {there:g} in all: set "
-            "resources.workers lower, or join a larger cluster"
-        )
+        lack = f"{resources.workers} workers need {wanted} {kind}s, and the cluster has {there:g} in all"
+        if LOCAL in cluster_has:
+            raise ExperimentError(f"{lack}: set resources.workers lower, or join a larger cluster")
+        print(f"{lack}: those that it has room for begin, the others join when it grows", flush=True)
     yield
 
 

@@ -14,7 +14,7 @@ from ..running.tracker import Tracker
 from ..settings import Preset
 from .search import base_score, chosen_lines, find
 from .shared import OUT
-from .training import collect, design_of, prune
+from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -48,4 +48,3 @@ def run(preset: Preset, problem_set: str) -> None:
     collect(cells, folders | homes, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     rates_figure(pilot, out / "rates")
     work.write_json(out / "pilot.json", pilot.document())
-    prune(preset, [*tried, *cells], title=f"sweep {problem_set}")
