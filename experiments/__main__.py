@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
@@ -86,6 +87,37 @@ def stage(preset: Preset, name: str, problem_set: str | None, **options: int) ->
             stream.write(json.dumps(took) + "\n")
 
 
+def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        Stopped: A signal came, and everything has ended.
+    """
+    import psutil
+
+    process = psutil.Popen(command, env=variables)
+    with stopping.deferred() as signalled:
+        while True:
+            try:
+                return int(process.wait(timeout=0.2))
+            except psutil.TimeoutExpired:
+                if not signalled():
+                    continue
+            below = process.children(recursive=True)
+            for each in below:
+                with suppress(psutil.Error):
+                    if any("experiments" in part for part in each.cmdline()):
+                        each.send_signal(signal.SIGTERM)
+            # While DVC runs a stage it waits for it; between two stages it ends.
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGINT)
+            psutil.wait_procs([*below, process])
+            return int(process.wait())
+
+
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
     from .running.cluster import shared_cluster
@@ -104,7 +136,7 @@ def repro(preset: Preset) -> int:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         for command in commands:
             asked = [sys.executable, "-m", "dvc", *command]
-            code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
+            code = call(asked, {**os.environ, **environment, "PATH": path})
             if code:
                 return code
     from .closing import closing_summary

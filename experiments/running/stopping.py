@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+SAME_SECONDS = 2.0
+"""Signals within this time are one, which a terminal sent to a group and a command passed on."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -56,10 +59,14 @@ def deferred() -> Iterator[Callable[[], int | None]]:
         Stopped: A signal came; a second one ends the block where it is.
     """
     came: list[int] = []
+    first = 0.0
 
     def note(number: int, frame: Any) -> None:
-        came.append(number)
-        if len(came) > 1:
+        nonlocal first
+        if not came:
+            came.append(number)
+            first = time.monotonic()
+        elif time.monotonic() - first > SAME_SECONDS:
             raise Stopped(came[0])
 
     if threading.current_thread() is not threading.main_thread():
