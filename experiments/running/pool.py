@@ -78,8 +78,8 @@ class Pool:
 
     @property
     def actors(self) -> list[Any]:
-        """The handles of all workers, ready or not."""
-        return [slot.actor for slot in self._slots]
+        """The handles of all workers that were started, ready or not."""
+        return [slot.actor for slot in self._slots if slot.actor is not None]
 
     @property
     def opening(self) -> list[Any]:

@@ -30,9 +30,11 @@ from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
+from experiments.running.measure import measure
 from experiments.running.pool import Pool, workers
 from experiments.running.schedule import run_cells
 from experiments.running.spool import Spool
+from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
 from experiments.stages.anchor import search_within
@@ -167,6 +169,52 @@ def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems:
     assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert done is not None
     assert done.lost["rollouts"] > 0
+
+
+def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
+    make: Any, problems: pl.DataFrame, pool: Pool
+) -> None:
+    one = make(seed=43)
+    folder = work.folder_of(one)
+    spool = Spool(folder / "metrics.jsonl")
+
+    def end() -> None:
+        """Ask this process to end once the cell is under way."""
+        while len(spool.records()) < 3:
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        run([one], problems, pool, "stopped")
+    thread.join()
+    assert work.done(folder) is None
+    before = int(work.newest_checkpoint(folder).removeprefix("step-"))
+    assert 1 <= before < 12
+    folders, said = run([one], problems, pool, "stopped")
+    assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
+    found, done = work.outcome(one, folders[one.run_id]), work.done(folder)
+    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert done is not None
+    # Nothing was paid for twice.
+    assert done.lost["rollouts"] == 0
+
+
+def test_a_measurement_whose_worker_died_goes_on_on_others(
+    make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.running.measure.PART", 4)
+    _, process = ray.get(pool.actors[0].open.remote(pool._config))
+    os.kill(process, signal.SIGKILL)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        found = measure(
+            pool, problems, make().origin, samples=2, seed=1, phase="difficulty", title="measured"
+        )  # fmt: skip
+    assert "died" in said.getvalue()
+    assert len(found.rates) == len(problems)
+    assert found.ledger["rollouts"].sum() == 2 * len(problems)
 
 
 def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:

@@ -37,11 +37,13 @@ class StubActor:
     def start(self, cell: Cell, problems: pl.DataFrame, folder: str) -> None:
         home = Path(folder)
         os.chdir(home.parents[2])
-        note(f"start {cell.start_id}")
+        if random.random() < json.loads(Path("faults.json").read_text())["deaths"]:
+            os.kill(os.getpid(), signal.SIGKILL)
         cost = {"rollouts": 32, "prompt_tokens": 9, "response_tokens": 9}
         rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
         first = starts.Start(metrics={"avg_at_4": 0.25}, questions=8, samples=4, cost=cost, pass_rates=rates)
         starts.write(home, first)
+        note(f"start {cell.start_id}")
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """Take steps, a checkpoint after each fourth, and die or fail as the file says."""
