@@ -7,7 +7,7 @@ import polars as pl
 import yaml
 from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
 from isocompute.learner.config import EntropyConfig, KLConfig
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell, Origin

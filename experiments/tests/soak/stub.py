@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.rollout import tables
+from isocompute.rollout.contract import tables
 
 from experiments.running import starts, work
 from experiments.running.actor import WorkerActor, WorkerConfig
