@@ -16,6 +16,7 @@ SLOW = {
     "experiments/tests/test_identity.py": "hashes of all code, again and again",
     "experiments/tests/test_ingest_loggers.py": "MLflow and TensorBoard",
     "experiments/tests/test_pipeline.py": "the whole pipeline",
+    "experiments/tests/test_pool.py": "Ray",
     "experiments/tests/test_schedule.py": "vLLM and Ray",
     "experiments/tests/test_soak.py": "Ray",
     "experiments/tests/test_tracker.py": "MLflow stores",

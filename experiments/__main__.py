@@ -106,15 +106,16 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
             except psutil.TimeoutExpired:
                 if not signalled():
                     continue
-            below = process.children(recursive=True)
+            below = []
+            with suppress(psutil.Error):
+                below = process.children(recursive=True)
+                # While DVC runs a stage it waits for it; between two stages it ends.
+                process.send_signal(signal.SIGINT)
             for each in below:
                 with suppress(psutil.Error):
                     if any("experiments" in part for part in each.cmdline()):
                         each.send_signal(signal.SIGTERM)
-            # While DVC runs a stage it waits for it; between two stages it ends.
-            with suppress(psutil.Error):
-                process.send_signal(signal.SIGINT)
-            psutil.wait_procs([*below, process])
+            psutil.wait_procs(below)
             return int(process.wait())
 
 

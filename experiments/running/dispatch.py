@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -188,6 +189,8 @@ class Dispatch:
                 f"{self._title}: stopping; what runs saves its state, and a second signal ends it at once", flush=True
             )
             for each in self._running.values():
-                each.job.stop()
+                # On a full disk it is not asked; a second signal ends it.
+                with suppress(OSError):
+                    each.job.stop()
         self._waiting.clear()
         self._later.clear()

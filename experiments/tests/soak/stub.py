@@ -58,7 +58,7 @@ class StubActor:
 
     def _train(self, cell: Cell, folder: Path, faults: dict[str, Any]) -> None:
         note(f"begun {cell.run_id}")
-        if cell.seed in faults["fails"]:
+        if cell.name in faults["fails"]:
             raise ValueError("this cell cannot be trained")
         spool = Spool(folder / "metrics.jsonl")
         at = int(work.newest_checkpoint(folder).rpartition("-")[2] or 0)
@@ -67,7 +67,7 @@ class StubActor:
         while at < STEPS:
             at += 1
             time.sleep(faults["step_seconds"])
-            if at == dies_at or cell.seed in faults["kills"]:
+            if at == dies_at or cell.name in faults["kills"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             spool.write(step_record(at))
             stopped = work.asked_to_stop(folder)
