@@ -12,7 +12,7 @@ import ray
 
 from experiments.errors import ExperimentError
 from experiments.running.actor import WorkerActor
-from experiments.running.cluster import cluster
+from experiments.running.cluster import cluster, environment
 from experiments.running.pool import Pool, workers
 from experiments.settings import load
 
@@ -105,7 +105,7 @@ def test_a_work_folder_that_a_machine_does_not_see_is_said(joined: None, tmp_pat
     """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
     path = tmp_path / "seen"
     path.write_text("by all")
-    actor = ray.remote(num_cpus=0)(WorkerActor).remote()
+    actor = ray.remote(num_cpus=0, runtime_env=environment())(WorkerActor).remote()
     assert ray.get(actor.place.remote(str(path), "by all"))[1]
     for place, text in ((path, "another"), (tmp_path / "elsewhere", "by all")):
         host, sees = ray.get(actor.place.remote(str(place), text))

@@ -7,7 +7,6 @@ import sys
 
 import polars as pl
 
-from experiments.errors import ExperimentError
 from experiments.running import dispatch, schedule, stopping
 from experiments.running.pool import workers
 from experiments.running.tracker import Tracker
@@ -30,12 +29,11 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
         with workers(preset, "model", "base", actor=StubActor) as pool:
-            run_cells = schedule.run_cells
-            run_cells(swept, problems, pool, Tracker("soak"), title="soak")
+            schedule.run_cells(swept, problems, pool, Tracker("soak"), title="soak")
     except stopping.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code
-    except ExperimentError as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
