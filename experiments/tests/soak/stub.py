@@ -54,7 +54,9 @@ class StubActor:
         with (folder / "lock").open("w") as lock:
             # A second worker on one cell would be an error of the code.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self._train(cell, folder, faults)
+            # As a worker does: its node may be lost after the cell was finished, before the driver hears of it.
+            if not work.finished(cell, folder):
+                self._train(cell, folder, faults)
 
     def _train(self, cell: Cell, folder: Path, faults: dict[str, Any]) -> None:
         note(f"begun {cell.run_id}")
