@@ -26,6 +26,8 @@ from .roster import NAMESPACE, Roster, WorkerSpec
 from .work import WORK
 
 TEND_SECONDS = 1.0
+HOPELESS = 3
+"""How often in a row a worker that replaces another may fail to load the model while there is none besides."""
 ANSWER_SECONDS = 60.0
 """How long the holder of the workers may take to start or name them."""
 
@@ -174,13 +176,16 @@ class Pool:
                 return
         except (ray.exceptions.RayError, ExperimentError) as error:
             why = death(error)
-            if why is None and not self._was_ready:
-                # It is the same for every worker.
+            if why is None and (not self._was_ready or self._is_hopeless(slot)):
                 raise ExperimentError(cause(error)) from None
             self._remove(slot, why or cause(error))
             return
         self._was_ready = True
         self._idle.append(slot)
+
+    def _is_hopeless(self, slot: _Slot) -> bool:
+        """Whether a worker cannot be started again and again, and there is no other; a GPU may be free a moment later."""
+        return slot.failures >= HOPELESS and not self._idle and not self._busy
 
     def _remove(self, slot: _Slot, why: str) -> None:
         """End a worker, and note when another is started in its place."""
