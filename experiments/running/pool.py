@@ -184,7 +184,7 @@ class Pool:
         self._idle.append(slot)
 
     def _is_hopeless(self, slot: _Slot) -> bool:
-        """Whether a worker cannot be started again and again, and there is no other; a GPU may be free a moment later."""
+        """Whether a worker failed to start again and again, and there is no other; a GPU may be free a moment later."""
         return slot.failures >= HOPELESS and not self._idle and not self._busy
 
     def _remove(self, slot: _Slot, why: str) -> None:
