@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 POLL_SECONDS = 2.0
+"""How often what runs is looked at."""
+WAIT_SECONDS = 0.5
+"""How long the answer of a worker is waited for at a time, and a signal for it."""
 ATTEMPTS = 6
 """How often a job is begun in a row without having come further; a worker that dies each time may be its fault."""
 BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
@@ -117,7 +120,7 @@ class Dispatch:
         import ray
 
         due = [each.not_before - time.monotonic() for each in self._later]
-        seconds = max(0.05, min([POLL_SECONDS, *due]))
+        seconds = max(0.05, min([WAIT_SECONDS, *due]))
         watched = [*self._running, *self._pool.opening]
         if watched:
             done: list[Any] = ray.wait(watched, timeout=seconds)[0]

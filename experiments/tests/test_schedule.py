@@ -171,7 +171,7 @@ def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems:
 def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     make: Any, problems: pl.DataFrame, pool: Pool
 ) -> None:
-    one = make(seed=43)
+    one = make(seed=43, rollouts=1600, evaluate_every=160)
     folder = work.folder_of(one)
     spool = Spool(folder / "metrics.jsonl")
 
@@ -188,11 +188,11 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     thread.join()
     assert work.done(folder) is None
     before = int(work.newest_checkpoint(folder).removeprefix("step-"))
-    assert 1 <= before < 12
+    assert 1 <= before < 200
     folders, said = run([one], problems, pool, "stopped")
     assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
     found, done = work.outcome(one, folders[one.run_id]), work.done(folder)
-    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert found.evals["rollouts"].to_list() == list(range(0, 1601, 160))
     assert done is not None
     # Nothing was paid for twice.
     assert done.lost["rollouts"] == 0
