@@ -20,7 +20,7 @@ from experiments.running.actor import WorkerActor, WorkerConfig
 from experiments.running.cells import Cell
 from experiments.running.spool import Spool
 
-from ..made import evaluation_record, finish, step_record
+from ..made import ended, evaluation_record, step_record
 
 STEPS = 12
 """Of a cell of 96 rollouts."""
@@ -79,7 +79,7 @@ class StubActor:
             if stopped:
                 note(f"stopped {cell.run_id}")
                 return
-        finish(cell, budget=8 * STEPS)
+        ended(cell, budget=8 * STEPS)
         took = {"run_id": cell.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1}
         tables.write(pl.DataFrame([took]), "timings", folder / "timings.parquet")
         note(f"finished {cell.run_id}")
