@@ -12,7 +12,7 @@ from isocompute.rollout.contract import tables
 
 from ..rates.record import Pilot
 from ..rates.rule import Rates
-from ..running.pool import workers
+from ..running.opening import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..running.work import write_json

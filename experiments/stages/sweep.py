@@ -8,7 +8,7 @@ from pathlib import Path
 from ..rates.figure import rates_figure
 from ..running import work
 from ..running.cells import Cell
-from ..running.pool import workers
+from ..running.opening import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset

@@ -13,7 +13,8 @@ import ray
 from experiments.errors import ExperimentError
 from experiments.running.actor import WorkerActor
 from experiments.running.cluster import cluster, environment
-from experiments.running.pool import Pool, workers
+from experiments.running.opening import workers
+from experiments.running.pool import Pool
 from experiments.settings import load
 
 from .made import PARAMS

@@ -28,7 +28,8 @@ from experiments.running.cells import Cell, Origin, problems_hash
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
-from experiments.running.pool import Pool, workers
+from experiments.running.opening import workers
+from experiments.running.pool import Pool
 from experiments.running.schedule import run_cells
 from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped

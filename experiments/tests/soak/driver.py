@@ -8,7 +8,7 @@ import sys
 import polars as pl
 
 from experiments.running import dispatch, schedule, stopping
-from experiments.running.pool import workers
+from experiments.running.opening import workers
 from experiments.running.tracker import Tracker
 from experiments.settings import load
 
