@@ -246,7 +246,7 @@ def end(folder: Path, growth: int, number: signal.Signals) -> bool:
     return True
 
 
-def test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same(
+def test_stopped_or_killed_and_continued_in_another_order_on_one_worker_the_lock_is_the_same(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:
     """In ``nox -s soak`` from nothing, and with more ends of both kinds at random places."""
