@@ -120,15 +120,11 @@ def faults(session: nox.Session) -> None:
         "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
         "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100",
     }  # fmt: skip
-    found = [
-        str(p) for name in ("test_torture.py", "test_fold.py") for p in ROOT.glob(f"packages/budget/tests/**/{name}")
-    ]
-    chosen = session.posargs or [
-        *sorted(found),
-        "packages/rollout/tests/faults",
-        "packages/learner/tests/faults",
-        "experiments/tests/test_stale_weights.py",
-    ]
+    found = sorted(
+        str(p) for name in ("torture", "fold") for p in ROOT.glob(f"packages/budget/tests/**/test_{name}.py")
+    )
+    own = ("packages/rollout/tests/faults", "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py")
+    chosen = session.posargs or [*found, *own]
     session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**run_variables(), **more})
 
 
