@@ -186,10 +186,12 @@ def listed_or_finished_once(campaign: Campaign, said: str, stopped: list[str]) -
         assert f"\n  {name}: this cell cannot be trained\n" in listed
     for name in KILLS:
         assert f"\n  {name}: its worker died 6 times" in listed
+    done = {path.parent.name for path in campaign.folder.glob("work/cells/*/done.json")}
+    assert len(done) == CELLS - len(FAILS) - len(KILLS)
+    # A worker may be killed before it notes that it has finished one.
     finished = campaign.finished()
-    assert len(finished) == CELLS - len(FAILS) - len(KILLS)
     assert set(finished.values()) == {1}
-    assert set(stopped) <= set(finished)
-    assert {path.parent.name for path in campaign.folder.glob("work/cells/*/done.json")} == set(finished)
-    # The first evaluation of a seed is made once.
-    assert len([line for line in campaign.noted() if line.startswith("start ")]) == CELLS // 4
+    assert set(finished) <= done
+    assert set(stopped) <= done
+    begun = Counter(line.split()[1] for line in campaign.noted() if line.startswith("start "))
+    assert len(begun) == CELLS // 4
