@@ -111,7 +111,8 @@ def test_variables() -> dict[str, str]:
 def repro(session: nox.Session) -> None:
     """Run the whole pipeline and print what it found."""
     install_all(session)
-    session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables())
+    # Interrupted, it saves the state of what it trains first.
+    session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables(), interrupt_timeout=600)
 
 
 @nox.session
@@ -134,25 +135,15 @@ def fast(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Run the long campaigns: damaged ledgers, random histories, faulty engines and servers, a killed pipeline."""
+    """Run the long campaigns: damaged ledgers, random histories, faulty engines and servers."""
     install_all(session, *TEST_TOOLS)
     more = {
         "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
-        "ISOCOMPUTE_PIPELINE_KILLS": "3", "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100",
+        "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100",
     }  # fmt: skip
-    found = [
-        str(p) for name in ("test_torture.py", "test_fold.py") for p in ROOT.glob(f"packages/budget/tests/**/{name}")
-    ]
-    pipeline = (
-        "experiments/tests/test_pipeline.py::test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same"
-    )
-    chosen = session.posargs or [
-        *sorted(found),
-        "packages/rollout/tests/faults",
-        "packages/learner/tests/faults",
-        "experiments/tests/test_stale_weights.py",
-        pipeline,
-    ]
+    ledger = ("packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py")
+    own = ("packages/rollout/tests/faults", "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py")
+    chosen = session.posargs or [*ledger, *own]
     session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**test_variables(), **more})
 
 
@@ -161,6 +152,15 @@ def families(session: nox.Session) -> None:
     """Try every family of causal models that transformers has, tiny and random: packed, padded, refused, or wrong."""
     install_all(session)
     session.run("python", "packages/learner/tests/families.py", *session.posargs, env=run_variables())
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Run 1,000 cells of stubs while nodes, disks, memory and MLflow fail, and end the pipeline ten times."""
+    install_all(session, *TEST_TOOLS)
+    more = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_SOAK_DRIVER_SECONDS": "60", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
+    found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline.py", "-k", "or_listed or or_killed"]
+    session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
 @nox.session

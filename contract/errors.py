@@ -36,3 +36,7 @@ class TrackingError(IsoComputeError):
 
 class FileError(IsoComputeError):
     """A file cannot be written; what was there before is still there."""
+
+
+class InfrastructureError(IsoComputeError):
+    """A process or a node that a call needed died or timed out; the same call may succeed with a new one."""

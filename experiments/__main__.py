@@ -10,16 +10,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
 from isocompute.rollout.contract.files import atomic_write
 
 from .errors import ExperimentError, is_for_the_user
+from .running import stopping
 from .settings import Preset, load, schema, template
 from .settings.reading import find
 from .settings.strict import SettingError
@@ -48,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    stopping.install()
     try:
         if arguments.stage == "send":
             return send()
@@ -69,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted: finished cells are kept, the same command continues", file=sys.stderr)
-        return 130
+    except stopping.Stopped as stopped:
+        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
+        return stopped.exit_code
     return 0
 
 
@@ -124,6 +127,38 @@ def init(name: str, like: Preset) -> None:
     print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(like.sweep)}]")
 
 
+def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        Stopped: A signal came, and everything has ended.
+    """
+    import psutil
+
+    process = psutil.Popen(command, env=variables)
+    with stopping.deferred() as signalled:
+        while True:
+            try:
+                return int(process.wait(timeout=0.2))
+            except psutil.TimeoutExpired:
+                if not signalled():
+                    continue
+            below = []
+            with suppress(psutil.Error):
+                below = process.children(recursive=True)
+                # While DVC runs a stage it waits for it; between two stages it ends.
+                process.send_signal(signal.SIGINT)
+            for each in below:
+                with suppress(psutil.Error):
+                    if any("experiments" in part for part in each.cmdline()):
+                        each.send_signal(signal.SIGTERM)
+            psutil.wait_procs(below)
+            return int(process.wait())
+
+
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
     from .running.cluster import shared_cluster
@@ -134,7 +169,7 @@ def repro(preset: Preset) -> int:
         # The stages' `python` is to be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         asked = [sys.executable, "-m", "dvc", "repro"]
-        code = subprocess.call(asked, env={**os.environ, **environment, "PATH": path})
+        code = call(asked, {**os.environ, **environment, "PATH": path})
         if code:
             return code
     from .closing import closing_summary

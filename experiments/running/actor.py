@@ -5,6 +5,7 @@ The worker itself is imported in the actor's process only, so that the process t
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,17 +73,17 @@ class WorkerActor:
             self._loaded = Loaded.of(config, guard)
         return self._loaded
 
-    def sees(self, path: str, text: str) -> bool:
-        """Whether a file that the driver wrote is there, with its text.
+    def place(self, path: str, text: str) -> tuple[str, bool]:
+        """The machine, and whether it sees a file that the driver wrote, with its text.
 
         Args:
             path: The file.
             text: What the driver wrote.
         """
         try:
-            return Path(path).read_text() == text
+            return socket.gethostname(), Path(path).read_text() == text
         except OSError:
-            return False
+            return socket.gethostname(), False
 
     def sample(self, problems: pl.DataFrame, settings: Mapping[str, Any]) -> pl.DataFrame:
         """See ``Worker.sample``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class Origin:
     surroundings: Surroundings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """One ``(B_p, n, seed)`` run and all that its result depends on.
 
@@ -64,14 +65,14 @@ class Cell:
     evaluation_samples: int
     learner: LearnerConfig
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """Hash of all that the result depends on."""
         plain = asdict(self)
         del plain["purpose"], plain["rollouts"]
         return digest(plain)
 
-    @property
+    @cached_property
     def start_id(self) -> str:
         """Hash of all that its first evaluation depends on, which cells of one seed share."""
         return digest({"start": asdict(self.origin), "seed": self.seed, "evaluation_samples": self.evaluation_samples})

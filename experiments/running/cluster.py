@@ -13,10 +13,13 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import ExperimentError
+from . import stopping
 from .roster import NAMESPACE, Roster
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
+LOCAL = "isocompute_local"
+"""A resource of the head that ``cluster`` starts, by which stages know a cluster that does not grow."""
 QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -50,7 +53,9 @@ def cluster(processors: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    sizes = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+    signals = stopping.installed()
+    sizes: dict[str, Any] = {"num_cpus": processors, "object_store_memory": 256 * 2**20, "include_dashboard": False}
+    sizes["resources"] = {LOCAL: 1}
     quiet = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     with ExitStack() as stack:
         try:
@@ -68,6 +73,9 @@ def cluster(processors: int) -> Iterator[None]:
         except Exception as error:
             raise ExperimentError(f"Ray cannot be started or joined ({error})") from None
         stack.callback(ray.shutdown)
+        if signals:
+            # Ray has put its own handlers in their place.
+            stopping.install()
         yield
 
 
@@ -109,10 +117,13 @@ def shared_cluster(processors: int) -> Iterator[dict[str, str]]:
     The workers belong to an actor that belongs to this process: when it ends, however it ends, they end, too.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with cluster(processors):
         session = f"roster-{uuid4().hex[:12]}"
-        holder: Any = ray.remote(num_cpus=0)(Roster)
+        # On the node of this process, without which nothing goes on anyway.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        holder: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Roster)
         roster = holder.options(name=session, namespace=NAMESPACE, runtime_env=environment()).remote(session)
         try:
             yield {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, SESSION: session}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .cells import Cell
@@ -39,26 +39,28 @@ class Line:
 
 
 class Progress:
-    """Cells done, rollouts spent of the budget, and time left; reads only what is new of the spools."""
+    """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
 
-    def __init__(self, title: str, cells: Sequence[Cell], folders: dict[str, Path]) -> None:
-        self._cells, self._folders = cells, folders
+    def __init__(self, title: str, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
+        self._folders, self._cells = folders, len(cells)
         self._at: dict[str, Position] = {}
         self._spent: dict[str, int] = {}
-        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=self.spent())
+        self._complete: set[str] = set()
+        for cell in cells:
+            self.read(cell)
+        done = sum(self._spent.values())
+        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=done)
 
-    def spent(self) -> int:
-        """Rollouts spent of all cells' budgets."""
-        for cell in self._cells:
-            folder = self._folders[cell.run_id]
-            if finished(cell, folder):
-                self._spent[cell.run_id] = cell.rollouts
-                continue
-            spool = Spool(folder / "metrics.jsonl")
-            records, self._at[cell.run_id] = spool.since(self._at.get(cell.run_id, Position()))
-            if records:
-                self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
-        return sum(self._spent.values())
+    def read(self, cell: Cell) -> None:
+        """Read what is new of a cell."""
+        folder = self._folders[cell.run_id]
+        if finished(cell, folder):
+            self._complete.add(cell.run_id)
+            self._spent[cell.run_id] = cell.rollouts
+            return
+        records, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self.position(cell))
+        if records:
+            self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
 
     def position(self, cell: Cell) -> Position:
         """How far the spool of a cell has been read: it moves while the cell does."""
@@ -66,8 +68,8 @@ class Progress:
 
     def show(self, *, last: bool = False) -> None:
         """Print the line."""
-        complete = sum(finished(cell, self._folders[cell.run_id]) for cell in self._cells)
-        self._line.show(self.spent(), before=f"{complete}/{len(self._cells)} cells, ", last=last)
+        before = f"{len(self._complete)}/{self._cells} cells, "
+        self._line.show(sum(self._spent.values()), before=before, last=last)
 
 
 def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from isocompute.rollout.contract.files import atomic_write
 from ..errors import ExperimentError
 from . import starts
 from .cells import Origin
-from .cluster import cause
+from .dispatch import Dispatch, Job
 from .display import Line
 from .identity import digest
 from .pool import Pool
@@ -58,7 +58,7 @@ def measure(
         title: Name shown with the progress.
 
     Raises:
-        ExperimentError: A worker failed, died, or showed no progress.
+        ExperimentError: Parts failed, which are listed; the others are kept.
     """
     run_id = digest([phase, asdict(origin), samples, seed])
     folder = WORK / "measurements" / run_id
@@ -73,30 +73,28 @@ def measure(
 
 def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, object], title: str) -> None:
     """Answer the parts that are not there yet."""
-    import ray
-
-    waiting = deque(path for path in parts if not path.with_suffix(".json").exists())
-    idle = deque(pool.actors)
-    running: dict[Any, tuple[Path, Any]] = {}
+    waiting = [path for path in parts if not path.with_suffix(".json").exists()]
     line = Line(title, total=len(parts), unit="parts", done=len(parts) - len(waiting))
-    while waiting or running:
-        while waiting and idle:
-            path, actor = waiting.popleft(), idle.popleft()
-            running[actor.sample.remote(parts[path], settings)] = (path, actor)
-        done, _ = ray.wait(list(running), timeout=pool.stall_seconds)
-        if not done:
-            raise ExperimentError(f"{title}: no worker answered {PART} problems in {pool.stall_seconds:g} s")
-        for task in done:
-            path, actor = running.pop(task)
-            idle.append(actor)
-            try:
-                rollouts = ray.get(task)
-            except ray.exceptions.RayError as error:
-                raise ExperimentError(f"{title}: {cause(error)}") from None
-            with atomic_write(path) as stream:
-                successes(rollouts).write_parquet(stream)
-            write_json(path.with_suffix(".json"), starts.cost(rollouts))
-        line.show(len(parts) - len(waiting) - len(running))
+    kept: list[Path] = []
+
+    def keep(path: Path, rollouts: pl.DataFrame) -> None:
+        with atomic_write(path) as stream:
+            successes(rollouts).write_parquet(stream)
+        write_json(path.with_suffix(".json"), starts.cost(rollouts))
+        kept.append(path)
+        line.show(len(parts) - len(waiting) + len(kept))
+
+    def ask(path: Path, actor: Any) -> Any:
+        return actor.sample.remote(parts[path], settings)
+
+    jobs = [
+        Job(key=path.stem, name=f"part {path.stem}", begin=partial(ask, path), end=partial(keep, path))
+        for path in waiting
+    ]
+    failed = Dispatch(pool, title).run(jobs)
+    if failed:
+        reasons = "".join(f"\n  part {part}: {why}" for part, why in failed.items())
+        raise ExperimentError(f"{title}: {len(failed)} of {len(parts)} parts of {PART} problems failed:{reasons}")
     line.show(len(parts), last=True)
 
 

@@ -21,6 +21,7 @@ class WorkerSpec:
         num_cpus: CPUs that each holds.
         num_gpus: GPUs that each holds.
         environment: Their runtime environment.
+        actor: Their class.
     """
 
     key: str
@@ -28,6 +29,7 @@ class WorkerSpec:
     num_cpus: float
     num_gpus: float
     environment: Mapping[str, Any]
+    actor: type = WorkerActor
 
 
 class Roster:
@@ -77,6 +79,6 @@ class Roster:
         import ray
 
         self._started += 1
-        remote: Any = ray.remote(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)(WorkerActor)
+        remote: Any = ray.remote(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)(spec.actor)
         name = f"worker-{self._session.removeprefix('roster-')}-{spec.key}-{self._started}"
         return remote.options(name=name, namespace=NAMESPACE, runtime_env=dict(spec.environment)).remote()

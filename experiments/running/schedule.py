@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ import polars as pl
 from ..errors import ExperimentError
 from . import starts, work
 from .cells import Cell
-from .cluster import cause
+from .dispatch import Dispatch, Job
 from .display import Progress, plan_summary
 from .pool import Pool
 from .tracker import Tracker
 
-POLL_SECONDS = 2.0
-REPLACEMENTS = 2
-"""How often a cell whose worker died is continued on another one."""
+PRUNE_SECONDS = 60.0
+"""How often the disk limit is looked after: sizes of all that is kept are added up for it."""
 
 
 def run_cells(
@@ -48,7 +47,8 @@ def run_cells(
         supersede: Whether these are all cells of the tracker's experiment; else others may follow.
 
     Raises:
-        ExperimentError: A cell failed; the others that were running are finished first.
+        ExperimentError: Cells failed, which are listed; all others are finished first.
+        Stopped: A signal came; the cells that were running have saved their state.
     """
     folders = {cell.run_id: work.folder_of(cell) for cell in cells}
     checkpoints = [work.has_checkpoint(folders[cell.run_id]) for cell in cells]
@@ -72,103 +72,88 @@ class Run:
         self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
         self._folders, self._title = folders, title
         self._display = Progress(title, cells, folders)
-        self._running: dict[Any, tuple[Cell, Any]] = {}
-        self._moved: dict[Any, tuple[Any, float]] = {}
-        self._deaths: Counter[str] = Counter()
-        self._failed: dict[str, str] = {}
+        self._by_id = {cell.run_id: cell for cell in cells}
+        self._left: set[str] = set()
+        self._pruned = time.monotonic()
 
     def finish(self, *, reverse: bool, supersede: bool) -> None:
-        """Run everything that is left, and send it."""
-        left = [cell for cell in self._cells if self._is_left(cell)]
-        self._starts(self._cells)
-        self._train(deque(left[::-1] if reverse else left))
-        for cell in self._cells:
+        """Run everything that is left, and send what is finished, also where some failed."""
+        dispatch = Dispatch(self._pool, self._title)
+        failed = self._starts(dispatch)
+        left = [cell for cell in self._cells if cell.run_id not in failed and self._is_left(cell)]
+        self._left = {cell.run_id for cell in left}
+        failed |= dispatch.run([self._job(cell) for cell in (left[::-1] if reverse else left)], poll=self._poll)
+        ended = [cell for cell in self._cells if cell.run_id not in failed]
+        for cell in ended:
             self._tracker.send(cell, self._folders[cell.run_id], finished=True)
-        for cell in {cell.start_id: cell for cell in self._cells}.values():
+        for cell in {cell.start_id: cell for cell in ended}.values():
             self._tracker.send_start(cell, work.start_of(cell))
         self._display.show(last=True)
-        if supersede:
+        if supersede and not failed:
             self._tracker.mean(self._cells)
+        self._prune()
+        if failed:
+            reasons = "".join(
+                f"\n  {cell.name}: {failed[cell.run_id]}" for cell in self._cells if cell.run_id in failed
+            )
+            raise ExperimentError(
+                f"{self._title}: {len(failed)} of {len(self._cells)} cells failed; the others are finished, and the "
+                f"same command tries these again:{reasons}"
+            )
 
     def _is_left(self, cell: Cell) -> bool:
         """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
         folder = self._folders[cell.run_id]
         return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.keep_policies)
 
-    def _starts(self, cells: Sequence[Cell]) -> None:
-        """Make each first evaluation once, before cells that share it ask for it."""
-        import ray
-
-        missing = {cell.start_id: cell for cell in cells if not starts.exists(work.start_of(cell))}
-        tasks = [
-            self._pool.actors[i % len(self._pool.actors)].start.remote(
-                cell, self._problems, str(work.start_of(cell).resolve())
-            )
-            for i, cell in enumerate(missing.values())
+    def _starts(self, dispatch: Dispatch) -> dict[str, str]:
+        """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
+        missing = {cell.start_id: cell for cell in self._cells if not starts.exists(work.start_of(cell))}
+        jobs = [
+            Job(key=key, name=f"the first evaluation of seed {cell.seed}", begin=partial(self._begin_start, cell))
+            for key, cell in missing.items()
         ]
-        _, late = ray.wait(tasks, num_returns=len(tasks), timeout=self._pool.stall_seconds) if tasks else ([], [])
-        if late:
-            raise ExperimentError(
-                f"{self._title}: the base model was not evaluated within {self._pool.stall_seconds:g} s"
-            )
-        try:
-            ray.get(tasks)
-        except ray.exceptions.RayError as error:
-            raise ExperimentError(f"{self._title}: the base model cannot be evaluated: {cause(error)}") from None
+        why = {key: f"the first evaluation of its seed failed: {reason}" for key, reason in dispatch.run(jobs).items()}
+        return {cell.run_id: why[cell.start_id] for cell in self._cells if cell.start_id in why}
 
-    def _train(self, waiting: deque[Cell]) -> None:
-        import ray
+    def _begin_start(self, cell: Cell, actor: Any) -> Any:
+        return actor.start.remote(cell, self._problems, str(work.start_of(cell).resolve()))
 
-        idle = deque(self._pool.actors)
-        while waiting or self._running:
-            while waiting and idle and not self._failed:
-                self._begin(waiting.popleft(), idle.popleft())
-            done, _ = ray.wait(list(self._running), timeout=POLL_SECONDS)
-            for task in done:
-                cell, actor = self._running.pop(task)
-                try:
-                    ray.get(task)
-                    self._tracker.send(cell, self._folders[cell.run_id], finished=True)
-                except ray.exceptions.RayActorError as error:
-                    self._continue_elsewhere(cell, cause(error), waiting)
-                    actor = self._pool.replace(actor)
-                except ray.exceptions.RayError as error:
-                    self._failed[cell.name] = cause(error)
-                idle.append(actor)
-            for cell, _ in self._running.values():
-                self._tracker.send(cell, self._folders[cell.run_id])
-            self._display.show()
-            self._kill_stalled()
-            if self._failed and not self._running:
-                name, message = next(iter(self._failed.items()))
-                raise ExperimentError(f"the cell {name} failed: {message}")
+    def _job(self, cell: Cell) -> Job:
+        folder = self._folders[cell.run_id]
+        return Job(
+            key=cell.run_id,
+            name=cell.name,
+            begin=partial(self._begin, cell),
+            end=partial(self._end, cell),
+            position=partial(self._display.position, cell),
+            kept=partial(work.newest_checkpoint, folder),
+            stop=partial(work.ask_to_stop, folder),
+        )
 
-    def _begin(self, cell: Cell, actor: Any) -> None:
-        home, start = (str(path.resolve()) for path in (self._folders[cell.run_id], work.start_of(cell)))
-        task = actor.train.remote(cell, self._problems, home, start)
-        self._running[task] = (cell, actor)
-        self._moved[task] = (self._display.position(cell), time.monotonic())
+    def _begin(self, cell: Cell, actor: Any) -> Any:
+        folder, start = self._folders[cell.run_id].resolve(), work.start_of(cell).resolve()
+        work.forget_stop(folder)
+        return actor.train.remote(cell, self._problems, str(folder), str(start))
 
-    def _continue_elsewhere(self, cell: Cell, reason: str, waiting: deque[Cell]) -> None:
-        """Continue a cell whose worker died, a few times."""
-        self._deaths[cell.run_id] += 1
-        times = self._deaths[cell.run_id]
-        if times > REPLACEMENTS:
-            self._failed[cell.name] = f"its worker died {times} times ({reason})"
-            return
-        print(f"{self._title}: the worker of {cell.name} died ({reason}); it continues on another one", flush=True)
-        waiting.appendleft(cell)
+    def _end(self, cell: Cell, _: object) -> None:
+        """Send a cell that has ended; one that was stopped is not finished."""
+        if work.finished(cell, self._folders[cell.run_id]):
+            self._left.discard(cell.run_id)
+            self._display.read(cell)
+            self._tracker.send(cell, self._folders[cell.run_id], finished=True)
 
-    def _kill_stalled(self) -> None:
-        """Kill workers whose cell has written nothing for too long; they are then found dead."""
-        import ray
+    def _poll(self, running: Sequence[Job]) -> None:
+        for job in running:
+            cell = self._by_id[job.key]
+            self._tracker.send(cell, self._folders[cell.run_id])
+            self._display.read(cell)
+        self._display.show()
+        if time.monotonic() - self._pruned > PRUNE_SECONDS:
+            self._prune()
 
-        for task, (cell, actor) in self._running.items():
-            position, since = self._moved[task]
-            now = self._display.position(cell)
-            if now != position:
-                self._moved[task] = (now, time.monotonic())
-            elif time.monotonic() - since > self._pool.stall_seconds:
-                print(f"{self._title}: {cell.name} showed no progress in {self._pool.stall_seconds:g} s", flush=True)
-                ray.kill(actor)
-                self._moved[task] = (now, time.monotonic())
+    def _prune(self) -> None:
+        """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
+        for place in work.prune(self._pool.checkpoint_gigabytes, last=set(self._folders), keep=self._left):
+            print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
+        self._pruned = time.monotonic()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,27 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step-*"))
 
 
+def newest_checkpoint(folder: Path) -> str:
+    """Name of the checkpoint that a cell would be continued from; empty where there is none."""
+    return max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
+
+
+def ask_to_stop(folder: Path) -> None:
+    """Ask whoever trains a cell, on whatever machine, to save a checkpoint after its step and end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "stop").touch()
+
+
+def asked_to_stop(folder: Path) -> bool:
+    """Whether a cell was asked to stop."""
+    return (folder / "stop").exists()
+
+
+def forget_stop(folder: Path) -> None:
+    """Let a cell be trained that was asked to stop before."""
+    (folder / "stop").unlink(missing_ok=True)
+
+
 def keeps_policy(cell: Cell, which: str) -> bool:
     """Whether the trained policy of a cell is kept.
 
@@ -160,42 +182,68 @@ def set_policy(folder: Path, step: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cell found within its budget, of a run that may have gone on beyond it.
+    """What a cell found within its budget, of a run that may have gone on beyond it; tables are read when asked for.
 
     Attributes:
-        evals: Its rows of ``evals``.
-        ledger: Its rows of ``ledger``.
-        pass_rates: Its rows of ``pass_rates``.
+        folder: The folder of the cell.
         step: Update steps taken within the budget.
         diverged: Whether it diverged within the budget.
     """
 
-    evals: pl.DataFrame
-    ledger: pl.DataFrame
-    pass_rates: pl.DataFrame
+    folder: Path
     step: int
     diverged: bool
 
+    @property
+    def evals(self) -> pl.DataFrame:
+        """Its rows of ``evals``."""
+        return self.read("evals")
+
+    @property
+    def ledger(self) -> pl.DataFrame:
+        """Its rows of ``ledger``."""
+        return self.read("ledger")
+
+    @property
+    def pass_rates(self) -> pl.DataFrame:
+        """Its rows of ``pass_rates``."""
+        return self.read("pass_rates")
+
+    def read(self, name: str) -> pl.DataFrame:
+        """Its rows of a table, checked."""
+        return tables.read(self.folder / f"{name}.parquet", name).filter(pl.col("step") <= self.step)
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """Its rows of a table, not read yet."""
+        return pl.scan_parquet(self.folder / f"{name}.parquet").filter(pl.col("step") <= self.step)
+
 
 def outcome(cell: Cell, folder: Path) -> Outcome:
-    """Read a finished cell, cut off at its budget as the meter would have stopped it.
+    """What a finished cell found, cut off at its budget as the meter would have stopped it.
 
     Args:
         cell: The cell, with its budget.
         folder: Its folder.
     """
-    ledger = tables.read(folder / "ledger.parquet", "ledger")
-    step = last_step(ledger, cell)
+    step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
     diverged_at = found.diverged_at if found else None
-    within = pl.col("step") <= step
-    return Outcome(
-        evals=tables.read(folder / "evals.parquet", "evals").filter(within),
-        ledger=ledger.filter(within),
-        pass_rates=tables.read(folder / "pass_rates.parquet", "pass_rates").filter(within),
-        step=step,
-        diverged=diverged_at is not None and diverged_at <= step,
-    )
+    return Outcome(folder=folder, step=step, diverged=diverged_at is not None and diverged_at <= step)
+
+
+def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
+    """The rows of a table of many cells, read together.
+
+    Raises:
+        TableError: A file cannot be read, which is named, or the rows break the schema of the table.
+    """
+    try:
+        frame = pl.concat([each.scan(name) for each in outcomes], how="diagonal_relaxed").collect()
+    except (pl.exceptions.PolarsError, OSError):
+        for each in outcomes:
+            each.read(name)
+        raise
+    return tables.check(frame, name, where=f"the {name} tables of {len(outcomes)} cells")
 
 
 def training_counts(cell: Cell, folder: Path) -> Counts:
@@ -227,24 +275,29 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
     return int(admitted["step"][-1]) if len(admitted) else 0
 
 
-def prune(gigabytes: float, *, keep: Collection[str] = ()) -> list[str]:
-    """Delete checkpoints, then policies, of finished cells, the oldest first, until they fit into a disk limit.
+def prune(gigabytes: float, *, last: Collection[str] = (), keep: Collection[str] = ()) -> list[str]:
+    """Delete checkpoints, then policies, of finished cells, the oldest first, until all that is kept fits a disk limit.
 
     Args:
-        gigabytes: The limit, for all of them together (10⁹ bytes each).
-        keep: Run ids that are left alone.
+        gigabytes: The limit, for the checkpoints and policies of all cells, unfinished ones too (10⁹ bytes each).
+        last: Run ids whose checkpoints go after those of all others, and whose policies stay.
+        keep: Run ids that are left alone, because they are in use.
 
     Returns:
         What was deleted, as ``RUN_ID/checkpoints`` or ``RUN_ID/policy``; a cell without a checkpoint is trained again
         when it is extended.
     """
-    cells = sorted((mark.stat().st_mtime_ns, mark.parent) for mark in (WORK / "cells").glob("*/done.json"))
-    held = [(folder / part, _size(folder / part)) for part in ("checkpoints", "policy") for _, folder in cells]
-    total, gone = sum(size for _, size in held), []
-    for place, size in held:
+    folders = [folder for folder in (WORK / "cells").glob("*") if folder.is_dir()]
+    sizes = {folder / part: _size(folder / part) for folder in folders for part in ("checkpoints", "policy")}
+    ended = [(mark.stat().st_mtime_ns, mark.parent) for mark in (WORK / "cells").glob("*/done.json")]
+    free = [folder for _, folder in sorted(ended) if folder.name not in keep]
+    others, own = [f for f in free if f.name not in last], [f for f in free if f.name in last]
+    order = [*(f / "checkpoints" for f in (*others, *own)), *(f / "policy" for f in others)]
+    total, gone = sum(sizes.values()), []
+    for place in order:
         if total <= gigabytes * 1e9:
             break
-        if size and place.parent.name not in keep:
+        if size := sizes.get(place, 0):
             shutil.rmtree(place)
             total -= size
             gone.append(f"{place.parent.name}/{place.name}")
@@ -252,4 +305,9 @@ def prune(gigabytes: float, *, keep: Collection[str] = ()) -> list[str]:
 
 
 def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    total = 0
+    for path in folder.rglob("*"):
+        # A running cell replaces its checkpoints meanwhile.
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total

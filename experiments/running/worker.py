@@ -163,19 +163,21 @@ class Worker:
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
+            # Not what is paid: a cell must end with the same steps however often it was killed.
+            meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
                 run=_run_config(cell),
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
                 evaluator=Evaluations(cell, self._sampler, validation, home, start),
-                # Not what is paid: a cell must end with the same steps however often it was killed.
-                meter=Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")),
+                meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
                 watch=spool.write,
             )
-            self._keep(cell, home, ended, ledger, spool)
+            if not meter.stopped:
+                self._keep(cell, home, ended, ledger, spool)
 
     def _try_sync(
         self, cell: Cell, home: Path, learner: Updater, validation: pl.DataFrame, *, resumed_from: int
@@ -248,6 +250,20 @@ class Worker:
             # The ranks have imported what is on disk now.
             loaded.verify()
         return self._learner
+
+
+class UntilStopped:
+    """A meter that admits no further step once the cell is asked to stop: the loop then saves a checkpoint and ends."""
+
+    def __init__(self, meter: Meter, home: Path) -> None:
+        self._meter, self._home, self.stopped = meter, home, False
+        self.charge, self.sync = meter.charge, meter.sync
+
+    def admit(self, *, step: int, rollouts: int) -> bool:
+        """Whether a step may be taken."""
+        admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
+        self.stopped = admitted and work.asked_to_stop(self._home)
+        return admitted and not self.stopped
 
 
 class Evaluations:

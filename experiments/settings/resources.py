@@ -42,7 +42,7 @@ class ResourcesConfig(Settings):
     """
 
     workers: Count = 2
-    """Cells trained at a time."""
+    """Cells trained at a time; on a cluster that has no room for all of them, as many as it has, until it grows."""
     sampler: Literal["auto", "vllm", "transformers"] = "auto"
     """Kind of sampler; ``auto`` is vLLM where it is installed, else transformers."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -60,15 +60,15 @@ class ResourcesConfig(Settings):
     reverse: bool = False
     """Whether the last cells are started first."""
     start_seconds: Seconds = 900.0
-    """Timeout for workers to load the model (seconds)."""
+    """Timeout for a worker to load the model, and for any worker to be there (seconds)."""
     stall_seconds: Seconds = 1800.0
     """How long a worker may show no progress before it is replaced (seconds); longer than one step, and than 256
     problems take while difficulty is measured."""
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     """When a cell's checkpoints are saved, and how many are kept."""
     checkpoint_gigabytes: Annotated[float, Field(ge=0)] = 5.0
-    """Disk space for the checkpoints and policies of finished cells (GB); the oldest checkpoints go first, then the
-    oldest policies."""
+    """Disk space for the checkpoints and policies of all cells (GB). Those of finished cells are deleted: the oldest
+    checkpoints first, other cells' before those of the sweep that runs, then other cells' oldest policies."""
     keep_policies: Literal["none", "last", "all"] = "last"
     """Whose trained policy is kept as a Hugging Face folder: nobody's; that of the ``last`` cells trained, which test
     the prescription; or that of ``all`` cells, pilots and sweep included."""

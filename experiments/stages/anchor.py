@@ -20,7 +20,8 @@ from ..running import work
 from ..running.cells import Cell
 from ..running.design import Design
 from ..running.identity import digest
-from ..running.pool import Pool, workers
+from ..running.opening import workers
+from ..running.pool import Pool
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset

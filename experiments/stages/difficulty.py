@@ -15,7 +15,8 @@ from ..figures import difficulty_histogram
 from ..running.cells import Origin, problems_hash
 from ..running.identity import Surroundings
 from ..running.measure import Measured, measure, with_rates
-from ..running.pool import Pool, workers
+from ..running.opening import workers
+from ..running.pool import Pool
 from ..running.work import write_json
 from ..settings import Preset
 from .base import model_of

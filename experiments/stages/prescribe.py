@@ -12,13 +12,13 @@ from isocompute.rollout.contract import tables
 
 from ..rates.record import Pilot
 from ..rates.rule import Rates
-from ..running.pool import workers
+from ..running.opening import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..running.work import write_json
 from ..settings import PrescribeConfig, Preset
 from .shared import OUT, log
-from .training import collect, design_of, prune
+from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -71,7 +71,6 @@ def _train(preset: Preset, problem_set: str, settings: PrescribeConfig, rates: R
             cells, problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )
     collect(cells, folders, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
-    prune(preset, cells, title=f"prescribe {problem_set}")
 
 
 def _compared(preset: Preset, problem_set: str, settings: PrescribeConfig, prescribed: int) -> dict[str, Any]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from ..rates.figure import rates_figure
 from ..running import work
 from ..running.cells import Cell
-from ..running.pool import workers
+from ..running.opening import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
 from .search import base_score, chosen_lines, find
 from .shared import OUT, log
-from .training import collect, design_of, prune
+from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -50,4 +50,3 @@ def run(preset: Preset, problem_set: str) -> None:
     work.write_json(out / "pilot.json", pilot.document())
     figures = [out / "rates.svg", out / "rates.png"]
     log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
-    prune(preset, [*tried, *cells], title=f"sweep {problem_set}")

@@ -67,13 +67,15 @@ def collect(
     """
     outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
-    ledgers = [o.ledger for o in own]
-    ledgers += [_as_pilot(outcomes[cell.run_id].ledger) for cell in pilot]
+    for name in ("evals", "pass_rates"):
+        # One after the other: those of thousands of cells are large.
+        tables.write(work.joined(own, name), name, out / f"{name}.parquet")
+    ledgers = [work.joined(own, "ledger")]
+    if pilot:
+        ledgers.append(_as_pilot(work.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
     starts = {work.start_of(cell) for cell in [*wanted, *pilot]}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
-    tables.write(tables.concat([o.evals for o in own], "evals"), "evals", out / "evals.parquet")
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
-    tables.write(tables.concat([o.pass_rates for o in own], "pass_rates"), "pass_rates", out / "pass_rates.parquet")
     states = [_state(cell, outcomes[cell.run_id], folders[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
     work.write_json(out / "cells.json", {"cells": states})
 
@@ -104,15 +106,3 @@ def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) ->
         "judged": health.judged,
         "policy": str(work.policy_of(folder)) if kept else None,
     }
-
-
-def prune(preset: Preset, cells: Sequence[Cell], *, title: str) -> None:
-    """Bring what is kept of other cells under the disk limit.
-
-    Args:
-        preset: The preset.
-        cells: Cells that are left alone.
-        title: Name shown with what is deleted.
-    """
-    for place in work.prune(preset.resources.checkpoint_gigabytes, keep={cell.run_id for cell in cells}):
-        print(f"{title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit")

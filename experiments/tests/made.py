@@ -73,6 +73,31 @@ def finish(folder: Path, one: Cell) -> None:
     work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None, paid=nothing, lost=nothing))
 
 
+def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:
+    """A folder as a worker leaves it: steps of 8 rollouts, evaluated every 32; the cohorts share a step's rollouts."""
+    folder, steps = work.folder_of(one), budget // 8
+    ledger = [(one.run_id, step, cohort, 8 // len(cohorts), 4, 4) for step in range(1, steps + 1) for cohort in cohorts]
+    ledger += [(one.run_id, step, "eval", 32, 4, 4) for step in range(4, steps + 1, 4)]
+    columns = ["run_id", "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"]
+    tables.write(pl.DataFrame(ledger, schema=columns, orient="row"), "ledger", folder / "ledger.parquet")
+    rows = [
+        {"run_id": one.run_id, "step": step, "rollouts": 8 * step, "tokens": 4 * step, "rollouts_per_problem": 4,
+         "problems_per_batch": 2, "seed": one.seed, "problem_set": "easy", "split": "validation", "questions": 8,
+         "samples": 4, "avg_at_4": 0.25}
+        for step in range(0, steps + 1, 4)
+    ]  # fmt: skip
+    tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
+    rates = [{"run_id": one.run_id, "step": r["step"], "problem_id": "p", "successes": 1, "samples": 4} for r in rows]
+    tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
+    paid = {"rollouts": 8 * steps, "prompt_tokens": 0, "response_tokens": 0}
+    step = steps if diverged_at is None else diverged_at - 1
+    work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at, paid=paid, lost=paid))
+    start = {"run_id": one.start_id, "step": 0, "cohort": "eval", "rollouts": 32, "prompt_tokens": 9,
+             "response_tokens": 9}  # fmt: skip
+    tables.write(pl.DataFrame([start]), "ledger", work.start_of(one) / "ledger.parquet")
+    return folder
+
+
 def changed(tmp_path: Path, change: str, value: object) -> Path:
     """The settings of the checkout with one of ``smoke`` changed, by its dotted path."""
     raw = yaml.safe_load(PARAMS.read_text())

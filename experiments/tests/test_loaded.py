@@ -18,7 +18,7 @@ import yaml
 from experiments import tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models
-from experiments.running.pool import workers
+from experiments.running.opening import workers
 from experiments.settings import load
 
 edited, new, other_base = Path(sys.argv[1]), sys.argv[2], sys.argv[3]

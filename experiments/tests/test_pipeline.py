@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -232,24 +233,50 @@ def begun(finished: Path, folder: Path) -> None:
     (folder / "dvc.lock").write_text(yaml.safe_dump(lock, sort_keys=False))
 
 
-def test_killed_continued_in_another_order_on_one_worker_the_lock_is_the_same(
+def progress(folder: Path) -> int:
+    """Bytes of what cells and measurements have written so far."""
+    found = [*folder.glob("work/cells/*/metrics.jsonl"), *folder.glob("work/measurements/*/*.parquet")]
+    return sum(path.stat().st_size for path in found)
+
+
+def end(folder: Path, growth: int, number: signal.Signals) -> bool:
+    """Run ``repro`` until it has written so much more, then end it; False where it was finished before.
+
+    SIGKILL ends everything at once; SIGTERM goes to the command alone, as from ``kill``.
+    """
+    before = progress(folder)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(), start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while progress(folder) < before + growth and process.poll() is None:
+        time.sleep(0.1)
+    if process.poll() is not None:
+        return False
+    (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+    said = process.communicate()[1]
+    if number == signal.SIGTERM:
+        assert process.returncode == 128 + number
+        assert said.rstrip().splitlines()[-1].startswith("stopped by SIGTERM: ")
+        assert "Traceback" not in said
+    return True
+
+
+def test_stopped_or_killed_and_continued_in_another_order_on_one_worker_the_lock_is_the_same(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """In ``nox -s faults`` from nothing, and with more kills."""
+    """In ``nox -s soak`` from nothing, and with more ends of both kinds at random places."""
     folder = clone(tmp_path / "second", {"workers": 1, "reverse": True})
     if KILLS == 1:
         begun(finished[0], folder)
-    for kill in range(KILLS):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(), start_new_session=True,
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        # Killed when some cells are done and one is under way.
-        while len(modified(folder, "work/cells/*/done.json")) < 4 + 3 * kill:
-            assert process.poll() is None
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    drawn = random.Random()
+    ends = 0
+    while ends < KILLS:
+        growth = int(drawn.uniform(0.1, 1.2) * progress(finished[0]) / (KILLS + 1))
+        number = signal.SIGKILL if KILLS == 1 else drawn.choice((signal.SIGKILL, signal.SIGTERM))
+        print(f"end {ends + 1}: {number.name} after {growth} more bytes", flush=True)
+        assert end(folder, growth, number), "it was finished before it was ended"
+        ends += 1
     done = modified(folder, "work/cells/*/done.json")
     run(folder, "-m", "experiments", "repro")
     after = modified(folder, "work/cells/*/done.json")

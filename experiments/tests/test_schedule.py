@@ -5,8 +5,6 @@ import io
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,15 +23,17 @@ from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments import tiny_model
-from experiments.errors import ExperimentError
 from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
-from experiments.running.pool import Pool, workers
+from experiments.running.measure import measure
+from experiments.running.opening import workers
+from experiments.running.pool import Pool
 from experiments.running.schedule import run_cells
 from experiments.running.sender import Sender
 from experiments.running.spool import Spool
+from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
 from experiments.stages.anchor import search_within
@@ -172,6 +172,52 @@ def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems:
     assert done.lost["rollouts"] > 0
 
 
+def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
+    make: Any, problems: pl.DataFrame, pool: Pool
+) -> None:
+    one = make(seed=43, rollouts=1600, evaluate_every=160)
+    folder = work.folder_of(one)
+    spool = Spool(folder / "metrics.jsonl")
+
+    def end() -> None:
+        """Ask this process to end once the cell is under way."""
+        while len(spool.records()) < 3:
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        run([one], problems, pool, "stopped")
+    thread.join()
+    assert work.done(folder) is None
+    before = int(work.newest_checkpoint(folder).removeprefix("step-"))
+    assert 1 <= before < 200
+    folders, said = run([one], problems, pool, "stopped")
+    assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
+    found, done = work.outcome(one, folders[one.run_id]), work.done(folder)
+    assert found.evals["rollouts"].to_list() == list(range(0, 1601, 160))
+    assert done is not None
+    # Nothing was paid for twice.
+    assert done.lost["rollouts"] == 0
+
+
+def test_a_measurement_whose_worker_died_goes_on_on_others(
+    make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.running.measure.PART", 4)
+    _, process = ray.get(pool.actors[0].open.remote(pool._config))
+    os.kill(process, signal.SIGKILL)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        found = measure(
+            pool, problems, make().origin, samples=2, seed=1, phase="difficulty", title="measured"
+        )  # fmt: skip
+    assert "died" in said.getvalue()
+    assert len(found.rates) == len(problems)
+    assert found.ledger["rollouts"].sum() == 2 * len(problems)
+
+
 def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     from mlflow import MlflowClient
 
@@ -265,83 +311,3 @@ def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
     sent = mlflow_runs(f"{preset.name}-easy-pilot")
     assert {cell.name for cell in every} <= set(sent)
     assert all(tracking.SUPERSEDED_TAG not in run.data.tags for run in sent.values())
-
-
-def test_a_cluster_that_is_too_small_is_said_at_once(home: Path, preset: Preset) -> None:
-    for changes, wanted in (({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
-                            ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all")):  # fmt: skip
-        greedy = preset.model_copy(update={"resources": preset.resources.model_copy(update=changes)})
-        began = time.monotonic()
-        with pytest.raises(ExperimentError, match=wanted), workers(greedy, str(home / "model"), "b"):
-            pass
-        assert time.monotonic() - began < 30
-
-
-HOLDER = """
-import sys, time
-import ray
-from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.roster import NAMESPACE, WorkerSpec
-
-with shared_cluster(1) as joined:
-    roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
-    spec = WorkerSpec(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
-    (actor,) = ray.get(roster.take.remote(spec))
-    ray.get(actor.sees.remote("", ""))
-    print("up", flush=True)
-    time.sleep(600)
-"""
-
-
-def named() -> list[str]:
-    return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-
-
-def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_ends(pool: Pool) -> None:
-    address = ray.get_runtime_context().gcs_address
-    before = named()
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "up\n"
-    started = set(named()) - set(before)
-    assert {name.split("-")[0] for name in started} == {"roster", "worker"}
-    process.kill()
-    process.wait()
-    began = time.monotonic()
-    while set(named()) & started:
-        assert time.monotonic() - began < 60
-        time.sleep(0.2)
-    # Ours are not theirs.
-    assert set(before) <= set(named())
-
-
-def test_a_node_of_a_cluster_joins_it(pool: Pool, tmp_path: Path) -> None:
-    # As ``ray start`` leaves it behind.
-    (tmp_path / "ray").mkdir()
-    address = ray.get_runtime_context().gcs_address
-    (tmp_path / "ray/ray_current_cluster").write_text(address)
-    joins = (
-        "import ray\nfrom experiments.running.cluster import cluster\n"
-        "with cluster(1): print(ray.get_runtime_context().gcs_address)"
-    )
-    joined = subprocess.run(
-        [sys.executable, "-c", joins], env={**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert joined.stdout.split()[-1:] == [address]
-
-
-def test_a_work_folder_that_a_machine_does_not_see_is_said(pool: Pool) -> None:
-    """A worker elsewhere reads what the driver wrote; one that reads something else sees another folder."""
-
-    class Elsewhere:
-        class sees:  # noqa: N801
-            @staticmethod
-            def remote(path: str, text: str) -> Any:
-                return pool.actors[0].sees.remote(path + "-of-another-machine", text)
-
-    with pytest.raises(ExperimentError, match=r"the worker on there does not see .*: cells on several machines need"):
-        pool._check_shared_folder({"there": Elsewhere()})

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -10,13 +11,14 @@ from isocompute.learner import Flag
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.running import work
+from experiments.running import cells, display, work
 from experiments.running.cells import Cell
+from experiments.running.display import Progress
 from experiments.running.health import Health, health_of
 from experiments.running.spool import Spool
 from experiments.stages.training import collect
 
-from .made import cell, step_record
+from .made import cell, ended, step_record
 
 
 @pytest.fixture(autouse=True)
@@ -24,33 +26,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def finish(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:
-    """A folder as a worker leaves it: steps of 8 rollouts, evaluated every 32; the cohorts share a step's rollouts."""
-    folder, steps = work.folder_of(one), budget // 8
-    ledger = [(one.run_id, step, cohort, 8 // len(cohorts), 4, 4) for step in range(1, steps + 1) for cohort in cohorts]
-    ledger += [(one.run_id, step, "eval", 32, 4, 4) for step in range(4, steps + 1, 4)]
-    columns = ["run_id", "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"]
-    tables.write(pl.DataFrame(ledger, schema=columns, orient="row"), "ledger", folder / "ledger.parquet")
-    rows = [
-        {"run_id": one.run_id, "step": step, "rollouts": 8 * step, "tokens": 4 * step, "rollouts_per_problem": 4,
-         "problems_per_batch": 2, "seed": one.seed, "problem_set": "easy", "split": "validation", "questions": 8,
-         "samples": 4, "avg_at_4": 0.25}
-        for step in range(0, steps + 1, 4)
-    ]  # fmt: skip
-    tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
-    rates = [{"run_id": one.run_id, "step": r["step"], "problem_id": "p", "successes": 1, "samples": 4} for r in rows]
-    tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
-    paid = {"rollouts": 8 * steps, "prompt_tokens": 0, "response_tokens": 0}
-    step = steps if diverged_at is None else diverged_at - 1
-    work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at, paid=paid, lost=paid))
-    start = {"run_id": one.start_id, "step": 0, "cohort": "eval", "rollouts": 32, "prompt_tokens": 9,
-             "response_tokens": 9}  # fmt: skip
-    tables.write(pl.DataFrame([start]), "ledger", work.start_of(one) / "ledger.parquet")
-    return folder
-
-
 def test_a_longer_run_holds_the_shorter_one() -> None:
-    folder = finish(cell(rollouts=192), budget=192)
+    folder = ended(cell(rollouts=192), budget=192)
     assert work.finished(cell(rollouts=96), folder)
     assert work.finished(cell(rollouts=192), folder)
     assert not work.finished(cell(rollouts=256), folder)
@@ -62,7 +39,7 @@ def test_a_longer_run_holds_the_shorter_one() -> None:
 
 
 def test_a_run_that_diverged_is_finished_at_every_budget_and_diverged_only_within_it() -> None:
-    folder = finish(cell(rollouts=192), budget=160, diverged_at=20)
+    folder = ended(cell(rollouts=192), budget=160, diverged_at=20)
     for budget, diverged in ((96, False), (160, True), (192, True), (4096, True)):
         one = cell(rollouts=budget)
         assert work.finished(one, folder)
@@ -73,7 +50,7 @@ def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
     """`filter_zero_variance` gives a step two cohorts, which are both the pilot's."""
     pilot, swept = cell(purpose="pilot", seed=900), cell()
     folders = {
-        pilot.run_id: finish(pilot, budget=96, cohorts=("trained", "filtered")), swept.run_id: finish(swept, budget=96),
+        pilot.run_id: ended(pilot, budget=96, cohorts=("trained", "filtered")), swept.run_id: ended(swept, budget=96),
     }  # fmt: skip
     collect([swept], folders, tmp_path / "out", pilot=[pilot])
     ledger = tables.read(tmp_path / "out" / "ledger.parquet", "ledger")
@@ -82,10 +59,91 @@ def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
     assert spent == [("eval", 2 * 96 + 2 * 32), ("pilot", 96), ("trained", 96)]
 
 
+def keep_checkpoint(one: Cell, *, size: int = 1000) -> None:
+    """What a worker leaves of a cell's state."""
+    kept = work.folder_of(one) / "checkpoints" / "step-000000012"
+    kept.mkdir(parents=True)
+    (kept / "tensors.safetensors").write_bytes(b"\0" * size)
+
+
+def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
+    cells = [cell(seed=seed) for seed in range(3)]
+    for one in cells:
+        keep_checkpoint(one)
+    ended(cells[0], budget=96)
+    # The second one was finished to a smaller budget, and goes on from its checkpoint.
+    ended(cells[1], budget=96)
+    assert work.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
+    assert work.prune(0.0, keep={cells[1].run_id}) == []
+    assert [work.has_checkpoint(work.folder_of(one)) for one in cells] == [False, True, True]
+
+
+def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay() -> None:
+    own, other = cell(seed=1), cell(seed=2)
+    for age, one in enumerate((own, other)):
+        folder = ended(one, budget=96)
+        keep_checkpoint(one)
+        keep_policy(one, step=12)
+        os.utime(folder / "done.json", (age, age))
+    assert work.prune(2e-6, last={own.run_id}) == [f"{other.run_id}/checkpoints"]
+    assert work.prune(0.0, last={own.run_id}) == [f"{own.run_id}/checkpoints", f"{other.run_id}/policy"]
+    assert work.has_policy(work.folder_of(own))
+
+
+def test_an_id_is_computed_once_for_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 5,000 cells its hash, eight times for each cell and look, took a whole core."""
+    computed: list[object] = []
+    real = cells.digest
+    monkeypatch.setattr(cells, "digest", lambda value: computed.append(value) or real(value))
+    one = cell()
+    for _ in range(8):
+        assert one.run_id == work.folder_of(one).name
+        assert one.start_id == work.start_of(one).name
+    assert len(computed) == 2
+    other = replace(one, seed=one.seed + 1)
+    assert other.run_id != one.run_id
+    assert replace(one, rollouts=4 * one.rollouts).run_id == one.run_id
+
+
+def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell(seed=seed) for seed in range(20)]
+    folders = {one.run_id: work.folder_of(one) for one in cells}
+    shown = Progress("cells", cells, folders)
+    looked: list[Path] = []
+    real = display.finished
+    monkeypatch.setattr(display, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
+    ended(cells[3], budget=96)
+    for _ in range(5):
+        shown.read(cells[3])
+        shown.show()
+    assert set(looked) == {folders[cells[3].run_id]}
+
+
+def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
+    cells = [cell(seed=seed) for seed in range(3)]
+    folders = {one.run_id: ended(one, budget=96) for one in cells}
+    damaged = folders[cells[1].run_id] / "pass_rates.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=f"^{damaged}: not readable as parquet"):
+        collect(cells, folders, tmp_path / "out")
+
+
+def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = cell(rollouts=96)
+    folder = ended(one, budget=192)
+    read: list[str] = []
+    real = tables.read
+    monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
+    found = work.outcome(one, folder)
+    assert read == ["ledger"]
+    assert found.scan("pass_rates").collect()["step"].max() == 12
+    assert read == ["ledger"]
+
+
 def test_checkpoints_are_kept_under_a_limit_and_the_oldest_go_first() -> None:
     cells = [cell(seed=seed) for seed in range(3)]
     for age, one in enumerate(cells):
-        folder = finish(one, budget=96)
+        folder = ended(one, budget=96)
         kept = folder / "checkpoints" / "step-000000012"
         kept.mkdir(parents=True)
         (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
@@ -110,7 +168,7 @@ def keep_policy(one: Cell, *, step: int) -> Path:
 def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
     cells = [cell(seed=seed) for seed in range(2)]
     for age, one in enumerate(cells):
-        folder = finish(one, budget=96)
+        folder = ended(one, budget=96)
         kept = folder / "checkpoints" / "step-000000012"
         kept.mkdir(parents=True)
         (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
@@ -124,11 +182,11 @@ def test_policies_count_for_the_limit_and_go_after_every_checkpoint() -> None:
 
 def test_a_policy_counts_only_as_that_of_the_runs_end() -> None:
     one = cell(purpose="prescribe")
-    folder = finish(one, budget=96)
+    folder = ended(one, budget=96)
     keep_policy(one, step=12)
     assert work.has_policy(folder)
     # The run went on.
-    finish(one, budget=192)
+    ended(one, budget=192)
     assert not work.has_policy(folder)
 
 
@@ -139,7 +197,7 @@ def test_a_policy_counts_only_as_that_of_the_runs_end() -> None:
 )  # fmt: skip
 def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, purpose: str, kept: bool) -> None:
     one = cell(purpose=purpose)
-    folder = finish(one, budget=96)
+    folder = ended(one, budget=96)
     assert work.keeps_policy(one, which) == kept
     # Without a checkpoint there is nothing to save.
     assert not work.lacks_policy(one, folder, which)
@@ -147,13 +205,13 @@ def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, pu
     assert work.lacks_policy(one, folder, which) == kept
     keep_policy(one, step=12)
     assert not work.lacks_policy(one, folder, which)
-    finish(one, budget=96, diverged_at=12)
+    ended(one, budget=96, diverged_at=12)
     assert not work.lacks_policy(one, folder, which)
 
 
 def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget(tmp_path: Path) -> None:
     one = cell(purpose="prescribe", rollouts=192)
-    folders = {one.run_id: finish(one, budget=192)}
+    folders = {one.run_id: ended(one, budget=192)}
     keep_policy(one, step=24)
     for rollouts, which, kept in ((192, "last", True), (192, "none", False), (96, "last", False)):
         collect([cell(purpose="prescribe", rollouts=rollouts)], folders, tmp_path / "out", keep_policies=which)
@@ -165,7 +223,7 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
 def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
     """Responses four times as long from step 25 on: a run of 48 steps is flagged, its first 24 steps are not."""
     one = cell(rollouts=384)
-    folders = {one.run_id: finish(one, budget=384)}
+    folders = {one.run_id: ended(one, budget=384)}
     spool = Spool(folders[one.run_id] / "metrics.jsonl")
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > 24 else 10.0))
@@ -180,7 +238,7 @@ def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> N
 def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_judge(tmp_path: Path) -> None:
     """19 of the steps that are flagged above are neither healthy nor not; one more, and they are judged."""
     one = cell(rollouts=384)
-    folders = {one.run_id: finish(one, budget=384)}
+    folders = {one.run_id: ended(one, budget=384)}
     spool = Spool(folders[one.run_id] / "metrics.jsonl")
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > 9 else 10.0))

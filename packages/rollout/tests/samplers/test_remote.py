@@ -14,6 +14,7 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from every_sync import synced_three_times
 from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.samplers.vllm import transfer
 from isocompute.rollout.scoring import ScoringConfig, register
@@ -110,7 +111,7 @@ def test_an_engine_that_times_out_is_ended_and_named(
     monkeypatch.setattr(sampler, "_answer_seconds", 0.0)
     named = f"the vLLM engine of {tiny.folder} timed out: (begin|the next group) took more than 0 s, and the engine was"
     try:
-        with pytest.raises(RolloutError, match=named):
+        with pytest.raises(EngineError, match=named):
             tiny.sample(sampler, samples=4000)
         with pytest.raises(RolloutError, match="the sampler is closed"):
             tiny.sample(sampler)
@@ -123,7 +124,7 @@ def test_an_engine_killed_in_a_batch_is_named_and_its_whole_groups_were_yielded(
     stream = sampler.stream(tiny.problems, samples=4000, seed=3, step=1)
     groups = [next(stream)]
     os.kill(process, signal.SIGKILL)
-    with pytest.raises(RolloutError, match=f"the process of the vLLM engine of {tiny.folder} has died"):
+    with pytest.raises(EngineError, match=f"the process of the vLLM engine of {tiny.folder} has died"):
         groups += stream
     assert all(group["sample"].to_pylist() == list(range(4000)) for group in groups)
     assert 1 <= len(groups) < 6

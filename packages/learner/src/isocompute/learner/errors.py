@@ -1,6 +1,6 @@
 """Errors a user can act on."""
 
-from .contract.errors import IsoComputeError
+from .contract.errors import InfrastructureError, IsoComputeError
 
 
 class LearnerError(IsoComputeError):
@@ -15,7 +15,7 @@ class DivergenceError(LearnerError):
     """The policy has diverged: its gradient, its loss or its own log-probabilities are not finite."""
 
 
-class RankError(LearnerError):
+class RankError(LearnerError, InfrastructureError):
     """A learner rank died or timed out; its group must be reset before it is used again."""
 
 

@@ -1,6 +1,6 @@
 """Errors a user can act on."""
 
-from .contract.errors import IsoComputeError
+from .contract.errors import InfrastructureError, IsoComputeError
 
 
 class RolloutError(IsoComputeError):
@@ -9,3 +9,7 @@ class RolloutError(IsoComputeError):
 
 class ProblemError(RolloutError):
     """No response to a problem can be scored: its fault, and neither that of a response nor that of this machine."""
+
+
+class EngineError(RolloutError, InfrastructureError):
+    """An engine in a process of its own died or timed out; a new sampler may be opened."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
+from ..contract.deaths import death
 from ..errors import LearnerError, RankError
 
 
@@ -37,15 +38,12 @@ class Outcomes:
             task: What the ranks were asked to do, as a verb for the message.
             patience: The timeout of the wait, s.
         """
-        import ray
-
         if not self.failures and not self.late:
             return None
         world = len(self.values)
         for rank, failure in self.failures.items():
-            if isinstance(failure, ray.exceptions.RayActorError):
-                reason = str(failure).strip().splitlines()[0]
-                return RankError(f"rank {rank} of {world} died before it could {task} ({reason})")
+            if why := death(failure):
+                return RankError(f"rank {rank} of {world} died before it could {task} ({why})")
         if self.failures:
             return _cause(next(iter(self.failures.values())))
         return RankError(

@@ -15,7 +15,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from ...errors import RolloutError
+from ...contract.deaths import death
+from ...errors import EngineError, RolloutError
 from ...scoring.rules import register, registered
 from ...scoring.scorer import Scorer
 from ..base import Sampler
@@ -253,15 +254,11 @@ class RemoteSampler(Sampler):
         seconds = self._answer_seconds if timeout is None else timeout
         try:
             return self._ray.get(reference, timeout=seconds)
-        except errors.RayTaskError as error:
-            if isinstance(error.cause, ValueError):
-                raise error.cause from None
-            raise
         except errors.GetTimeoutError:
             if timeout is None:
                 # Its state is unknown.
                 self.close()
-                raise RolloutError(
+                raise EngineError(
                     f"the vLLM engine of {self.model} timed out: {what} took more than {seconds:g} s, and the engine "
                     "was ended"
                 ) from None
@@ -269,9 +266,12 @@ class RemoteSampler(Sampler):
                 f"the engine did not come up within {seconds:g} s; the cluster may have no room for it "
                 f"(it has {_resources(self._ray.cluster_resources())})"
             ) from None
-        except errors.RayActorError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RolloutError(f"the process of the vLLM engine of {self.model} has died ({reason})") from None
+        except errors.RayError as error:
+            if why := death(error):
+                raise EngineError(f"the process of the vLLM engine of {self.model} has died ({why})") from None
+            if isinstance(getattr(error, "cause", None), ValueError):
+                raise error.cause from None
+            raise
 
 
 def _connected_ray() -> Any:

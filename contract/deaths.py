@@ -1,0 +1,71 @@
+"""Which errors of Ray mean that infrastructure died under a call, and not that the call failed.
+
+Judged by the names of an error's classes, so that no package needs Ray for it.
+"""
+
+from __future__ import annotations
+
+import re
+
+FEWER = "fewer workers on the node or more memory help, or another RAY_memory_usage_threshold (a share of its memory)"
+OF_CODE = frozenset({"CrossLanguageError", "UserCodeException"})
+"""Errors of Ray, besides ``RayTaskError``, that report an error of the code that was called."""
+LONGEST = 300
+"""Characters of a message of Ray that are shown."""
+
+
+def death(error: BaseException) -> str | None:
+    """Why a call ended, where what it ran on died, was lost or had no room; such a call may be made again.
+
+    A task that failed because of an actor that it called itself, such as an engine or a rank, counts as well.
+
+    Returns:
+        The reason in one line, with the node and what helps where Ray names them; None for an error of the code.
+    """
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "RayTaskError" in names:
+        cause = getattr(error, "cause", None)
+        # In place of an error that cannot be pickled Ray puts one of its own base class.
+        return None if cause is None or type(cause).__name__ == "RayError" else death(cause)
+    if "InfrastructureError" in names:
+        return _line(str(error))
+    if "RayError" not in names or names & OF_CODE or getattr(error, "actor_init_failed", False):
+        return None
+    return _out_of_memory(str(error)) if "OutOfMemoryError" in names else _described(error)
+
+
+def _out_of_memory(text: str) -> str:
+    """What Ray's memory monitor says, without its advice of thirty lines."""
+    node, used = _found(r"IP: ([^,\s)]+)", text), _found(r"\bwas ([\d.]+ ?GB[^()\n]*)", text)
+    own = _found(r"actual memory used=([\d.]+ ?GB)", text)
+    most = re.search(r"PID\s+MEM\(GB\)\s+COMMAND\s+(\d+)\s+([\d.]+)", text)
+    details = [
+        used.strip() if used else "",
+        f"this worker used {own}" if own else "",
+        f"process {most[1]} used {most[2]}GB" if most else "",
+    ]
+    shown = "; ".join(filter(None, details))
+    return f"the node {node or '(not named)'} ran out of memory{f' ({shown})' if shown else ''}: {FEWER}"
+
+
+def _described(error: BaseException) -> str:
+    """The class of an error, the node where its text names one, and the sentence that says why."""
+    text, kind = str(error), type(error).__name__
+    node = _found(r"^\s*ip: (\S+)", text)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not re.match(r"\s*\w+: \S+$", line)]
+    why = next((line for line in lines if re.search(r"because|due to", line)), lines[0] if lines else "no reason given")
+    # What may have been the cause, and the exit codes of Ray's own sockets, tell nobody anything.
+    why = _line(why.partition(" Worker exit type:")[0].partition(" Some common causes")[0]).rstrip(".")
+    killed = "worker process has died" in why
+    hint = ". Where the kernel killed it for its memory (dmesg says so), fewer workers on the node help"
+    return f"{kind}{f' on node {node}' if node else ''}: {why}{hint if killed else ''}"
+
+
+def _line(text: str) -> str:
+    joined = " ".join(text.split()) or "no reason given"
+    return joined if len(joined) <= LONGEST else joined[: LONGEST - 1] + "…"
+
+
+def _found(pattern: str, text: str) -> str | None:
+    found = re.search(pattern, text, flags=re.MULTILINE)
+    return found[1] if found else None
