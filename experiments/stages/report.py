@@ -25,7 +25,7 @@ PRESCRIBED = ("rollouts_per_problem", "problems_per_batch", "update_steps", "lea
 def run(preset: Preset) -> None:
     """Write one self-contained HTML file from what the other stages wrote, its numbers and its figures."""
     path = write(preset, OUT)
-    numbers = {name: _numbers(preset, name) for name in preset.sweep}
+    numbers = {name: numbers(preset, name) for name in preset.sweep}
     write_text(METRICS, json.dumps(numbers, sort_keys=True, indent=1) + "\n")
     figures = {
         f"{name}-{figure}.png": OUT / stage / name / f"{figure}.png" for name in numbers for stage, figure in SHOWN
@@ -39,7 +39,7 @@ def run(preset: Preset) -> None:
     log(preset, "report", {"report": path})
 
 
-def _numbers(preset: Preset, name: str) -> dict[str, Any]:
+def numbers(preset: Preset, name: str) -> dict[str, Any]:
     """Of a problem set: the base model's scores, the last evaluations by (n, B_p), and what was prescribed."""
     sweep, metric = OUT / "sweep" / name, preset.evaluation.metric
     states, pilot = document(sweep / "cells.json")["cells"], Pilot.read(document(sweep / "pilot.json"))

@@ -12,7 +12,7 @@ from experiments.report.gains import gains, gains_table, metric_label
 from experiments.report.spent import diverged, spent
 from experiments.running.work import write_json
 from experiments.settings import load
-from experiments.stages import prescribe
+from experiments.stages import prescribe, report
 
 from .rates.made import found, line, pilot
 from .rates.test_leaders import easy
@@ -131,3 +131,19 @@ def test_a_test_of_the_prescription_leaves_out_what_diverged_and_names_it(
     assert against["differences"] == [pytest.approx(0.1)]
     assert against["verdict"] == "unresolved"
     assert "n = 4, seed 1 diverged" in capsys.readouterr().out
+
+
+def test_the_numbers_that_dvc_shows_are_those_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    out = Path("outputs")
+    tables.write(evals(ends=ENDS), "evals", out / "sweep" / "easy" / "evals.parquet")
+    write_json(out / "sweep" / "easy" / "cells.json", {"cells": STATES})
+    write_json(out / "sweep" / "easy" / "pilot.json", pilot(easy()).document())
+    write_json(out / "difficulty" / "base.json", {"easy": {side: {"fresh": 0.2} for side in ("train", "validation")}})
+    prescribed = {"rollouts_per_problem": 2, "problems_per_batch": 4, "update_steps": 16, "learning_rate": 1e-3}
+    write_json(out / "prescribe" / "easy" / "allocation.json", {**prescribed, "flags": []})
+    assert report.numbers(load(PARAMS, "smoke"), "easy") == {
+        "base": {"train": 0.2, "validation": 0.2},
+        "last": {"n_2_batch_4": 0.6, "n_4_batch_4": 0.4},
+        "prescribed": prescribed,
+    }
