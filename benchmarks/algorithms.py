@@ -32,7 +32,7 @@ from experiments.errors import ExperimentError
 from experiments.running import work
 from experiments.running.cells import Cell
 from experiments.running.design import Design
-from experiments.running.pool import workers
+from experiments.running.opening import workers
 from experiments.running.schedule import run_cells
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load

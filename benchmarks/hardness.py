@@ -18,7 +18,7 @@ from isocompute.rollout.contract import tables
 from experiments.running.cells import Origin, problems_hash
 from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
-from experiments.running.pool import workers
+from experiments.running.opening import workers
 from experiments.settings import load
 from experiments.stages.base import model_of
 from experiments.stages.difficulty import FOLDER

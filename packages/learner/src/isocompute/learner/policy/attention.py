@@ -49,7 +49,7 @@ class Passing:
     @property
     def longest(self) -> int:
         """Tokens of the longest row."""
-        return max(block.shape[1] for block in self.rows.blocks)
+        return max(int(block.shape[1]) for block in self.rows.blocks)
 
     def limit(self, window: int) -> None:
         """Take note of a window, and refuse rows that exceed it.
