@@ -1,0 +1,142 @@
+"""Attacks put through a verifier, among right and wrong responses; returns what they broke."""
+
+import concurrent.futures
+import itertools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from isocompute.rollout import RolloutError
+from isocompute.rollout.scoring import Item, Scorer
+from isocompute.rollout.scoring.rules import rule
+from scoring.attacks import Attack
+from scoring.outside import SECRET, Outside
+
+MODULE = '''
+def executes(response, answer, metadata):
+    """Execute the response here, and compare what it calls the answer."""
+    scope = {}
+    exec(response, scope)
+    found = scope.get("answer")
+    return type(found) is str and found == answer
+
+
+def starts(response, answer, metadata):
+    """Execute the response in a process of its own, and compare what it prints."""
+    import subprocess, sys
+
+    done = subprocess.run([sys.executable, "-c", response], capture_output=True, text=True)
+    return done.stdout.strip() == answer
+'''
+"""A module of verifiers, ``own_verifiers``."""
+START_SECONDS = 30.0
+"""How long a lost worker's replacement may take to start, besides a deadline, on a machine with much to do."""
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A verifier with a problem of its own.
+
+    Attributes:
+        item: The problem, with a right response.
+        wrong: A wrong response.
+        wins: What a program must call its answer.
+        more: What follows an attack; ``None`` where the verifier executes nothing.
+        own: A response may earn its own reward by what it writes.
+    """
+
+    item: Item
+    wrong: str
+    wins: str = ""
+    more: str | None = None
+    own: bool = False
+
+    def neighbours(self) -> list[Item]:
+        """A right and a wrong response that were not scored before."""
+        number = next(_numbers)
+        mark = " " * (number % 200 + 1) if self.more is None else f"  # {number}"
+        return [replace(self.item, response=text + mark) for text in (self.item.response, self.wrong)]
+
+
+def text_target(verifier: str, answer: str, metadata: str = "") -> Target:
+    """A verifier that executes nothing."""
+    right = rule(verifier).written(answer)
+    return Target(item=Item(verifier=verifier, response=right, answer=answer, metadata=metadata), wrong="no answer")
+
+
+def program_targets() -> dict[str, Target]:
+    """The verifiers that execute responses."""
+    item = Item(verifier="python:own_verifiers:executes", response=f"answer = {SECRET!r}", answer=SECRET)
+    printed = replace(item, verifier="python:own_verifiers:starts", response=f"print({SECRET!r})")
+    tests = json.dumps([{"input": "3 4\n", "output": "7"}, {"input": "", "output": SECRET}])
+    program = f"import sys\nline = sys.stdin.readline()\nprint(sum(map(int, line.split())) if line else {SECRET!r})"
+    return {
+        "executes": Target(item=item, wrong="answer = '0'", wins=SECRET, more="", own=True),
+        "starts": Target(item=printed, wrong="print(0)", wins=SECRET, more="\nprint(answer)"),
+        "runs": Target(
+            item=Item(verifier="runs", response=program, answer=tests), wrong="print(0)", wins=SECRET,
+            more="\nimport sys\nprint(7 if sys.stdin.read() else answer)",
+        ),
+    }  # fmt: skip
+
+
+def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: Outside) -> list[str]:
+    """Score attacks in one batch, right and wrong responses before, between and after, and another batch."""
+    warm = target.neighbours()
+    broken = _wrong("the batch before", _rewards(scorer, warm), warm, [])
+    before = outside.state()
+    batch, places = target.neighbours(), {}
+    for attack in attacks:
+        for shape in _shapes(target, attack):
+            text = shape.format(outside.text(attack, target.wins, number=next(_numbers)))
+            places[len(batch)] = attack
+            batch.append(replace(target.item, response=text))
+        batch += target.neighbours()
+    exempt = [i for i, attack in places.items() if attack.own and target.own]
+    broken += _wrong("the batch", _rewards(scorer, batch), batch, exempt, places)
+    after, start = target.neighbours(), time.monotonic()
+    broken += _wrong("the next batch", _rewards(scorer, after), after, [])
+    if time.monotonic() - start > scorer.config.wall_seconds + START_SECONDS:
+        broken.append("its worker was lost for longer than a deadline")
+    return broken + outside.changes(before)
+
+
+def _shapes(target: Target, attack: Attack) -> list[str]:
+    """How often an attack is made; within what scorers look for, where nothing executes it."""
+    if target.more is None:
+        return ["{}"] if attack.kind == "parsers" else ["{}", "[{}]", "1+{}"]
+    return ["{}" + target.more] * (1 + attack.twice)
+
+
+def _rewards(scorer: Scorer, batch: Sequence[Item]) -> list[float] | str:
+    limit = len(batch) * scorer.config.wall_seconds + START_SECONDS * 4
+    try:
+        return [verdict.reward for verdict in scorer.submit(batch).result(timeout=limit)]
+    except RolloutError as error:
+        return f"raised: {error}"
+    except concurrent.futures.TimeoutError:
+        return f"was not scored within {limit:g} s"
+
+
+def _wrong(
+    name: str,
+    rewards: list[float] | str,
+    batch: Sequence[Item],
+    exempt: Sequence[int],
+    places: dict[int, Attack] | None = None,
+) -> list[str]:
+    if isinstance(rewards, str):
+        return [f"{name} {rewards}"]
+    return list(_differences(name, rewards, exempt, places or {}))
+
+
+def _differences(name: str, rewards: list[float], exempt: Sequence[int], places: dict[int, Attack]) -> Iterator[str]:
+    neighbours = itertools.cycle((1.0, 0.0))
+    for i, reward in enumerate(rewards):
+        if i in places:
+            if reward and i not in exempt:
+                yield f"{places[i].name!r} earned {reward}"
+        elif reward != (expected := next(neighbours)):
+            yield f"{name}: a {'right' if expected else 'wrong'} response got {reward}"

@@ -1,0 +1,50 @@
+"""One attack of each kind through the verifiers that execute responses; ``nox -s redteam`` takes all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from isocompute.rollout.scoring import Scorer, ScoringConfig
+from scoring.attacks import ATTACKS, EXAMPLES, KINDS, Attack
+from scoring.outside import Outside
+from scoring.siege import MODULE, Target, besiege, program_targets
+
+TARGETS = program_targets()
+LIMITS = {"seconds": 0.5, "wall_factor": 6.0, "memory_bytes": 2**29, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "own_verifiers.py").write_text(MODULE)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[(), ("network", "processes")], ids=["namespaces", "no namespaces"])
+def scorer(modules: Path, request: pytest.FixtureRequest) -> Iterator[Scorer]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(modules))
+        scorer = Scorer(ScoringConfig(**LIMITS, without=request.param))
+        yield scorer
+        scorer.close()
+
+
+@pytest.fixture
+def outside(modules: Path, tmp_path: Path) -> Iterator[Outside]:
+    outside = Outside(tmp_path, modules / "own_verifiers.py", memory_bytes=LIMITS["memory_bytes"])
+    yield outside
+    outside.close()
+
+
+def test_there_are_thirty_attacks_and_more_of_every_kind() -> None:
+    assert len(ATTACKS) >= 30
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    assert {attack.kind for attack in EXAMPLES} == set(KINDS)
+
+
+@pytest.mark.parametrize("attack", EXAMPLES, ids=lambda attack: attack.kind)
+@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+def test_an_attack_changes_no_other_verdict_and_nothing_outside(
+    target: Target, attack: Attack, scorer: Scorer, outside: Outside
+) -> None:
+    assert besiege(scorer, target, [attack], outside) == []
