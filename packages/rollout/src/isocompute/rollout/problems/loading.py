@@ -9,6 +9,7 @@ import polars as pl
 
 from ..contract import tables
 from ..errors import ProblemError, RolloutError
+from ..scoring.judges.runs import tests_fault
 from ..scoring.rules import own_response, rule
 from ..scoring.scorer import Scorer
 from ..scoring.unusable import DROPPED
@@ -132,6 +133,9 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
     """Say why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
+    if rule(candidate.verifier).base == "runs":
+        # The answer is tests, and no program that passes them.
+        return tests_fault(candidate.answer)
     answer, own = candidate.answer, rule(candidate.verifier).base.startswith("python:")
     name, response = (candidate.verifier, "") if own else own_response(candidate.verifier, answer)
     scores = verifier(name, scorer=scorer)

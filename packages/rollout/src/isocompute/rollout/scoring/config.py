@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import RolloutError
 
-LAYERS = ("user", "network", "processes", "files", "landlock", "seccomp")
+LAYERS = ("user", "network", "processes", "files", "landlock", "seccomp", "bubblewrap")
 """Layers of the sandbox that depend on the kernel; without Landlock, ``files`` means mounts that are read-only."""
 
 MOST_WORKERS_BY_DEFAULT = 8

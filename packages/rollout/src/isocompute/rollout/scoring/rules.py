@@ -1,8 +1,8 @@
 """The rules that score responses, by name.
 
 A name is a rule, and after it words separated by ``|``: how the answer is extracted from the response (``extraction``)
-and ``partial``. Rules are ``exact``, ``math``, ``reasoning_gym:TASK``, ``python:MODULE:FUNCTION``, and those that
-``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name.
+and ``partial``. Rules are ``exact``, ``math``, ``runs``, ``reasoning_gym:TASK``, ``python:MODULE:FUNCTION``, and those
+that ``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def rule(name: str) -> Rule:
         words = list(anchored(words))
     elif base.startswith("python:"):
         _check_reference(base)
-    elif base != "exact":
+    elif base not in {"exact", "runs"}:
         base = _found(base)
     return Rule(name=name, base=base, words=tuple(words), partial=partial)
 
@@ -117,7 +117,7 @@ def register(name: str, function: Callable[..., Any] | str) -> None:
     Raises:
         RolloutError: The name is taken or cannot be one, or the function cannot be imported by its name.
     """
-    if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial"}:
+    if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial", "runs"}:
         raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
     reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
     _check_reference(f"python:{reference}")
@@ -159,7 +159,7 @@ def _found(base: str) -> str:
         return f"python:{installed[base].replace(' ', '')}"
     more = "".join(f", {known}" for known in sorted({*_registered, *installed}))
     raise RolloutError(
-        f"there is no verifier called {base!r}; there are exact, math, reasoning_gym:TASK and "
+        f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
         f"python:MODULE:FUNCTION{more}"
     )
 

@@ -30,6 +30,7 @@ def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -
     * ``math``: math-verify finds the answer's value in the response.
     * ``reasoning_gym:TASK``: the task's own scorer, with the settings, question and metadata of the problem's
       ``metadata`` column, gives exactly 1; its partial scores count as wrong.
+    * ``runs``: the program in the response prints what each test in the answer wants.
     * ``python:MODULE:FUNCTION``, or a name given by ``register`` or an entry point: a function of your own.
 
     Words after the name, separated by ``|``, say where in the response the answer stands: ``exact|boxed``,

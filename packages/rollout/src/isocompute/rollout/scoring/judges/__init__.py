@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from .callables import CallableJudge
 from .equivalence import MathJudge
+from .programs import Apart
+from .runs import RunsJudge
 from .tasks import TaskJudge
 from .text import TextJudge
 
@@ -51,11 +53,12 @@ class Judge(Protocol):
         ...
 
 
-def load(lane: str) -> Judge:
+def load(lane: str, apart: Apart | None = None) -> Judge:
     """Load the library of a lane.
 
     Args:
-        lane: ``exact``, ``math``, ``reasoning_gym`` or ``python:MODULE:FUNCTION``.
+        lane: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
+        apart: What keeps the programs of ``runs`` apart from this process.
 
     Raises:
         RolloutError: The library or the function cannot be loaded.
@@ -66,4 +69,6 @@ def load(lane: str) -> Judge:
         return MathJudge()
     if lane == "reasoning_gym":
         return TaskJudge()
+    if lane == "runs":
+        return RunsJudge(apart)
     return CallableJudge(lane)

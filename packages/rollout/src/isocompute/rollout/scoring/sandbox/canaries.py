@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 from ...errors import RolloutError
@@ -23,6 +24,10 @@ def canaries(lane: str) -> tuple[Group, Group]:
         lane: As for ``judges.load``.
     """
     number = random.SystemRandom().randrange(ANSWERS)
+    if lane == "runs":
+        tests = json.dumps([{"input": f"{number}\n", "output": str(number + 1)}])
+        right, wrong = (f"print(int(input()) + {more})" for more in (1, 2))
+        return ("runs", [], tests, "", [right]), ("runs", [], tests, "", [wrong])
     base = {"math": "math", "reasoning_gym": "reasoning_gym:gcd"}.get(lane, "exact")
     answer = str(number)
     return (base, [], answer, "", [answer]), (base, [], answer, "", [str(number + 1)])

@@ -12,7 +12,8 @@ from typing import Any
 
 from ...errors import RolloutError
 from ..judges import Judge, load
-from . import layers
+from ..judges.programs import Apart
+from . import bubblewrap, layers
 from .child import FORK_SECONDS, NoProcessError, ended
 from .worker import Worker, broken
 
@@ -38,9 +39,11 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     for standard in (0, 1):
         os.dup2(nothing, standard)
     try:
-        judge: Judge = load(settings["lane"])
+        judge: Judge = load(settings["lane"], _apart(settings, report))
         settings = {**settings, "processes": layers.most_processes(report)}
-        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["user_code"])
+        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
+        if settings["bubblewrap"]:
+            report = bubblewrap.described(report)
     except RolloutError as error:
         _write(replies, {"fault": str(error)})
         return
@@ -79,6 +82,15 @@ def _forked() -> int | None:
         except OSError:
             time.sleep(FORK_SECONDS / 20)
     return None
+
+
+def _apart(settings: dict[str, Any], report: layers.Report) -> Apart:
+    """What keeps a program of ``runs`` apart from the process that starts it, besides this sandbox."""
+    if not settings["bubblewrap"]:
+        return Apart()
+    if settings["root"] and not report["user"].startswith("uid "):
+        raise RolloutError("bubblewrap would run programs as root, whose number of processes the kernel does not limit")
+    return bubblewrap.apart(settings["bubblewrap"], settings["readable"])
 
 
 def _work(worker: Worker) -> None:

@@ -7,19 +7,16 @@ import json
 import os
 import select
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
-from . import boot
+from . import start
 from .canaries import Group, canaries, check
 from .child import ended
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, death_in, number_in, reply_in
@@ -34,10 +31,6 @@ FAILURES = 3
 """Processes that may end one after another without an answer before scoring is given up."""
 LONGEST_LINE = 1 << 22
 """Bytes of the longest line that a process may write."""
-PACKAGES = ("site-packages", "dist-packages")
-"""Names of the folders of installed libraries."""
-ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
-"""Variables that the process gets; nothing that a token or a key would stand in."""
 
 CLOSED = "the scorer was closed before it had scored all that was submitted"
 
@@ -61,7 +54,7 @@ class ScoringProcess:
     """One process of a lane and its replacements; used by one thread at a time.
 
     Args:
-        lane: ``exact``, ``math``, ``reasoning_gym`` or ``python:MODULE:FUNCTION``.
+        lane: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
         config: Its limits.
     """
 
@@ -162,22 +155,19 @@ class ScoringProcess:
         """
         if self._process is not None and self._process.poll() is None:
             return self.report
+        program = start.bubblewrap_for(self._lane, self._config)
+        if program:
+            # Where it can set up nothing, the sandbox's own layers are around each program.
+            with contextlib.suppress(RolloutError):
+                return self._started(program)
+        return self._started("")
+
+    def _started(self, program: str) -> Report:
         self.close()
-        user_code = self._lane.startswith("python:")
-        path = _path(user_code=user_code)
-        settings = {
-            "lane": self._lane, "path": path, "readable": readable(path, user_code=user_code), "user_code": user_code,
-            "seconds": self._config.seconds, "wall_seconds": self._config.wall_seconds,
-            "memory_bytes": self._config.memory_bytes, "allow_unisolated": self._config.allow_unisolated,
-            "without": self._config.without, "executing": self._lane.startswith(("python:", "reasoning_gym")),
-        }  # fmt: skip
-        one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-        kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0,
-            env={**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}, start_new_session=True,
+            start.command(self._lane, self._config, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, bufsize=0, env=start.variables(), start_new_session=True,
         )  # fmt: skip
         line = self._line(START_SECONDS)
         first: dict[str, Any] = json.loads(line) if line else {"fault": self._why()}
@@ -313,28 +303,6 @@ class ScoringProcess:
                 raise FrameError(NO_VERDICT)
             self._lines.extend(lines)
         return self._lines.popleft()
-
-
-def _path(*, user_code: bool) -> list[str]:
-    """The ``sys.path`` of a process; a user's verifier may lie in this process's folder, which console scripts lack."""
-    here = ""
-    with contextlib.suppress(OSError):
-        here = str(Path.cwd())
-    path = [p or here for p in sys.path]
-    return list(dict.fromkeys([*path, here] if user_code and here else path))
-
-
-def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
-    """Return the folders that scoring needs: the interpreter's, those of installed libraries and this package's own.
-
-    Args:
-        path: The ``sys.path`` of this process.
-        user_code: A user's own verifier is scored, which may read whatever it can be imported from.
-    """
-    package = Path(__file__).resolve().parents[4]
-    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
-    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
-    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
 
 
 def _after(groups: Sequence[Group], done: int) -> list[Group]:

@@ -1,0 +1,141 @@
+"""A program run in a process of its own, with its input on standard input; what it printed is compared elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+LONGEST_PROGRAM = 100_000
+"""Bytes of the longest program, which the kernel takes as one argument."""
+FILTER = "{filter}"
+"""Stands in a command for the file descriptor of a filter of system calls."""
+LOOK_SECONDS = 0.05
+"""Interval between looks whether a program that keeps its output open has ended."""
+_PART = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """What keeps a program apart from the process that starts it.
+
+    Attributes:
+        command: What stands before a program's command, with ``FILTER`` in it; empty where a program is kept by what
+            already keeps this process.
+        filter: A filter of system calls, in the kernel's form.
+    """
+
+    command: tuple[str, ...] = ()
+    filter: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What a program came to.
+
+    Attributes:
+        output: What it printed, one byte more than allowed at most.
+        code: Its exit code, below 0 for a signal.
+        late: It took too long by the clock.
+    """
+
+    output: bytes
+    code: int
+    late: bool
+
+
+def run(program: str, given: bytes, apart: Apart, *, seconds: float, most: int) -> Ran:
+    """Run a Python program.
+
+    Args:
+        program: Its text.
+        given: Its standard input.
+        apart: What keeps it apart.
+        seconds: Time by the clock.
+        most: Bytes that it may print.
+
+    Raises:
+        OSError: No process can be started.
+        ValueError: The program is too long, or no text.
+    """
+    if len(program.encode()) > LONGEST_PROGRAM:
+        raise ValueError(f"the program has more than {LONGEST_PROGRAM} bytes")
+    python = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-W", "ignore", "-c", program]
+    reading, writing = os.pipe()
+    try:
+        # It fits into the pipe, and its end is where the filter ends.
+        os.write(writing, apart.filter)
+        os.close(writing)
+        command = [str(reading) if word == FILTER else word for word in apart.command] + python
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            pass_fds=(reading,) if apart.filter else (),
+        )  # fmt: skip
+    finally:
+        os.close(reading)
+    end = time.monotonic() + seconds
+    try:
+        output, late = _talk(process, given, end, most)
+        if not late and len(output) <= most:
+            late = _late(process, end)
+    finally:
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+    return Ran(output=output, code=process.wait(), late=late)
+
+
+def spent() -> float:
+    """Return the processor time of all programs that this process has run, s."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _talk(process: subprocess.Popen[bytes], given: bytes, end: float, most: int) -> tuple[bytes, bool]:
+    """Write input and read output until there is no more of it, too much, or no more time; say whether that was so."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    left, output = memoryview(given), bytearray()
+    os.set_blocking(process.stdin.fileno(), False)
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(process.stdout, selectors.EVENT_READ)
+        if left:
+            pipes.register(process.stdin, selectors.EVENT_WRITE)
+        else:
+            process.stdin.close()
+        while time.monotonic() < end:
+            # Seen before what it printed is read, so that nothing printed is missed.
+            ended = process.poll() is not None
+            ready = {key.fileobj for key, _ in pipes.select(0 if ended else LOOK_SECONDS)}
+            if process.stdout in ready:
+                part = os.read(process.stdout.fileno(), min(_PART, most + 1 - len(output)))
+                output += part
+                if not part or len(output) > most:
+                    return bytes(output), False
+            elif ended:
+                # Others that it started may hold the pipe open.
+                return bytes(output), False
+            if process.stdin in ready:
+                try:
+                    left = left[os.write(process.stdin.fileno(), left[:_PART]) :]
+                except BrokenPipeError:
+                    left = left[:0]
+                if not left:
+                    pipes.unregister(process.stdin)
+                    process.stdin.close()
+    return bytes(output), True
+
+
+def _late(process: subprocess.Popen[bytes], end: float) -> bool:
+    try:
+        process.wait(max(0.0, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return True
+    return False
