@@ -49,7 +49,7 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
     packages: list[str] = []
     for name, extras in (
         ("budget", "mlflow"),
-        ("rollout", "mlflow,math,reasoning-gym,hub,transformers"),
+        ("rollout", "mlflow,math,reasoning-gym,bubblewrap,hub,transformers"),
         ("learner", "mlflow"),
         ("frontier", "mlflow,ingest"),
     ):
@@ -161,6 +161,13 @@ def soak(session: nox.Session) -> None:
     more = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_SOAK_DRIVER_SECONDS": "60", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
     found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline.py", "-k", "or_listed or or_killed"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
+
+
+@nox.session
+def redteam(session: nox.Session) -> None:
+    """Put every attack through every verifier, as root, as a plain user and without namespaces; print a table."""
+    install_all(session, *TEST_TOOLS)
+    session.run("python", "packages/rollout/tests/scoring/redteam.py", *session.posargs, env=run_variables())
 
 
 @nox.session

@@ -1,0 +1,167 @@
+"""``nox -s redteam``: every attack through every verifier, as root, as a plain user, and where namespaces are refused.
+
+    python packages/rollout/tests/scoring/redteam.py [--ways root] [--verifiers runs] [--attacks PART-OF-NAME]
+
+It prints a table and ends with exit code 1 when an attack broke anything.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from scoring.attacks import ATTACKS, Attack  # noqa: E402
+from scoring.plain_user import USER, refuse_namespaces, without_root  # noqa: E402
+
+WAYS = ("root", "root, no namespaces", "plain user", "plain user, no namespaces")
+TEXTS = {
+    "exact": "3/4", "exact|regex:(?s).+": "3/4", r"exact|regex:^((a+)+)\s*$": "a", "math": "3/4", "math|boxed": "3/4",
+    "math|last_line": "3/4",
+}  # fmt: skip
+PROGRAMS = ("executes", "starts", "runs")
+TASKS = ("tasks", "executing tasks")
+LIMITS = {"seconds": 0.5, "wall_factor": 6.0, "memory_bytes": 2**29, "workers": 1}
+Found = list[tuple[str, str, str]]
+"""Verifier, attack and what was broken (empty where nothing was)."""
+
+
+def main() -> int:
+    """Run the ways one after another and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--ways", nargs="*", default=WAYS, choices=WAYS)
+    parser.add_argument("--verifiers", nargs="*", default=[*TEXTS, *TASKS, *PROGRAMS])
+    parser.add_argument("--attacks", default="", help="only those whose kind or name contains this")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    attacks = [a for a in ATTACKS if chosen.attacks in f"{a.kind} {a.name}"]
+    if chosen.inside:
+        campaign(chosen.inside, chosen.verifiers, attacks)
+        return 0
+    broken = False
+    for way in chosen.ways:
+        broken |= show(way, run(way, chosen.verifiers, chosen.attacks), attacks)
+    return int(broken)
+
+
+def run(way: str, verifiers: list[str], part: str) -> Found | str:
+    """Run a way in a process of its own; return what was found, or why it was not run."""
+    root = os.getuid() == 0
+    if way.startswith("root") and not root:
+        return "not run: this process is not root"
+    with tempfile.TemporaryDirectory(prefix="isocompute-redteam-") as folder:
+        Path(folder).chmod(0o755)
+        command = [sys.executable, str(HERE / "redteam.py")]
+        extra: dict[str, object] = {}
+        variables = dict(os.environ)
+        # A user's verifiers may read the folder that the engine runs in.
+        work, empty = Path(folder) / "work", Path(folder) / "empty"
+        work.mkdir()
+        empty.mkdir()
+        if not way.startswith("root") and root:
+            command[:2], added = without_root(Path(folder), HERE)
+            variables |= added
+            extra = {"user": USER, "group": USER, "extra_groups": []}
+            os.chown(work, USER, USER)
+        command += ["--inside", way, "--attacks", part, "--verifiers", *verifiers]
+        variables["TMPDIR"] = variables["HOME"] = str(work)
+        done = subprocess.run(command, cwd=empty, env=variables, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload]
+    lines = [tuple(line.split("\t")) for line in done.stdout.splitlines() if line.count("\t") == 2]
+    if done.returncode:
+        # An attack that ends the engine's process is what this is to find.
+        lines.append(("", "", f"the engine's process ended with {done.returncode}"))
+    return [(verifier, attack, what) for verifier, attack, what in lines]
+
+
+def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
+    """Put attacks through verifiers in this process, which is the engine; print each as it ends."""
+    if way.endswith("no namespaces"):
+        refuse_namespaces()
+    from isocompute.rollout.scoring import Scorer, ScoringConfig
+    from scoring.outside import Outside
+    from scoring.siege import MODULE, besiege
+
+    folder = Path(tempfile.mkdtemp())
+    (folder / "modules").mkdir()
+    module = folder / "modules" / "own_verifiers.py"
+    module.write_text(MODULE)
+    sys.path.insert(0, str(module.parent))
+    # Where nothing separates the processes of a user, all of them are only shot at under a user id of our own.
+    own = os.getuid() in {0, USER} or not way.endswith("no namespaces")
+    outside = Outside(folder, module, memory_bytes=int(LIMITS["memory_bytes"]), everyone=-1 if own else 0)
+    config = ScoringConfig(**LIMITS)  # type: ignore[arg-type]
+    scorer = Scorer(config)
+    try:
+        for name, target in targets(verifiers):
+            # What is only compared or parsed takes all attacks in one batch.
+            for group in [[a] for a in attacks] if name in PROGRAMS else [attacks]:
+                broken = besiege(scorer, target, group, outside)
+                label = group[0].name if len(group) == 1 else ""
+                print(way, name, label or f"{len(group)} attacks", *broken or ["held"], sep=" | ", file=sys.stderr)
+                for what in broken or [""]:
+                    print(name, label, " ".join(what.split()), sep="\t", flush=True)
+                if broken:
+                    scorer.close()
+                    scorer = Scorer(config)
+    finally:
+        scorer.close()
+        outside.close()
+
+
+def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
+    """The verifiers' problems; each task of reasoning-gym is one."""
+    import reasoning_gym
+    from isocompute.rollout.problems import ReasoningGymSource
+    from isocompute.rollout.problems.reasoning_gym import candidates
+    from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+    from scoring.siege import program_targets, text_target
+
+    found = [(name, text_target(name, answer)) for name, answer in TEXTS.items() if name in verifiers]
+    for task in sorted(set(reasoning_gym.factory.DATASETS) - set(REFUSED)):
+        if ("executing tasks" if task in EXECUTING else "tasks") in verifiers:
+            problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))
+            found.append((problem.verifier, text_target(problem.verifier, problem.answer, problem.metadata)))
+    return found + [(name, target) for name, target in program_targets().items() if name in verifiers]
+
+
+def show(way: str, found: Found | str, attacks: list[Attack]) -> bool:
+    """Print a way's table, a row for each attack; say whether anything was broken."""
+    if isinstance(found, str):
+        print(f"\n{way}: {found}")
+        return False
+    columns = list(dict.fromkeys(_column(verifier) for verifier, _, _ in found if verifier))
+    cells: dict[tuple[str, str], int] = {}
+    for verifier, name, what in found:
+        if not verifier:
+            continue
+        named = [name] if name else [a.name for a in attacks if repr(a.name) in what] or [a.name for a in attacks]
+        for each in named:
+            place = each, _column(verifier)
+            cells[place] = cells.get(place, 0) + bool(what)
+    print(f"\n{way}: {len({v for v, _, _ in found})} verifiers")
+    print(f"{'kind':14} {'attack':44} {'  '.join(columns)}")
+    for attack in attacks:
+        row = "  ".join(_cell(cells.get((attack.name, c))).ljust(len(c)) for c in columns)
+        print(f"{attack.kind:14} {attack.name:44} {row}")
+    broken = [line for line in found if line[2]]
+    for verifier, name, what in broken:
+        print(f"BROKE {way} | {verifier} | {name} | {what}")
+    print(json.dumps({"way": way, "attacks": len(attacks), "broken": len(broken)}))
+    return bool(broken) or not found
+
+
+def _cell(broken: int | None) -> str:
+    return "-" if broken is None else "BROKE" if broken else "held"
+
+
+def _column(verifier: str) -> str:
+    return "tasks" if verifier.startswith("reasoning_gym:") else verifier
+
+
+if __name__ == "__main__":
+    sys.exit(main())
