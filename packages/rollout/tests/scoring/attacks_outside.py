@@ -88,9 +88,9 @@ SHARED = {
     ),
 }  # fmt: skip
 MEMORY = {
+    "holds memory in 64 processes": _held("{memory} // 24", "a = bytearray(b'x') * size", 60),
     "exhausts memory": "a = bytearray(2 * 10**9); answer = {right}",
     "holds memory in many processes": _held("{memory} // 4", "a = bytearray(b'x') * size", 12),
-    "holds memory in 64 processes": _held("{memory} // 24", "a = bytearray(b'x') * size", 60),
 }
 FILES = {
     "changes modes": _file("os.chmod(f, 0o777)"),
