@@ -176,16 +176,20 @@ class Pool:
             self._check(answer)
         except (ray.exceptions.RayError, ExperimentError) as error:
             why = death(error)
-            if why is None and (not self._was_ready or self._is_hopeless(slot)):
+            if why is None and (not self._was_ready or self._is_hopeless(slot, error)):
                 raise ExperimentError(cause(error)) from None
             self._remove(slot, why or cause(error))
             return
         self._was_ready = True
         self._idle.append(slot)
 
-    def _is_hopeless(self, slot: _Slot) -> bool:
-        """Whether a worker failed to start again and again, and there is no other; a GPU may be free a moment later."""
-        return slot.failures >= HOPELESS and not self._idle and not self._busy
+    def _is_hopeless(self, slot: _Slot, error: Exception) -> bool:
+        """Whether there is no other worker, and this one was refused, or failed to load the model again and again.
+
+        A GPU may be free a moment later.
+        """
+        refused = isinstance(error, ExperimentError)
+        return not self._idle and not self._busy and (refused or slot.failures >= HOPELESS)
 
     def _remove(self, slot: _Slot, why: str) -> None:
         """End a worker, and note when another is started in its place."""
