@@ -148,11 +148,11 @@ def test_a_critic_s_advantages_are_whitened_by_the_deviation_that_is_asked_for()
 def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:
     found = prepare(table({"a": [1.0], "b": [0.0]}), config(baseline="batch", scale="none"))
     assert found["advantage"].to_list() == [0.5, -0.5]
-    with pytest.raises(LearnerError, match="rollouts_per_problem of 2 or more"):
+    with pytest.raises(LearnerError, match="rollouts_per_problem must be 2 or more"):
         prepare(table({"a": [1.0], "b": [0.0]}), config())
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "cispo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "cispo"])
 def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run(algorithm: str) -> None:
     aborted = pl.when((pl.col("problem_id") == "a") & (pl.col("sample") > 0)).then(pl.lit("aborted"))
     rollouts = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0, 0.0]}).drop("cohort", "zero_variance")
