@@ -162,7 +162,7 @@ def fetch(source: str, name: str) -> list[Path]:
     Args:
         source: ``runs:/RUN_ID[/NAME]`` for one run, ``mlflow:EXPERIMENT[?owner=OWNER]`` for every run of an
             experiment (and an owner) that carries the artifact, a tracking URI (``sqlite:///…``, ``http://…``) for
-            every run there. What two runs carry alike is fetched once.
+            every run there.
         name: Artifact wanted, such as ``evals``; a NAME in the source overrides it.
 
     Returns:
@@ -181,32 +181,25 @@ def fetch(source: str, name: str) -> list[Path]:
         carriers = [run for run in runs if ARTIFACT_TAG + name in run.data.tags]
         if not carriers:
             raise TrackingError(f"{source}: none of its {len(runs)} runs carries the artifact {name}")
-        if not source.startswith("runs:/"):
-            carriers = _different(source, name, carriers)
+        if source.startswith("mlflow:"):
+            _refuse_several_owners(source, name, carriers)
         folder = Path(tempfile.mkdtemp(prefix="isocompute-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return [_download(client, str(run.info.run_id), name, folder) for run in carriers]
 
 
-def _different(source: str, name: str, carriers: Collection[Any]) -> list[Any]:
-    """One run for each content; of an experiment, those of an owner who has all that is there.
-
-    Raises:
-        TrackingError: Several owners have what the others have not.
-    """
-    by_content = {run.data.tags[ARTIFACT_TAG + name]: run for run in carriers}
-    owners = sorted({run.data.tags[OWNER_TAG] for run in carriers if OWNER_TAG in run.data.tags})
-    for owner in owners:
-        theirs = [run for run in carriers if run.data.tags.get(OWNER_TAG, owner) == owner]
-        if {run.data.tags[ARTIFACT_TAG + name] for run in theirs} == set(by_content):
-            break
-    else:
-        if owners and source.startswith("mlflow:"):
-            raise TrackingError(
-                f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner "
-                f"that is meant: {source}?owner={owners[0]}"
-            )
-    return list(by_content.values())
+def _refuse_several_owners(source: str, name: str, carriers: Collection[Any]) -> None:
+    """Refuse to mix what several owners made, unless one of them has all that is there."""
+    contents: dict[str, set[str]] = {}
+    for run in carriers:
+        if OWNER_TAG in run.data.tags:
+            contents.setdefault(run.data.tags[OWNER_TAG], set()).add(run.data.tags[ARTIFACT_TAG + name])
+    if contents and set().union(*contents.values()) not in contents.values():
+        owners = sorted(contents)
+        raise TrackingError(
+            f"{source}: runs of {len(owners)} owners carry different {name} ({', '.join(owners)}); name the owner "
+            f"that is meant: {source}?owner={owners[0]}"
+        )
 
 
 def is_store(source: str) -> bool:
