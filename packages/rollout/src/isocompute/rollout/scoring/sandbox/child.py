@@ -30,8 +30,6 @@ HEAD = struct.Struct("=16sI")
 LARGEST_REPLY = 4096
 MOST_FILES = 4096
 """File descriptors that a library may have opened before its number was limited are below this."""
-ENDING_SECONDS = 1.0
-"""How long killed processes are waited for."""
 FORK_SECONDS = 1.0
 """How long a process is tried to be forked, while the machine or its user has too many."""
 
@@ -114,7 +112,6 @@ def in_a_child(
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     _kill(child, contained=limits.contained)
     _, status, used = os.wait4(child, 0)
-    _await_end(child, contained=limits.contained)
     data += _left(reading)
     os.close(reading)
     if late:
@@ -259,14 +256,3 @@ def _kill(child: int, *, contained: bool) -> None:
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
-
-
-def _await_end(child: int, *, contained: bool) -> None:
-    """Wait until nothing of a response is left, so that what it held is not counted as the next one's."""
-    end = time.monotonic() + ENDING_SECONDS
-    while time.monotonic() < end:
-        try:
-            os.kill(-1, signal.SIGKILL) if contained else os.killpg(child, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            return
-        time.sleep(ENDING_SECONDS / 2000)

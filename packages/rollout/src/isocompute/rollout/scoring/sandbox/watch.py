@@ -34,16 +34,18 @@ class Watch:
 
     def look(self) -> None:
         """Look once."""
+        found = self._found()
+        threads = sum(threads for _, threads in found.values())
+        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
+            return
         for _ in range(ROUNDS):
-            found = self._found()
-            threads = sum(threads for _, threads in found.values())
-            # Looked at again each time: what is there now may be the next response.
-            if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
-                return
             # A group is killed at once, whatever it is starting; who has left it comes next.
             for group in {group for group, _ in found.values()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
+            found = self._found()
+            if not found:
+                return
 
     def _found(self) -> dict[int, tuple[int, int]]:
         """Processes of responses, each with its group and its threads; no more than show that they are too many."""
