@@ -30,6 +30,8 @@ HEAD = struct.Struct("=16sI")
 LARGEST_REPLY = 4096
 MOST_FILES = 4096
 """File descriptors that a library may have opened before its number was limited are below this."""
+GONE_SECONDS = 5.0
+"""How long processes that were killed are waited for."""
 FORK_SECONDS = 1.0
 """How long a process is tried to be forked, while the machine or its user has too many."""
 
@@ -112,6 +114,7 @@ def in_a_child(
     data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
     _kill(child, contained=limits.contained)
     _, status, used = os.wait4(child, 0)
+    _wait_for_others(child, contained=limits.contained)
     data += _left(reading)
     os.close(reading)
     if late:
@@ -246,6 +249,18 @@ def _left(reading: int) -> bytes:
     with contextlib.suppress(BlockingIOError):
         return os.read(reading, 1)
     return b""
+
+
+def _wait_for_others(child: int, *, contained: bool) -> None:
+    """Wait until all that a child has started is gone: its memory must not count as the next response's."""
+    end = time.monotonic() + GONE_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            if contained:
+                os.kill(-1, 0)
+            else:
+                os.killpg(child, 0)
+            time.sleep(0.001)
 
 
 def _kill(child: int, *, contained: bool) -> None:

@@ -60,6 +60,7 @@ def _wait(nursery: int, watch: Watch | None) -> None:
     if watch is not None:
         timeout = LOOK_SECONDS * 1000
     while not poll.poll(timeout):
+        _reap(nursery)
         if os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             break
         if watch is not None:
@@ -67,6 +68,12 @@ def _wait(nursery: int, watch: Watch | None) -> None:
     end = os.waitid(os.P_PID, nursery, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if end is not None and end.si_status:
         print(f"the process that loads the library ended ({_how(end)})", file=sys.stderr, flush=True)
+
+
+def _reap(nursery: int) -> None:
+    """Reap orphans that have ended."""
+    while (end := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and end.si_pid != nursery:
+        os.waitpid(end.si_pid, 0)
 
 
 def _how(end: os.waitid_result) -> str:

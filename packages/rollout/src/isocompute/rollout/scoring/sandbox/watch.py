@@ -13,8 +13,6 @@ LOOK_SECONDS = 0.025
 """Interval between looks."""
 ENOUGH = 2 * PROCESSES
 """Processes that are looked at; they multiply while they are counted."""
-ROUNDS = 20
-"""How often what is still there is killed."""
 
 
 class Watch:
@@ -38,14 +36,11 @@ class Watch:
         threads = sum(threads for _, threads in found.values())
         if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
             return
-        for _ in range(ROUNDS):
-            # A group is killed at once, whatever it is starting; who has left it comes next.
-            for group in {group for group, _ in found.values()}:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, signal.SIGKILL)
-            found = self._found()
-            if not found:
-                return
+        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
+        # may be the next response's.
+        for group in {group for group, _ in found.values()}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
     def _found(self) -> dict[int, tuple[int, int]]:
         """Processes of responses, each with its group and its threads; no more than show that they are too many."""
