@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import nox
@@ -16,6 +15,7 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 from experiments import environment, releases  # noqa: E402
+from experiments.installing import frozen, install_all, run_variables, test_variables, uv_variables  # noqa: E402
 
 nox.options.default_venv_backend = "uv|venv"
 nox.options.sessions = ["tests"]
@@ -28,83 +28,18 @@ TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
 
-def uv_variables() -> dict[str, str]:
-    """Hand pip's configuration on to uv, which does not read it."""
-    links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
-    if not links:
-        asked = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        links = asked.stdout.strip() if asked.returncode == 0 else ""
-    if links:
-        return {"UV_FIND_LINKS": links}
-    return {} if environment.has_gpu() else {"UV_TORCH_BACKEND": "cpu"}
-
-
-def install_all(session: nox.Session, *extra: str, constraints: str = "") -> None:
-    """Install the four packages with what this machine samples with, and say what was chosen."""
-    uv = session.venv_backend == "uv"
-    chosen = environment.of_this_machine(uv=uv)
-    packages: list[str] = []
-    for name, extras in (
-        ("budget", "mlflow"),
-        ("rollout", "mlflow,math,reasoning-gym,bubblewrap,hub,transformers"),
-        ("learner", "mlflow"),
-        ("frontier", "mlflow,ingest"),
-    ):
-        packages += ["-e", f"packages/{name}[{extras}]"]
-    common = [*packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.11,<3", *extra]
-    session.log(f"{chosen.reason} (sampler: {chosen.sampler})")
-    with tempfile.TemporaryDirectory() as folder:
-        overrides = Path(folder) / "overrides.txt"
-        overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in chosen.without))
-        flags = ["--overrides", str(overrides)] if chosen.without else []
-        try:
-            session.install(
-                *flags, "-c", constraints or chosen.constraints, *common, *chosen.requirements, env=uv_variables()
-            )
-        except nox.command.CommandFailed:
-            if chosen.sampler != "vllm":
-                raise
-            chosen = environment.without_vllm("vLLM could not be installed")
-            session.warn(chosen.reason)
-            session.install("-c", chosen.constraints, *common, *chosen.requirements, env=uv_variables())
-
-
 @nox.session(reuse_venv=False)
 def constraints(session: nox.Session) -> None:
     """Write constraints.txt anew: every version of this environment, within constraints-direct.txt."""
     install_all(session, constraints=environment.DIRECT)
-    pipeline = _frozen(session)
+    pipeline = frozen(session)
     install_all(session, *TEST_TOOLS, constraints=environment.DIRECT)
-    tools = sorted(set(_frozen(session)) - set(pipeline))
+    tools = sorted(set(frozen(session)) - set(pipeline))
     about = [
         "# Versions that were tested together, complete: Python 3.11 on Linux x86_64 with vLLM's CPU build.",
         "# `python3 -m nox -s constraints` writes it; elsewhere constraints-direct.txt applies.",
     ]
     (ROOT / environment.COMPLETE).write_text("\n".join([*about, *pipeline, TOOLS, *tools]) + "\n")
-
-
-def _frozen(session: nox.Session) -> list[str]:
-    """What is installed, without our own packages and the builds' names."""
-    listed = session.run("uv", "pip", "freeze", "--python", session.virtualenv.location, external=True, silent=True)
-    return [line.partition("+")[0] for line in str(listed).splitlines() if "==" in line]
-
-
-def run_variables() -> dict[str, str]:
-    """Environment variables of every run: one thread per process, no telemetry, libraries compiled once."""
-    return {
-        # Without bytecode each of the many processes compiles what it imports again, for seconds.
-        "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-
-
-def test_variables() -> dict[str, str]:
-    """Those of every test, which asks nothing of the hub; of a run the preset decides."""
-    return {**run_variables(), "HF_HUB_OFFLINE": "1"}
 
 
 @nox.session
