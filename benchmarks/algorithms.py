@@ -140,7 +140,6 @@ def verdict(
 
     Args:
         ends: The score of each seed that was trained to the end.
-        diverged: The seeds that diverged.
         base: The base's score and its standard error.
         least: Least mean gain.
     """
@@ -157,7 +156,6 @@ def compared(preset: Preset, arguments: argparse.Namespace) -> list[str]:
     """Train all cells and print a line for each algorithm; return what failed.
 
     Args:
-        preset: The preset.
         arguments: The command's arguments.
     """
     design, problems, model = design_of(preset, arguments.set)

@@ -66,7 +66,6 @@ def write_text(path: str | Path, text: str, *, error: type[IsoComputeError] = Fi
 
     Args:
         path: Where the file belongs; its folder is made when it is not there.
-        text: The content.
         error: What to raise when the file cannot be written.
 
     Returns:

@@ -21,7 +21,6 @@ def lock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
     """Lock an open file.
 
     Args:
-        handle: Its descriptor.
         shared: Whether others may hold a shared lock too; on Windows all locks are exclusive.
         wait: Whether to wait for the others.
 

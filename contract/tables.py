@@ -37,7 +37,6 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
 
     Args:
         frame: The table; extra columns are kept and ignored.
-        name: Which table it is.
         where: The file or source, for error messages.
 
     Returns:
@@ -124,7 +123,6 @@ def read(source: str | Path, name: str) -> pl.DataFrame:
     Args:
         source: A Parquet or CSV file, a folder that holds ``NAME.parquet`` files at any depth,
             ``mlflow:EXPERIMENT``, ``runs:/RUN_ID[/NAME]``, or a tracking URI (``sqlite:///…``, ``http://…``).
-        name: Which table it is.
 
     Returns:
         The checked table; the tables of several files or runs are one table.
@@ -171,7 +169,6 @@ def check_version(path: Path, *, where: str) -> None:
     """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted.
 
     Args:
-        path: The file.
         where: The file or source, for error messages.
 
     Raises:
@@ -198,7 +195,6 @@ def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") 
     """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
 
     Args:
-        frames: The tables.
         name: Which table they are.
         where: The source, for error messages.
 
@@ -221,8 +217,6 @@ def write(frame: pl.DataFrame, name: str, path: str | Path) -> Path:
     """Check a table and write it whole or not at all; a Parquet file states the version of its schema.
 
     Args:
-        frame: The table.
-        name: Which table it is.
         path: A ``.parquet`` or ``.csv`` file; its folder is made when it is not there.
 
     Returns:

@@ -119,7 +119,6 @@ def supersede_runs(experiment: str, *, owner: str, keep: Collection[str]) -> Non
     Superseded runs are not deleted and can still be read as ``runs:/ID``; ``mlflow:EXPERIMENT`` ignores them.
 
     Args:
-        experiment: Name of the experiment.
         owner: Whose runs, by ``OWNER_TAG``.
         keep: What the experiment means, by ``KEY_TAG``; where it was superseded before, it is no longer.
     """
@@ -138,7 +137,6 @@ def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Pa
     """Log files as named artifacts of an existing run.
 
     Args:
-        run_id: The MLflow run.
         artifacts: Artifact name to its file.
         figures: Files without such a name, which are only looked at.
     """

@@ -22,8 +22,6 @@ def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]
     """Both scores of the base model, what was found, a sentence on each problem set, and how long each stage took.
 
     Args:
-        preset: The preset.
-        out: The outputs.
         took: ``stage`` and ``seconds`` of what was run, in order.
     """
     lines = [""]

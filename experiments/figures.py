@@ -18,7 +18,6 @@ def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path:
 
     Args:
         counts: From ``histogram``.
-        settings: The sets.
         path: File name without its ending; ``.svg`` and ``.png`` are written.
     """
     plt = pyplot()
@@ -47,7 +46,6 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure without a date or a version, and close it.
 
     Args:
-        figure: The figure.
         path: File name without its ending; ``.svg`` and ``.png`` are written.
     """
     with atomic_write(path.with_suffix(".svg")) as stream:

@@ -57,7 +57,6 @@ class Process:
 
     Args:
         python: An interpreter with TRL.
-        model: Folder of the model.
         samples: Responses per problem.
         new_tokens: Most tokens of a response.
         checkpointing: Whether activations are computed again in the backward pass, as TRL does by default.
@@ -129,8 +128,6 @@ def ours(steps: Steps, flips: CoinFlips, clock: Callable[[], float] = cpu_second
     """Return what takes a number of our steps.
 
     Args:
-        steps: Takes them.
-        flips: Their sampler.
         clock: Says how many seconds have passed.
     """
 
@@ -151,7 +148,6 @@ def ratio(times: Sequence[Block], others: Sequence[Block]) -> tuple[float, float
     """Return how many times as fast the first are, over all blocks, with a 95 % interval.
 
     Args:
-        times: Blocks of the one.
         others: Blocks of the other, in the same order.
     """
     return _ratio([b.seconds / b.rollouts for b in others], [b.seconds / b.rollouts for b in times])
@@ -172,7 +168,6 @@ def unlike(blocks: Sequence[Block], others: Sequence[Block]) -> list[str]:
     difference counts where the whole 95 % interval of their ratio is too far from 1.
 
     Args:
-        blocks: Blocks of the one.
         others: Blocks of the other, in the same order.
     """
     found = []
@@ -190,12 +185,7 @@ def unlike(blocks: Sequence[Block], others: Sequence[Block]) -> list[str]:
 
 
 def line(name: str, blocks: Sequence[Block]) -> str:
-    """Return one way's speed over the blocks, mean and spread, and what was sampled.
-
-    Args:
-        name: The way.
-        blocks: Its blocks.
-    """
+    """Return one way's speed over the blocks, mean and spread, and what was sampled."""
     speeds = [block.rollouts / block.seconds for block in blocks]
     rollouts = sum(block.rollouts for block in blocks)
     mean = rollouts / sum(block.seconds for block in blocks)
@@ -214,12 +204,8 @@ def one(
     """Compare at one n and one length; print the speeds, and return what is slower than it may be.
 
     Args:
-        engine: The sampler.
-        learner: The learner.
-        model: Folder of the model.
         samples: Responses per problem, n.
         new_tokens: Most tokens of a response.
-        blocks: Blocks of each way.
         python: An interpreter with TRL, or None.
     """
     count = max(2, round(BLOCK_ROLLOUTS / (theirs.PROBLEMS_PER_BATCH * samples) * min(1.0, 32 / new_tokens)))
@@ -258,7 +244,6 @@ def verdict(found: dict[str, list[Block]], *, samples: int, new_tokens: int) -> 
     The lower end of the interval counts.
 
     Args:
-        found: Blocks by way.
         samples: Responses per problem.
         new_tokens: Most tokens of a response.
     """

@@ -90,11 +90,7 @@ def beside(*, python: Path | None) -> list[str]:
 
 
 def one_of_ours(folder: Path) -> None:
-    """Take some whole steps, and print what they took as JSON.
-
-    Args:
-        folder: The model.
-    """
+    """Take some whole steps, and print what they took as JSON."""
     sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
     engine: Any = open_sampler(
         "vllm", str(folder), sampling, scorer=NoScoring(), engine=EngineConfig(memory_share=ENGINE_SHARE),
@@ -139,11 +135,7 @@ def most_layers(available: float) -> int:
 
 
 def plan(layers: int) -> MemoryPlan:
-    """Predict the memory of an update of the wide model.
-
-    Args:
-        layers: Its layers.
-    """
+    """Predict the memory of an update of the wide model."""
     load = Load.of(
         prompt_tokens=PROMPT, response_tokens=NEW_TOKENS, rollouts_per_problem=recorded.GROUP, problems=8,
         micro_batch_tokens=CONFIG.compute.micro_batch_tokens,
@@ -152,11 +144,7 @@ def plan(layers: int) -> MemoryPlan:
 
 
 def one_size(layers: int) -> None:
-    """Take two updates with a model of random weights, and print the memory that they took.
-
-    Args:
-        layers: Its layers.
-    """
+    """Take two updates with a model of random weights, and print the memory that they took."""
     import torch
 
     config = replace(CONFIG, sync=SyncConfig(tolerance=1e9))
@@ -174,7 +162,6 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     """Save a Qwen2 of random weights, with a tokenizer that has a text for each of its tokens.
 
     Args:
-        folder: Where.
         shape: Sizes, as in its ``config.json``.
     """
     import torch

@@ -30,12 +30,7 @@ MOST_MIB = 16.0
 
 
 def one_update(learner: Learner, rollouts: pl.DataFrame) -> float:
-    """Return the CPU-seconds from a step's responses to new weights.
-
-    Args:
-        learner: Learns.
-        rollouts: The responses.
-    """
+    """Return the CPU-seconds from a step's responses to new weights."""
     rollouts = rollouts.with_columns(weights_version=pl.lit(learner.version, dtype=pl.Int64))
     began = process_time()
     learner.update(batch(rollouts))

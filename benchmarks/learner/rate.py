@@ -30,7 +30,6 @@ def product_rate(rows: int, inner: int, columns: int, *, repeats: int) -> float:
 
     Args:
         rows: Rows of the left factor.
-        inner: Its columns.
         columns: Columns of the right factor.
         repeats: How many products.
     """
@@ -41,11 +40,7 @@ def product_rate(rows: int, inner: int, columns: int, *, repeats: int) -> float:
 
 
 def operations(shape: Shape) -> float:
-    """Return the arithmetic of an update that is needed: every prompt once, the head for sampled tokens only.
-
-    Args:
-        shape: The model.
-    """
+    """Return the arithmetic of an update that is needed: every prompt once, the head for sampled tokens only."""
     run = LENGTH - 1
     tokens = GROUPS * (PROMPT + GROUP * run)
     keys = GROUPS * (PROMPT * (PROMPT + 1) // 2 + GROUP * int(np.arange(PROMPT + 1, PROMPT + run + 1).sum()))

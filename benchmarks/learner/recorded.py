@@ -27,8 +27,6 @@ def responses(
     """Return a ``rollouts`` table of random tokens with coin flips for rewards.
 
     Args:
-        count: Responses.
-        prompt: Tokens of each prompt.
         lengths: The least and the most tokens of a response.
         step: The step they are for, on which the tokens depend.
         version: The version of the weights that they count as sampled with.
@@ -72,7 +70,6 @@ class Recorded:
     """A sampler that hands out recorded responses, others in every step, as if the newest weights had sampled them.
 
     Args:
-        prompt: Tokens of each prompt.
         lengths: The least and the most tokens of a response.
     """
 

@@ -26,7 +26,6 @@ def skip(*, samples: list[int], new_tokens: list[int], blocks: int) -> list[str]
     Args:
         samples: Responses per problem.
         new_tokens: Most tokens of a response.
-        blocks: Blocks of each.
     """
     slow: list[str] = []
     with tempfile.TemporaryDirectory() as name:

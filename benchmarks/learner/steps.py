@@ -24,7 +24,6 @@ class CoinFlips:
     """A sampler whose rewards are coin flips, and which counts.
 
     Args:
-        sampler: Samples.
         equal: Share of groups with equal rewards; see ``coin_flips``.
     """
 
@@ -55,8 +54,6 @@ class Steps:
     """Steps of the training loop, continued from call to call.
 
     Args:
-        learner: Learns.
-        sampler: Samples.
         problems: A ``problems`` table.
         groups: Problems per batch, B_p.
         samples: Responses per problem, n.
@@ -120,7 +117,6 @@ def open_engine(model: Path, new_tokens: int) -> Any:
     """Open vLLM in this process with one thread, as the embedded default has it.
 
     Args:
-        model: Folder of the model.
         new_tokens: The most tokens of a response that will be asked for.
     """
     import torch

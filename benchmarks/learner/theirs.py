@@ -35,7 +35,6 @@ def coin_flips(step: int, groups: int, samples: int, *, equal: float = 0.0) -> n
     """Rewards of 0 or 1 that know nothing of the responses; both sides have the same.
 
     Args:
-        step: The step.
         groups: Problems of its batch.
         samples: Responses per problem.
         equal: Share of groups, the first ones, whose responses all have the same reward.
@@ -133,7 +132,6 @@ def serve(asked: argparse.Namespace, answers: TextIO) -> None:
 
     Args:
         asked: The command's settings.
-        answers: Gets the answers.
     """
     import torch
     from transformers import TrainerCallback

@@ -61,8 +61,6 @@ def evolution(
         bandit: A problem with two answers, of which the first is the better one.
         estimator: How a group becomes a gradient; with a group baseline.
         start: Log-odds of the first answer under the first policy.
-        learning_rate: η.
-        update_steps: Steps.
         spacing: Distance of the grid's points; 2η/n² where it is None, which is exact without a scale.
 
     Returns:
@@ -104,10 +102,7 @@ def transitions(
     """Moves along the grid, and their probabilities at each of its points.
 
     Args:
-        bandit: The problem.
         estimator: How a group becomes a gradient.
-        grid: The grid.
-        learning_rate: η.
 
     Returns:
         Moves in points, shape ``(moves,)``, and probabilities, shape ``(moves, points)``.
@@ -142,7 +137,6 @@ def advanced(mass: np.ndarray, moves: np.ndarray, chances: np.ndarray) -> np.nda
     Args:
         mass: Probability of each point, shape ``(points,)``.
         moves: As from ``transitions``.
-        chances: Likewise.
 
     Returns:
         Shape ``(points,)``.

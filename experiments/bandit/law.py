@@ -23,7 +23,6 @@ def limit(estimator: Estimator, *, learning_rate: float) -> float:
 
     Args:
         estimator: How a group becomes a gradient; with a group baseline.
-        learning_rate: η.
 
     Returns:
         The limit.
@@ -48,7 +47,6 @@ def largest_learning_rate(bandit: Bandit, rollouts_per_problem: int) -> float:
 
     Args:
         bandit: A problem with two answers, of which the first is the better one; advantages are not scaled.
-        rollouts_per_problem: n.
 
     Returns:
         The rate; infinity where the wrong answer is never rewarded or the right one always.
@@ -70,7 +68,6 @@ def lundberg_exponent(bandit: Bandit, rollouts_per_problem: int) -> float:
 
     Args:
         bandit: A problem with two answers, of which the first is the better one.
-        rollouts_per_problem: n.
 
     Returns:
         θ, or infinity where X is never negative.
@@ -122,12 +119,7 @@ class Law:
     largest_error: float
 
     def at(self, rollouts_per_problem: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The law's value.
-
-        Args:
-            rollouts_per_problem: n.
-            steps: t.
-        """
+        """The law's value."""
         value: np.ndarray = self.per_rollout / (rollouts_per_problem * steps) + self.per_step / steps
         return value
 

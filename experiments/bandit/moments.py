@@ -40,7 +40,6 @@ def enumerated(bandit: Bandit, logits: np.ndarray, estimator: Estimator) -> Mome
     each occurs, and these counts are multinomial.
 
     Args:
-        bandit: The problem.
         logits: The policy, shape ``(answers,)``.
         estimator: How a group becomes a gradient.
 
@@ -79,7 +78,6 @@ def closed_form(bandit: Bandit, logits: np.ndarray, estimator: Estimator) -> Mom
     Noise of the rewards makes ζ₁ > 0 there, too.
 
     Args:
-        bandit: The problem.
         logits: The policy, shape ``(answers,)``.
         estimator: How a group becomes a gradient.
 
@@ -112,7 +110,6 @@ def outcomes(bandit: Bandit, probabilities: np.ndarray) -> tuple[np.ndarray, np.
     """What one response can be: its answer, its reward and the probability of both; impossible ones are left out.
 
     Args:
-        bandit: The problem.
         probabilities: The policy, shape ``(answers,)``.
 
     Returns:

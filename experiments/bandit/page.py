@@ -81,7 +81,6 @@ def differences(page: str, tables: list[list[str]], pieces: list[str]) -> Iterat
     """What the page says and the computation does not, and the other way round.
 
     Args:
-        page: The text of the page.
         tables: The lines of its tables as they are computed.
         pieces: Pieces of its text, likewise.
 

@@ -60,8 +60,6 @@ def learnt(n: int, scale: str, rate: float, steps: int, noisy: bool = False) -> 
     Args:
         n: Rollouts per problem.
         scale: What advantages are divided by.
-        rate: η.
-        steps: Update steps.
         noisy: Rewards err one time in four.
     """
     spacing = None if scale == "none" else min(0.01, rate / n**1.5)
@@ -118,6 +116,5 @@ def at_budget(scale: str, rule: str, groups: tuple[int, ...] = GROUPS) -> dict[i
     Args:
         scale: What advantages are divided by.
         rule: How the rate depends on n.
-        groups: The n.
     """
     return {n: float(learnt(n, scale, RULES[rule](n), BUDGET // n).suboptimality[-1]) for n in groups}

@@ -21,13 +21,8 @@ def simulated(
     """Suboptimality of independent runs of θ ← θ + η ĝ.
 
     Args:
-        bandit: The problem.
         logits: The first policy, shape ``(answers,)``.
         estimator: How a group becomes a gradient.
-        learning_rate: η.
-        update_steps: Steps of each run.
-        runs: Independent runs.
-        seed: Of their randomness.
 
     Returns:
         max_k r_k − V after 0, 1, ... steps, shape ``(update_steps + 1, runs)``.

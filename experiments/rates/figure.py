@@ -16,7 +16,6 @@ def rates_figure(pilot: Pilot, path: Path) -> None:
     Bars are one standard error, a filled dot is the rate chosen, a cross at the bottom a rate that diverged.
 
     Args:
-        pilot: What was found.
         path: File name without its ending; ``.svg`` and ``.png`` are written.
     """
     plt = pyplot()

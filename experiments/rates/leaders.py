@@ -88,11 +88,7 @@ def contested(searches: Sequence[Search]) -> dict[int, list[Search]]:
 
 
 def common_rates(searches: Sequence[Search]) -> list[float]:
-    """The rates that all of some searches tried, lowest first.
-
-    Args:
-        searches: One search or more.
-    """
+    """The rates that all of some searches tried, lowest first."""
     return sorted(set.intersection(*({each.learning_rate for each in found.grid} for found in searches)))
 
 

@@ -27,11 +27,7 @@ class SeedNoise:
     freedom: int
 
     def error(self, each: Tried) -> float:
-        """Standard error of a rate's score over its seeds, no lower than that of sampling.
-
-        Args:
-            each: The rate.
-        """
+        """Standard error of a rate's score over its seeds, no lower than that of sampling."""
         return max(each.standard_error or 0.0, self.deviation / sqrt(each.seeds))
 
     def errors_needed(self, comparisons: int) -> float:

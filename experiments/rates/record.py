@@ -82,7 +82,6 @@ def beats(found: Search, pilot: Pilot) -> bool:
 
     Args:
         found: The search at this (n, B_p).
-        pilot: What it is part of.
     """
     grid = [each for own in pilot.searches for each in own.grid]
     noise = seed_noise(grid)

@@ -66,7 +66,6 @@ class Rates:
         (in log B_p) is taken.
 
         Args:
-            rollouts_per_problem: n.
             problems_per_batch: B_p.
         """
         if self.rule != TUNED:

@@ -39,7 +39,6 @@ def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_bat
 
     Args:
         grid: Every rate tried, lowest first, from ``tried``.
-        rollouts_per_problem: n.
         problems_per_batch: B_p.
         seeds: Seeds that each rate was to have; one that a budget left without some is not ranked beside the others.
 

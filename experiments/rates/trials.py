@@ -111,21 +111,14 @@ def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evalu
     """A score with its standard error as a proportion of responses, or of questions for a best or worst.
 
     Args:
-        score: The score.
         questions: Problems evaluated.
-        samples: Responses to each.
-        metric: The metric.
     """
     count = questions * samples if metric.startswith("avg_") else questions
     return Evaluation(score=score, standard_error=proportion_error(score, count))
 
 
 def mean(scores: Sequence[Evaluation]) -> Evaluation:
-    """Mean of scores, each of which was sampled by itself.
-
-    Args:
-        scores: One score or more.
-    """
+    """Mean of scores, each of which was sampled by itself."""
     error = sqrt(fsum(each.standard_error**2 for each in scores)) / len(scores)
     return Evaluation(score=fsum(each.score for each in scores) / len(scores), standard_error=error)
 

@@ -12,9 +12,6 @@ from ..errors import ExperimentError
 def document(path: Path) -> Any:
     """A document that an earlier stage wrote.
 
-    Args:
-        path: Where it is.
-
     Raises:
         ExperimentError: It is not there.
     """

@@ -58,10 +58,8 @@ def gains(
 
     Args:
         evals: The ``evals`` table of the cells.
-        metric: The metric.
         states: The cells of ``cells.json``.
         base: The base model's score.
-        base_error: Its standard error.
     """
     kind = ["rollouts_per_problem", "problems_per_batch"]
     diverged = [s["run_id"] for s in states if s["status"] == "diverged"]
@@ -88,11 +86,7 @@ def metric_label(metric: str) -> str:
 
 
 def base_source(metric: str) -> str:
-    """Which responses the base model's score in a metric is from.
-
-    Args:
-        metric: The metric.
-    """
+    """Which responses the base model's score in a metric is from."""
     return "measured again" if metric.startswith("avg_") else "the pilots' first evaluations"
 
 
@@ -101,7 +95,6 @@ def gains_table(found: Sequence[Gain], metric: str) -> str:
 
     Args:
         found: From ``gains``.
-        metric: The metric.
     """
     rows = [
         (f"n = {g.rollouts_per_problem}", g.problems_per_batch, f"{g.base:.3f}",

@@ -20,12 +20,7 @@ img{max-width:100%}.answer{background:#f0f7ff;border-left:4px solid #2b6cb0;padd
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole document that needs no other file.
-
-    Args:
-        title: Its title.
-        parts: Its body.
-    """
+    """A whole document that needs no other file."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
@@ -48,7 +43,6 @@ def image(path: Path, text: str) -> str:
     """A PNG inside the page; nothing where there is none.
 
     Args:
-        path: The file.
         text: What it shows, for those who do not see it.
     """
     if not path.exists():

@@ -21,10 +21,6 @@ from .verdict import verdict_of
 def write(preset: Preset, out: Path) -> Path:
     """Write ``report/report.html`` from what the other stages wrote.
 
-    Args:
-        preset: The preset.
-        out: The outputs.
-
     Returns:
         Where it is.
 

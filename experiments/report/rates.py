@@ -34,7 +34,6 @@ def section(pilot: Pilot, figure: Path, *, cells: Sequence[tuple[int, int]] = ()
     """What was tried and chosen, the rate of every cell, and which n leads the pilots at which rate.
 
     Args:
-        pilot: What was found.
         figure: The figure of the scores against the rates.
         cells: Every (n, B_p) of the sweep; none: no rates of cells are shown.
     """
@@ -102,7 +101,6 @@ def caveats(pilot: Pilot, sizes: Sequence[int], *, longest: int | None = None) -
     """Why the learning rates, and an order of n that depends on them, must be read with care.
 
     Args:
-        pilot: What was found.
         sizes: Every n of the sweep.
         longest: The largest budget that the rates are used at (rollouts), of the sweep or of the prescription; None:
             not known, and nothing is said of it.

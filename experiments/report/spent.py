@@ -25,7 +25,6 @@ def spent(name: str, out: Path) -> str:
 
     Args:
         name: The problem set.
-        out: The outputs.
     """
     rows = [row for label, stage in STAGES for row in _stage(label, out / stage / name)]
     return table(("what for", "rollouts", "response tokens"), rows)

@@ -87,7 +87,6 @@ def verdict(
         frontier: Its ``frontier`` table.
         comparison: What ``comparison.json`` holds: how the prescription fared against fixed n.
         sizes: Every n of the sweep.
-        seeds: Seeds of the sweep.
         budget: Rollouts that the prescription is for.
     """
     found = [span.text(sorted(sizes)) for span in spans(frontier)]
@@ -101,9 +100,7 @@ def verdict_of(preset: Preset, name: str, out: Path) -> str:
     """The sentence of ``verdict``, from what the stages wrote.
 
     Args:
-        preset: The preset.
         name: The problem set.
-        out: The outputs.
     """
     frontier, sweep = out / "frontier" / name / "frontier.parquet", preset.sweep[name]
     comparison = document(out / "prescribe" / name / "comparison.json")

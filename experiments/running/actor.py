@@ -77,7 +77,6 @@ class WorkerActor:
         """The machine, and whether it sees a file that the driver wrote, with its text.
 
         Args:
-            path: The file.
             text: What the driver wrote.
         """
         try:

@@ -29,7 +29,6 @@ class Design:
         """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
 
         Args:
-            rates: Learning rates.
             at: Every (n, B_p); by default those that are searched.
         """
         pilot = self.sweep.learning_rate
@@ -72,10 +71,8 @@ class Design:
             purpose: ``sweep``, ``pilot`` or ``prescribe``.
             n: Rollouts per problem (group size).
             problems_per_batch: Problems per batch, B_p.
-            seed: Seed of the run.
             rollouts: Budget, C.
             evaluate_every: Nominal rollouts between evaluations.
-            learning_rate: Peak learning rate.
         """
         sampling = self.preset.sampling
         return Cell(

@@ -85,7 +85,6 @@ class Dispatch:
         """Run jobs, begun in their order, and return why each that failed did, by its key.
 
         Args:
-            jobs: The jobs.
             poll: Called every ``POLL_SECONDS`` with those that are running.
 
         Raises:

@@ -76,7 +76,6 @@ def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint
     """What is done already, what is continued and what begins, in one line.
 
     Args:
-        cells: The cells.
         folders: Their folders by run id.
         has_checkpoint: Whether each cell can be continued, in the order of the cells.
     """

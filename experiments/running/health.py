@@ -39,7 +39,6 @@ def health_of(cell: Cell, folder: Path) -> Health:
 
     Args:
         cell: The cell, with its budget.
-        folder: Its folder.
     """
     records = [r for r in Spool(folder / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
     return Health(flags=flags(records), judged=judged(records))

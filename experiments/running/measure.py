@@ -48,11 +48,9 @@ def measure(
     """Answer every problem with the base model.
 
     Args:
-        pool: Workers.
         problems: A ``problems`` table.
         origin: What the answers depend on.
         samples: Responses per problem.
-        seed: Seed of the responses.
         phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
             selected; each has seeds of its own.
         title: Name shown with the progress.

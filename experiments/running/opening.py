@@ -35,10 +35,8 @@ def workers(preset: Preset, model: str, base: str, *, actor: type = WorkerActor)
     which end with it.
 
     Args:
-        preset: The preset.
         model: The base model's folder or name.
         base: Hash of its content.
-        actor: Class of the workers.
 
     Raises:
         ExperimentError: See ``Pool.open``.

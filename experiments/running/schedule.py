@@ -38,9 +38,7 @@ def run_cells(
     finished; one whose worker died is continued on another.
 
     Args:
-        cells: The cells.
         problems: The ``problems`` table of their problem set.
-        pool: Workers.
         tracker: Sends what they find to MLflow.
         title: Name shown with the progress.
         reverse: Whether the last cells are started first.

@@ -56,7 +56,6 @@ def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
     """One evaluation outside of any run as a ``ledger`` table of its own.
 
     Args:
-        run_id: The run id of its one row.
         spent: What ``cost`` returned.
     """
     row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
@@ -73,7 +72,6 @@ def write(folder: Path, start: Start) -> None:
 
     Args:
         folder: Where it is kept, named by its id.
-        start: The evaluation.
     """
     rates = start.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
     tables.write(rates, "pass_rates", folder / "pass_rates.parquet")

@@ -28,11 +28,7 @@ BUDGET_TAG = "isocompute.budget_rollouts"
 
 
 class Tracker:
-    """Sends the metrics of cells to one MLflow experiment; no method but ``drain`` waits for MLflow.
-
-    Args:
-        experiment: Its name.
-    """
+    """Sends the metrics of cells to one MLflow experiment; no method but ``drain`` waits for MLflow."""
 
     def __init__(self, experiment: str) -> None:
         self._experiment = experiment
@@ -43,8 +39,6 @@ class Tracker:
         """Send what is new of a cell, as soon as MLflow takes it.
 
         Args:
-            cell: The cell.
-            folder: Its folder.
             finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
         """
         if not finished:
@@ -66,7 +60,6 @@ class Tracker:
 
         Args:
             cell: Any of these cells.
-            folder: The folder of the evaluation.
         """
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
@@ -84,11 +77,7 @@ class Tracker:
         return [parcel.name for parcel in self._sender.drain()]
 
     def mean(self, cells: Sequence[Cell]) -> None:
-        """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's.
-
-        Args:
-            cells: The cells.
-        """
+        """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's."""
         keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id)})
         parcel = Parcel(
             experiment=self._experiment, key="means", name=f"which runs {self._experiment} means", means=keys,

@@ -70,7 +70,6 @@ def set_done(folder: Path, value: Done) -> None:
     """Record that a cell is finished to a budget.
 
     Args:
-        folder: The folder of the cell.
         value: How far it is.
     """
     write_json(folder / "done.json", asdict(value))
@@ -80,7 +79,6 @@ def hold_prompts(folder: Path, digest: str) -> None:
     """Record the prompts that a cell is begun with, or compare them with those that it is continued with.
 
     Args:
-        folder: The folder of the cell.
         digest: Hash of its prompts as they are rendered.
 
     Raises:
@@ -101,7 +99,6 @@ def finished(cell: Cell, folder: Path) -> bool:
 
     Args:
         cell: The cell, with its budget.
-        folder: Its folder.
     """
     found = done(folder)
     return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
@@ -137,7 +134,6 @@ def keeps_policy(cell: Cell, which: str) -> bool:
     """Whether the trained policy of a cell is kept.
 
     Args:
-        cell: The cell.
         which: ``none``, ``last`` or ``all``; see ``ResourcesConfig.keep_policies``.
     """
     return which == "all" or (which == "last" and cell.purpose == "prescribe")
@@ -160,8 +156,6 @@ def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
     """Whether the policy of a finished cell is kept, not there, and can be saved; one that diverged has none.
 
     Args:
-        cell: The cell.
-        folder: Its folder.
         which: See ``keeps_policy``.
     """
     found = done(folder)
@@ -174,7 +168,6 @@ def set_policy(folder: Path, step: int) -> None:
     """Record that the policy of a cell was saved whole.
 
     Args:
-        folder: The folder of the cell.
         step: Update steps after which it is the policy.
     """
     write_json(folder / "policy.json", {"step": step})
@@ -223,7 +216,6 @@ def outcome(cell: Cell, folder: Path) -> Outcome:
 
     Args:
         cell: The cell, with its budget.
-        folder: Its folder.
     """
     step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
@@ -247,12 +239,7 @@ def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
 
 
 def training_counts(cell: Cell, folder: Path) -> Counts:
-    """What a finished cell generated for training within its budget; less than that where it diverged.
-
-    Args:
-        cell: The cell.
-        folder: Its folder.
-    """
+    """What a finished cell generated for training within its budget; less than that where it diverged."""
     trained = outcome(cell, folder).ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))
     return Counts(**{f.name: int(trained[f.name].sum()) for f in fields(Counts)})
 

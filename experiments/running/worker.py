@@ -102,7 +102,6 @@ class Worker:
         Args:
             problems: A ``problems`` table.
             samples: Responses per problem.
-            seed: Seed of the responses.
             phase: ``difficulty`` or ``baseline``; each has seeds of its own.
 
         Returns:
@@ -115,13 +114,7 @@ class Worker:
         return answered
 
     def start(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
-        """Make the first evaluation of a cell, which every cell of its seed shares.
-
-        Args:
-            cell: The cell.
-            problems: Its problem set.
-            folder: The folder of the evaluation.
-        """
+        """Make the first evaluation of a cell, which every cell of its seed shares."""
         self._base_weights()
         validation = problems.filter(pl.col("split") == "validation")
         found = evaluate(
@@ -133,8 +126,6 @@ class Worker:
         """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
 
         Args:
-            cell: The cell.
-            problems: Its problem set.
             home: The folder of the cell.
             start: The folder of its first evaluation, made when it is not there.
 

@@ -63,7 +63,6 @@ def learner_config(
     Args:
         settings: ``SweepConfig.learner``.
         learning_rate: The cell's peak learning rate.
-        temperature: Sampling temperature.
         longest: Most tokens of a response, which is ``objective.constant_length`` where that is needed and not given.
     """
     completed = _completed(settings, longest=longest)

@@ -49,7 +49,6 @@ def sentence(error: ValidationError, preset: str) -> str:
 
     Args:
         error: What pydantic found.
-        preset: Name of the preset.
     """
     found = error.errors(include_url=False)
     unknown = [each for each in found if each["type"] in UNKNOWN_KEY]

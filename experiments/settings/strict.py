@@ -143,7 +143,6 @@ def check_budget(rollouts: int, evaluate_every: int, batches: Iterable[int], *, 
     """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
 
     Args:
-        rollouts: The budget of a cell.
         evaluate_every: Rollouts between its evaluations.
         batches: Rollouts of one step, B = B_p · n, of every cell.
         where: Dotted path of the settings with its last dot, in front of the names ``rollouts`` and

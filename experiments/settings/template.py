@@ -21,7 +21,6 @@ def text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
     """A file with one preset.
 
     Args:
-        name: Its name.
         like: The preset whose values it begins with.
         raw: That preset as it is written, which names the kinds of its parts.
 

@@ -34,8 +34,6 @@ def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
     """Train pilots until the budget admits no further one, and write what they scored.
 
     Args:
-        preset: The preset.
-        problem_set: The problem set.
         budget: Rollouts that the pilots may be trained on, evaluations apart; None: all pilots are trained.
 
     Raises:
@@ -62,7 +60,6 @@ def spent_lines(found: Searched, budget: int | None) -> list[str]:
     """What a search cost, and which pilots its budget left out, a line each.
 
     Args:
-        found: What the search found.
         budget: Rollouts that its pilots could be trained on; None: as many as they needed.
     """
     pilot, left = found.pilot, found.left_out
@@ -94,7 +91,6 @@ def search_within(budget: int | None, design: Design, problems: pl.DataFrame, po
         budget: Rollouts that the pilots may be trained on; None: all pilots are trained.
         design: What the pilots are made from.
         problems: The ``problems`` table of their problem set.
-        pool: Workers.
 
     Raises:
         ExperimentError: Every rate diverged, or a cell failed.
@@ -119,7 +115,6 @@ def metered(train: Run, budget: int | None, *, together: int, search: str) -> It
     """Run pilots in waves while a meter admits them; a pilot that is finished already is paid for like any other.
 
     Args:
-        train: Runs cells.
         budget: The limit in rollouts; None for none.
         together: Cells of a wave.
         search: Name of the search, which its ledger carries.

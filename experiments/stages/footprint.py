@@ -26,11 +26,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def shape(preset: Preset) -> ModelShape | None:
-    """Return the base model's shape; None where it is known nowhere on this machine, or of another kind.
-
-    Args:
-        preset: The preset.
-    """
+    """Return the base model's shape; None where it is known nowhere on this machine, or of another kind."""
     base = preset.base
     if not isinstance(base, ModelConfig):
         wide = {"hidden_size": base.hidden, "intermediate_size": 3 * base.hidden, "num_hidden_layers": base.layers}
@@ -44,12 +40,7 @@ def shape(preset: Preset) -> ModelShape | None:
 
 
 def lines(preset: Preset, cell: Cell) -> list[str]:
-    """Return the prediction for a cell whose responses are all as long as they may be, and for lower settings.
-
-    Args:
-        preset: The preset.
-        cell: The cell.
-    """
+    """Return the prediction for a cell whose responses are all as long as they may be, and for lower settings."""
     found = shape(preset)
     if found is None:
         return ["    memory of an update: not predicted, since the shape of the base model is not known here"]

@@ -11,12 +11,7 @@ from .shared import OUT, log
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write the fits of a sweep and their figures.
-
-    Args:
-        preset: The preset.
-        problem_set: The problem set.
-    """
+    """Write the fits of a sweep and their figures."""
     sweep = OUT / "sweep" / problem_set
     evals = tables.read(sweep / "evals.parquet", "evals")
     settings = preset.frontier

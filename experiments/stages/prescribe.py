@@ -22,12 +22,7 @@ from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write what is prescribed, and what became of it when it was trained.
-
-    Args:
-        preset: The preset.
-        problem_set: The problem set.
-    """
+    """Write what is prescribed, and what became of it when it was trained."""
     settings = preset.prescribe[problem_set]
     out = OUT / "prescribe" / problem_set
     rates = Pilot.read(json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())).rates()

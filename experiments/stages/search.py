@@ -92,10 +92,6 @@ def chosen_lines(pilot: Pilot) -> list[str]:
 def base_score(problem_set: str, metric: str) -> Evaluation | None:
     """The base model's score on the validation problems, of responses that selected nothing.
 
-    Args:
-        problem_set: The problem set.
-        metric: The metric.
-
     Returns:
         The score, or None where the metric is no mean of responses, of which it was measured.
     """
@@ -106,12 +102,7 @@ def base_score(problem_set: str, metric: str) -> Evaluation | None:
 
 
 def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
-    """The base model's score in the first evaluations that cells share, a mean over their seeds.
-
-    Args:
-        cells: The cells.
-        metric: The metric.
-    """
+    """The base model's score in the first evaluations that cells share, a mean over their seeds."""
     first = [starts.read(folder) for folder in sorted({work.start_of(cell) for cell in cells})]
     return mean([
         sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)

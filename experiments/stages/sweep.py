@@ -18,12 +18,7 @@ from .training import collect, design_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Run the pilots and the cells that are not finished, and join their tables.
-
-    Args:
-        preset: The preset.
-        problem_set: The problem set.
-    """
+    """Run the pilots and the cells that are not finished, and join their tables."""
     design, problems, model = design_of(preset, problem_set)
     reverse = preset.resources.reverse
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")

@@ -23,10 +23,6 @@ from .shared import OUT
 def design_of(preset: Preset, problem_set: str) -> tuple[Design, pl.DataFrame, str]:
     """The design of a problem set, its problems, and where the base model is.
 
-    Args:
-        preset: The preset.
-        problem_set: The problem set.
-
     Raises:
         ExperimentError: An earlier stage has not run.
     """

@@ -17,7 +17,6 @@ def whole(value: Any, name: str, *, least: int) -> int:
     """Return ``value`` as an int, or refuse it.
 
     Args:
-        value: The value.
         name: What it is, for the error message.
         least: The smallest value allowed.
 
@@ -38,7 +37,6 @@ def finite(value: Any, name: str, *, zero: bool = False) -> float:
     """Return ``value`` as a finite float above 0 (or at least 0), or refuse it.
 
     Args:
-        value: The value.
         name: What it is, for the error message.
         zero: Whether 0 is allowed.
 

@@ -21,9 +21,6 @@ class UnitError(BudgetError, TypeError):
 class Quantity:
     """An amount of something; use one of the units below.
 
-    Args:
-        amount: The number.
-
     Raises:
         BudgetError: It is negative, not finite, or not whole where only whole ones exist.
         UnitError: Another unit, or a plain number, was added, subtracted or compared.
@@ -153,7 +150,6 @@ class Money(Quantity):
     """An amount of money, in one currency.
 
     Args:
-        amount: The number.
         currency: Its currency, such as USD.
 
     Raises:

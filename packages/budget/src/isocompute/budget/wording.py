@@ -34,7 +34,6 @@ def list_names(names: Collection[str], most: int = 3) -> str:
     """The first few names in order, and how many more there are.
 
     Args:
-        names: The names.
         most: How many of them are listed.
     """
     first = ", ".join(sorted(names)[:most])

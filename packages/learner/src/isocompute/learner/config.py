@@ -79,11 +79,7 @@ class LearnerConfig:
                 raise LearnerError(f"{name} is set, and {reason}: it must be left out")
 
     def learning_rate_at(self, step: int) -> float:
-        """Learning rate of update ``step``, counted from 1; see ``OptimizerConfig.factor_at``.
-
-        Args:
-            step: The step.
-        """
+        """Learning rate of update ``step``, counted from 1; see ``OptimizerConfig.factor_at``."""
         return self.learning_rate * self.optimizer.factor_at(step)
 
     @property

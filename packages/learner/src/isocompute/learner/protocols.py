@@ -89,7 +89,6 @@ class Updater(Protocol):
 
         Args:
             tensors: The policy's and the optimizer's tensors by their names in the state.
-            values: The plain values of the state.
 
         Raises:
             LearnerError: It is the state of another model.
@@ -116,9 +115,7 @@ class Sampler(Protocol):
                 ``finish_reason`` ``aborted``.
             seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
                 sample.
-            step: The step it is for.
             phase: ``train``, ``eval`` or ``canary``.
-            run_id: The run it is for.
         """
         ...
 
@@ -186,7 +183,6 @@ class Meter(Protocol):
         """Record what was generated.
 
         Args:
-            step: The step it was generated for.
             rollouts: A ``rollouts`` table with a column ``cohort``: ``trained``, ``filtered`` or ``failed`` for
                 responses to training problems, ``eval`` for those of an evaluation.
         """

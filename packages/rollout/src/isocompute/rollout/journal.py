@@ -36,7 +36,6 @@ class Journal:
 
     Args:
         out: The file that the groups will be written to.
-        run_id: The run.
         asked: What the run was asked for, kept in ``asked.json`` for whoever finds the folder.
 
     Raises:
@@ -68,7 +67,6 @@ class Journal:
         """Return the rows of a group that was finished, or None.
 
         Args:
-            problem_id: The problem.
             first_sample: Index of its first response.
             samples: Responses that the group must have.
         """

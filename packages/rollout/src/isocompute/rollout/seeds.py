@@ -14,7 +14,6 @@ def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int
         seed: The run's seed.
         phase: What the response is for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
         step: Update step, or cumulative rollouts for phase ``eval``.
-        problem_id: The problem.
         sample: Index of the response among those to its problem.
     """
     key = f"{seed}/{phase}/{step}/{problem_id}/{sample}".encode()

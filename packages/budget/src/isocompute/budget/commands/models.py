@@ -16,7 +16,6 @@ def add(command: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the options.
 
     Args:
-        command: The command's parser.
         required: Whether the model, the response tokens and the device must be given.
     """
     group = command.add_argument_group(
@@ -112,7 +111,6 @@ def memory_line(held: Memory, on: Device) -> str:
 
     Args:
         held: Memory needed on one device.
-        on: The device.
     """
     left_out = "" if held.activations else ", without activations (give the layers and the width)"
     verdict = "" if held.total <= on.memory else ", which does not fit"

@@ -23,7 +23,6 @@ def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     """The columns of one split.
 
     Args:
-        cell: The split.
         arguments: The command's arguments: learning rate, model and devices.
 
     Returns:
@@ -58,7 +57,6 @@ def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Name
     """The splits and what was left out, as lines.
 
     Args:
-        found: The splits.
         rows: The columns of each feasible split, as ``plan_row`` returns them.
         arguments: The command's arguments.
         kept: The remark on what is kept for a sweep; empty for none.
@@ -157,7 +155,6 @@ def document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> di
     """The whole plan, to be written as JSON.
 
     Args:
-        found: The splits.
         rows: The columns of each feasible split, as ``plan_row`` returns them.
         sweep: The sweep, or None.
     """

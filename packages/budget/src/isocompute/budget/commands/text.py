@@ -100,7 +100,6 @@ def plural(number: int, noun: str) -> str:
     """A number with its noun.
 
     Args:
-        number: The number.
         noun: The noun in the singular; the plural adds an s.
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -111,7 +110,6 @@ def write_json(document: Any, path: Path) -> None:
 
     Args:
         document: What ``json.dumps`` accepts, without NaN and infinity.
-        path: The file.
 
     Raises:
         BudgetError: The file cannot be written.

@@ -63,13 +63,7 @@ class Counts:
 
 
 def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) -> Counts:
-    """Counts that are sums of counts: validated when those were made, and without an upper limit.
-
-    Args:
-        rollouts: Sum of rollouts.
-        prompt_tokens: Sum of prompt tokens.
-        response_tokens: Sum of response tokens.
-    """
+    """Counts that are sums of counts: validated when those were made, and without an upper limit."""
     total = object.__new__(Counts)
     put = object.__setattr__
     put(total, "rollouts", rollouts)

@@ -93,22 +93,12 @@ class Fold:
         self.last_step = max(self.last_step, step)
 
     def take_time(self, step: int, device_seconds: float) -> None:
-        """Add device time to a step of the attempt.
-
-        Args:
-            step: The update step.
-            device_seconds: Seconds times devices held.
-        """
+        """Add device time to a step of the attempt."""
         self.device_seconds += device_seconds
         self.reach(step)
 
     def charge(self, step: int, counts: Mapping[str, Counts]) -> None:
-        """Charge counts by cohort to a step of the attempt.
-
-        Args:
-            step: The update step.
-            counts: Counts by cohort.
-        """
+        """Charge counts by cohort to a step of the attempt."""
         self.reach(step)
         for cohort, c in counts.items():
             self._add(step, CODES[cohort], (c.rollouts, c.prompt_tokens, c.response_tokens))
@@ -124,11 +114,7 @@ class Fold:
         """Make many charges, given as columns: the same as one after the other, and faster.
 
         Args:
-            steps: Update steps.
             codes: Places of the cohorts in ``COHORTS``.
-            rollouts: Rollouts.
-            prompt_tokens: Prompt tokens.
-            response_tokens: Response tokens.
         """
         current = -1
         pending: dict[int, list[int]] = {}

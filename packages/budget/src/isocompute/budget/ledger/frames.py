@@ -169,7 +169,6 @@ def without_padding(data: bytes, found: Head) -> bytes:
 
     Args:
         data: The file's content.
-        found: Its head.
     """
     # Every whole record ends in a newline, so trailing zeros can only be bytes that were never written.
     return data.rstrip(b"\0") if found.version == 1 else data
@@ -181,9 +180,7 @@ def payloads_after(data: bytes, where: str, found: Head, *, position: int, numbe
     Args:
         data: The file's content, as ``without_padding`` returns it.
         where: The file, for error messages.
-        found: Its head.
         position: Offset of the first record to be read.
-        number: Number of that record.
 
     Yields:
         The offset after each whole record, and its payload; a torn end is left out.

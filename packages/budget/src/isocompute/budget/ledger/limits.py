@@ -95,7 +95,6 @@ def admission(
     """Whether a step may be taken.
 
     Args:
-        limits: The limits.
         step: The update step, for the reason.
         rollouts: Rollouts that the step would generate for training.
         used: C_used before the step.
@@ -137,7 +136,6 @@ def overshoot(counted: Counts, limits: Limits) -> Counts:
 
     Args:
         counted: What they count, see ``Limits.held_against``.
-        limits: The limits.
     """
     return Counts(
         rollouts=max(0, counted.rollouts - (limits.rollouts or counted.rollouts)),
@@ -149,7 +147,6 @@ def time_overshoot(device_seconds: float, limits: Limits) -> float:
     """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none.
 
     Args:
-        device_seconds: Device time that was paid for.
         limits: The limits; those on device time and money apply.
     """
     most = limits.device_seconds

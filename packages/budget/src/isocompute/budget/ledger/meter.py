@@ -52,7 +52,6 @@ class Meter:
         the overshoot.
 
         Args:
-            step: The update step.
             rollouts: Rollouts that it would generate for training, B_p · n.
 
         Raises:
@@ -67,7 +66,6 @@ class Meter:
         """As ``admit``, and reserve what was admitted until this rank has charged all of it or releases the rest.
 
         Args:
-            step: The update step.
             rollouts: Rollouts that this rank would generate.
             rank: Number of the rank; a second reservation of a rank for a step adds to its first.
 
@@ -87,7 +85,6 @@ class Meter:
         """Release what a rank has reserved for a step and will not generate.
 
         Args:
-            step: The update step.
             rank: Number of the rank; nothing happens when it has no reservation.
         """
         with self._lock:
@@ -104,7 +101,6 @@ class Meter:
         """Record what a step generated, by cohort: everything that was paid for, admitted or not.
 
         Args:
-            step: The update step.
             charged: Counts by cohort, or a ``rollouts`` table whose column ``cohort`` says what became of each response
                 (``counts_by_cohort`` counts it).
             device_seconds: Seconds times devices held.

@@ -43,8 +43,6 @@ def begin_attempt(path: Path, run_id: str, resumed_from: int | Literal["last"] |
     """Open a file, created if it does not exist, and begin an attempt in it.
 
     Args:
-        path: The file.
-        run_id: The run.
         resumed_from: Last update step that is not done again, ``"last"``, or None where nothing was charged.
 
     Raises:

@@ -65,7 +65,6 @@ class Reading:
         """Take the next record, or several charges as one.
 
         Args:
-            payload: The payload.
             number: Number of the record, for error messages.
 
         Raises:

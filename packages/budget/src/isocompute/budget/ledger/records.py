@@ -34,7 +34,6 @@ def encode_attempt(run_id: str, resumed_from: int) -> bytes:
     """Payload that opens an attempt at a run.
 
     Args:
-        run_id: The run.
         resumed_from: The last step that the attempt takes over; 0 for none.
     """
     return ATTEMPTED.pack(ATTEMPT, resumed_from) + run_id.encode()
@@ -50,7 +49,6 @@ def encode_charge(step: int, counts: Mapping[str, Counts], device_seconds: float
     """Payload that charges a step: one record for any number of cohorts.
 
     Args:
-        step: The update step.
         counts: Counts by cohort; none records that the step was reached.
         device_seconds: Seconds times devices held.
     """

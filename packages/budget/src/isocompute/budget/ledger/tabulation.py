@@ -18,7 +18,6 @@ def ledger_table(run_id: str, rows: Iterable[tuple[int, ...]], *, by_attempt: bo
     """Sum charges up into the ``ledger`` table, sorted by its key.
 
     Args:
-        run_id: The run.
         rows: Step, place of the cohort in ``COHORTS``, attempt, rollouts, prompt tokens, response tokens.
         by_attempt: Whether attempts are kept apart, in a further column ``attempt``.
 

@@ -111,7 +111,6 @@ class Writer:
         Args:
             data: The file's content.
             whole: Length of the part that is whole.
-            synced: The watermark.
 
         Raises:
             OSError: It cannot be written.
@@ -152,7 +151,6 @@ class Writer:
         """Add a record to the file, whole or not at all.
 
         Args:
-            record: The record.
             what: What the record is, for error messages.
             sync: Whether to return only once it is on the disk, and everything before.
 

@@ -44,7 +44,6 @@ class Allocation:
         Args:
             rollouts: The budget C, in rollouts.
             problems_per_batch: B_p.
-            rollouts_per_problem: n.
 
         Raises:
             BudgetError: The budget does not pay for one step.

@@ -123,12 +123,7 @@ class Lengths:
 
 
 def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTokens]:
-    """Response tokens of a number of rollouts, as uncertain as their mean length.
-
-    Args:
-        rollouts: Number of rollouts.
-        lengths: Mean lengths.
-    """
+    """Response tokens of a number of rollouts, as uncertain as their mean length."""
     low, likely, high = (
         ResponseTokens(round(rollouts.amount * lengths.mean_response * (1 + off)))
         for off in (-lengths.spread, 0, lengths.spread)
@@ -137,22 +132,12 @@ def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTo
 
 
 def prompt_tokens(rollouts: Rollouts, lengths: Lengths) -> PromptTokens:
-    """Prompt tokens of a number of rollouts, counted once per response.
-
-    Args:
-        rollouts: Number of rollouts.
-        lengths: Mean lengths.
-    """
+    """Prompt tokens of a number of rollouts, counted once per response."""
     return PromptTokens(round(rollouts.amount * lengths.prompt_tokens))
 
 
 def rollouts_for(tokens: ResponseTokens, lengths: Lengths) -> Interval[Rollouts]:
-    """Rollouts that a number of response tokens pays for.
-
-    Args:
-        tokens: Number of response tokens.
-        lengths: Mean lengths.
-    """
+    """Rollouts that a number of response tokens pays for."""
     low, likely, high = (
         Rollouts(int(tokens.amount / (lengths.mean_response * (1 + off))))
         for off in (lengths.spread, 0, -lengths.spread)
@@ -194,9 +179,6 @@ def work(
     """FLOPs of generating rollouts and training on all of them.
 
     Args:
-        rollouts: Number of rollouts.
-        model: The policy.
-        lengths: Mean lengths.
         rollouts_per_problem: n, responses that share a prompt.
         shared_prompt: Whether the engine prefills a prompt once for its n responses (prefix caching).
         extra_forwards: Further forward passes of the trainer over each token: 1 for a reference policy, 1 for

@@ -72,7 +72,6 @@ def estimate(rollouts: Rollouts, setting: Setting, *, rollouts_per_problem: int)
     """Estimate what generating rollouts and training on all of them costs.
 
     Args:
-        rollouts: Number of rollouts.
         setting: The model, its lengths and the device.
         rollouts_per_problem: n, responses that share a prompt.
 

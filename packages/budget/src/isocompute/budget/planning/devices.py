@@ -85,8 +85,6 @@ def seconds(
     """Device time of a number of FLOPs.
 
     Args:
-        flops: The FLOPs.
-        on: The device.
         shares: Low, likely and high share of its peak that is reached.
         doing: The phase (sampling or training), for the wording of the assumption.
     """
@@ -113,8 +111,6 @@ def device_time(
     """Device time of generating and of training.
 
     Args:
-        of: The FLOPs.
-        on: The device.
         utilisation: Shares of the peak that are reached.
         tokens: Response tokens generated, where the engine's speed was measured.
         tokens_per_second: Measured throughput of one device in response tokens per second; replaces the
@@ -138,12 +134,7 @@ def device_time(
 
 
 def price(time: Interval[DeviceSeconds], per_hour: Money) -> Interval[Money]:
-    """What device time costs at a price per device-hour.
-
-    Args:
-        time: The device time.
-        per_hour: Price of a device-hour.
-    """
+    """What device time costs at a price per device-hour."""
     return time.convert(lambda t: per_hour * t.hours, f"{per_hour} per device-hour")
 
 
@@ -171,8 +162,6 @@ def memory(model: Model, lengths: Lengths, *, world_size: int, micro_batch: int 
     """Memory of one device in a sharded trainer.
 
     Args:
-        model: The policy.
-        lengths: Mean lengths.
         world_size: Devices that share the training state.
         micro_batch: Rollouts in one forward and backward pass of a device.
         colocated: Whether the device also holds an inference engine.

@@ -71,7 +71,6 @@ class GrowingCell:
         """Rollouts that reaching its next point costs.
 
         Args:
-            index: Index of the point.
             prices: What a cell costs in addition to one run's training.
         """
         if not self.begun:
@@ -92,7 +91,6 @@ def growing_cell(batch: Allocation, points: Sequence[int], constraints: Constrai
     """A cell that may grow, before it is given any rollouts.
 
     Args:
-        batch: Its batch.
         points: Cumulative rollouts at which runs are evaluated.
         constraints: Limits on steps, epochs and the rollouts of one run.
 
@@ -110,7 +108,6 @@ def most_rollouts(batch: Allocation, constraints: Constraints) -> int:
     """The most rollouts that a run with this batch may spend, by the budget and by the limit on epochs.
 
     Args:
-        batch: The batch.
         constraints: The budget of one run, and the limit on epochs.
     """
     if constraints.max_epochs is None or constraints.problems is None:

@@ -135,7 +135,6 @@ def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_probl
     Args:
         limits: The limits that it must respect.
         problems_per_batch: B_p.
-        rollouts_per_problem: n.
 
     Returns:
         The split, or the first limit that it exceeds.

@@ -238,7 +238,6 @@ def evaluation_points(unit: int, most: int, per_octave: int) -> tuple[int, ...]:
     Args:
         unit: What every point is a multiple of: the least common multiple of the batches.
         most: No point lies beyond.
-        per_octave: Points in each doubling.
     """
     points: list[int] = []
     k = 0

@@ -105,7 +105,6 @@ def render(configuration: Configuration, style: Style) -> list[str]:
     """A trainer's settings as flags, one setting per line.
 
     Args:
-        configuration: The settings.
         style: The form of the trainer's flags: ``key=value`` for ``hydra``, otherwise ``--key value``.
     """
     if style == "hydra":

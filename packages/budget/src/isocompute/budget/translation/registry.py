@@ -39,7 +39,6 @@ def convert(name: str, run: Run) -> Configuration:
     """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
 
     Args:
-        name: The trainer.
         run: Allocation, devices, how the model is spread over them, and what else is known.
 
     Raises:
@@ -64,7 +63,6 @@ def read(
     """What a trainer's settings say.
 
     Args:
-        name: The trainer.
         settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
         world_size: Devices that train, where the settings do not say (TRL).
         problems: D, problems in the training set, where steps follow from epochs.

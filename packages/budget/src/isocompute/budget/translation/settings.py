@@ -66,7 +66,6 @@ class Settings:
         """A value as a whole number of at least 1.
 
         Args:
-            value: The value.
             name: Name of the setting, for the error message.
 
         Raises:
@@ -157,7 +156,6 @@ class Settings:
         """A number above 0, which need not be whole.
 
         Args:
-            name: Name of the setting.
             default: The trainer's default, assumed and noted when the setting is missing.
 
         Raises:
@@ -212,8 +210,6 @@ class Settings:
 
         Args:
             problems_per_batch: B_p.
-            rollouts_per_problem: n.
-            update_steps: M.
             per_batch: Optimizer steps on each batch that is generated.
             world_size: Devices that train.
             data_parallel: Copies of the model that share a batch.

@@ -53,7 +53,6 @@ def expected_zero_variance(successes: int, samples: int, rollouts_per_problem: i
     Args:
         successes: Correct responses among those measured.
         samples: Responses measured.
-        rollouts_per_problem: n.
 
     Raises:
         BudgetError: A number is not whole, or there are more successes than samples.

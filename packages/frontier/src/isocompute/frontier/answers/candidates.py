@@ -72,7 +72,6 @@ def measured(curve: Candidate, compute: float) -> bool:
     """Whether a curve's own data reach some compute.
 
     Args:
-        curve: The curve.
         compute: Compute, in the unit of the fit.
     """
     return bool(within_support(compute, *curve.support))
@@ -82,7 +81,6 @@ def within_reach(curves: Sequence[Candidate], compute: float) -> tuple[list[Cand
     """Curves that may be asked about at some compute, and those refused because their data end too early.
 
     Args:
-        curves: The curves.
         compute: Compute, in the unit of the fit.
     """
     kept = [c for c in curves if not_beyond(compute, FARTHEST_EXTRAPOLATION * c.support[1])]

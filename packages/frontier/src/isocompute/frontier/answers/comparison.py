@@ -70,9 +70,7 @@ def compare(
 
     Args:
         evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
-        prescribed: The prescribed n.
         baselines: The fixed n.
-        metric: Metric compared.
 
     Raises:
         FrontierError: The runs did not end at the same compute.

@@ -65,7 +65,6 @@ def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[A
     Args:
         parameters: A fitted ``hill``.
         compute: Compute of each point, shape ``(points,)``.
-        reward: Its reward.
 
     Returns:
         Compute and F of the points kept.

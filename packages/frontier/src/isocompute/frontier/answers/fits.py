@@ -95,7 +95,6 @@ def fit(evals: pl.DataFrame, config: FitConfig, *, pass_rates: pl.DataFrame | No
 
     Args:
         evals: An ``evals`` table.
-        config: How to fit it.
         pass_rates: A ``pass_rates`` table of the same evaluations: with it errors are those of the metric, question by
             question, and intervals include the luck of which questions are asked.
 

@@ -134,7 +134,6 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     """Fit one run up to a cut and judge its extension.
 
     Args:
-        compute: Compute of each evaluation.
         reward: Its reward, within 0 to 1.
         config: How to fit and extend it.
         trials: Responses behind each reward, for its binomial error; by default the scatter about the fit is

@@ -121,7 +121,6 @@ def prescribe(
         fits: Fits, or the folder that holds them.
         budget: Rollouts to spend.
         anchor: Learning rate found at a batch of ``anchor_batch`` rollouts.
-        anchor_batch: Rollouts of that batch.
 
     Raises:
         FrontierError: The fits are not in rollouts, or the budget is beyond four times the

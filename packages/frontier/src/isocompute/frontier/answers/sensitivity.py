@@ -68,7 +68,6 @@ def smallest_stable(fits: Fits, *, rollouts_per_problem: int, tolerance: float =
 
     Args:
         fits: Fits of curves of several B_p.
-        rollouts_per_problem: n.
         tolerance: Largest loss of reward that is accepted.
 
     Raises:

@@ -22,7 +22,6 @@ def save(fits: FittedSweep, folder: str | Path) -> None:
     """Write ``fits.json``, ``frontier.parquet`` and the refits; the same fits give the same bytes.
 
     Args:
-        fits: The fits.
         folder: Where they are written; made when it does not exist.
 
     Raises:

@@ -160,12 +160,7 @@ class FittedSweep:
 
 
 def curve_name(curve: Curve, others: Sequence[Curve]) -> str:
-    """The name of a curve, to be printed: n, and B_p and the group where they tell it from others.
-
-    Args:
-        curve: The curve.
-        others: The curves that it is told from.
-    """
+    """The name of a curve, to be printed: n, and B_p and the group where they tell it from others."""
     several = len({c.problems_per_batch for c in others}) > 1
     named = f"n = {curve.rollouts_per_problem}" + (f", B_p = {curve.problems_per_batch}" if several else "")
     return f"{named}, {curve.group}" if curve.group else named

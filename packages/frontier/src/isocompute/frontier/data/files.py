@@ -49,8 +49,6 @@ def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
     """A column of finite numbers, shape ``(rows,)``.
 
     Args:
-        frame: The rows.
-        name: The column.
         path: The file that they are of, for messages.
 
     Raises:
@@ -73,8 +71,6 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
     """Read numeric columns of a file.
 
     Args:
-        path: The file.
-        names: Columns.
         where: Only rows in which these columns hold these values.
 
     Raises:
@@ -99,13 +95,10 @@ def read_series(
     """Read the curves that a column tells apart, sorted by compute.
 
     Args:
-        path: The file.
         x: Column of compute.
         y: Column of rewards, within 0 to 1.
         by: Column that names the curves.
         where: Only rows in which these columns hold these values.
-        least: Least compute read.
-        most: Most compute read.
 
     Raises:
         FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.

@@ -34,10 +34,6 @@ def curves(
     """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
 
     Args:
-        evals: The table.
-        metric: Metric column.
-        unit: Unit of compute.
-        split: Split evaluated.
         problem_set: Problem set, needed when there are several.
         group: A further column, such as the recipe: runs that differ in it are curves of their own.
         pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.

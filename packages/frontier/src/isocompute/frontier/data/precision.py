@@ -58,7 +58,6 @@ def response_variance(metric: str, rates: Array, samples: int) -> Array:
     Args:
         metric: Such as ``best_at_4``.
         rates: Pass rates measured, shape ``(evaluations, questions)``.
-        samples: Samples of each question.
     """
     questions = rates.shape[1]
     # Half a success and half a failure more: a mean of 0 or 1 has an error too.
@@ -100,7 +99,6 @@ def binomial_errors(reward: Array, trials: Array) -> Array:
 
     Args:
         reward: Shares, within 0 to 1.
-        trials: Trials of each.
     """
     rate = (reward * trials + 0.5) / (trials + 1.0)
     return binomial_error(rate, trials)

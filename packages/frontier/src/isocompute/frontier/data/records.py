@@ -20,7 +20,6 @@ def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: 
 
     Args:
         compute: Compute of each point, in any order.
-        reward: Its reward.
         bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
             every new maximum.
         window: Points of a centred running mean taken before records are sought; 1 leaves them raw.
@@ -66,7 +65,6 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
     records with.
 
     Args:
-        curve: The curve.
         bin_width: Width of a record's bin of reward; 0 takes every new maximum.
         window: Points of the running mean.
     """
@@ -89,7 +87,6 @@ def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Arr
 
     Args:
         compute: Compute of each point; equal ones get one value.
-        reward: Its reward.
         weights: Its weight; equal by default.
 
     Returns:

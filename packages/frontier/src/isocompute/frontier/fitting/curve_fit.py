@@ -102,9 +102,7 @@ def curve_fit(
 
     Args:
         curve: The points that were fitted.
-        best: The fit that was chosen.
         every: A fit of every form, whatever was asked for.
-        draws: The refits.
         within: Noise within its runs.
         criteria: AICc of each form.
         tails: Error of each form on the held-out tail.

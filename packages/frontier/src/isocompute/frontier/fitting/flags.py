@@ -33,10 +33,7 @@ def flags_of(
 
     Args:
         curve: The points that were fitted.
-        best: The fit that was chosen.
-        every: A fit of every form.
         criteria: AICc of each form.
-        draws: The refits.
         profile: Profile likelihood of the asymptote.
         within: Noise within the runs.
         within_run: Whether no curve of the population has two seeds.

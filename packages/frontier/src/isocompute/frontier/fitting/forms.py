@@ -40,7 +40,6 @@ def rise(form: str, compute: Array, scale: Array, shape: Array) -> Array:
 
     Args:
         form: ``exp``, ``hill`` or ``power``.
-        compute: Compute.
         scale: τ or C_mid, in the unit of compute.
         shape: B or β; unused by ``exp``.
     """

@@ -77,7 +77,6 @@ def inflated(variance: float, autocorrelation: float) -> float:
 
     Args:
         variance: Variance of the mean of as many independent points.
-        autocorrelation: φ.
     """
     return variance * (1 + autocorrelation) / (1 - autocorrelation)
 
@@ -87,7 +86,6 @@ def effective_points(points: int, seeds: int, autocorrelation: float) -> float:
 
     Args:
         points: Points of the curve, N.
-        seeds: Runs of it.
         autocorrelation: φ, at lag 1.
     """
     independent = inflated(points, -autocorrelation)
@@ -101,7 +99,6 @@ def autocorrelation_of(lagged: float, squares: float, *, points: float, paramete
 
     Args:
         lagged: Sum of the products of neighbouring residuals.
-        squares: Sum of their squares.
         points: N, of one run.
         parameters: p, of one curve.
     """
@@ -112,12 +109,7 @@ def autocorrelation_of(lagged: float, squares: float, *, points: float, paramete
 
 
 def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noise:
-    """Estimate the noise of the curves of one population together.
-
-    Args:
-        curves: The curves.
-        fitted: The curve fitted to each.
-    """
+    """Estimate the noise of the curves of one population together."""
     top = bottom = 0.0
     effects: list[list[dict[int, float]]] = [[], []]
     for curve, parameters in zip(curves, fitted, strict=True):
@@ -142,13 +134,7 @@ def estimate_noise(curves: Sequence[Curve], fitted: Sequence[Parameters]) -> Noi
 
 
 def scatter(curve: Curve, fitted: Parameters, noise: Noise) -> Scatter:
-    """Noise within the runs of one curve: the residuals without the effects of seeds.
-
-    Args:
-        curve: The curve.
-        fitted: The curve fitted to it.
-        noise: Noise of its population.
-    """
+    """Noise within the runs of one curve: the residuals without the effects of seeds."""
     residuals = without_effects(curve, effect_basis(curve, fitted), curve.reward - fitted(curve.compute))
     squares = float(((residuals / curve.standard_error) ** 2).mean())
     spent = 2 * (curve.seeds - 1)
@@ -167,10 +153,7 @@ def seed_effects(
     with the same error as that of the runs, so what is drawn here is the rest of the total variance.
 
     Args:
-        curves: The curves of one population.
         measuring: Variance of measuring the effects of each curve, shape ``(2,)``.
-        noise: Their noise.
-        refits: Refits.
         rng: Source of randomness.
     """
     found = [np.zeros((refits, curve.seeds, 2)) for curve in curves]
@@ -193,8 +176,6 @@ def measuring_error(curve: Curve, fitted: Parameters, factor: float, autocorrela
     """Variance with which the noise within runs measures the two effects of a seed, shape ``(2,)``.
 
     Args:
-        curve: The curve.
-        fitted: The curve fitted to it.
         factor: Standard deviation of the noise, in standard errors of the points.
         autocorrelation: φ, at lag 1.
     """

@@ -133,7 +133,6 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
         compute: Compute of each point, above 0.
         n: Rollouts per problem that were best there.
         refits: Resamples of the points behind the intervals.
-        seed: Fixes them.
 
     Raises:
         FrontierError: Fewer than four points, a value that is not positive, or a negative seed.

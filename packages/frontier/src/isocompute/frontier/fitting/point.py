@@ -30,13 +30,7 @@ class PointFit:
 
 
 def standard_deviation(squares: float, points: int, parameters: int) -> float:
-    """Standard deviation of the residuals of a fit.
-
-    Args:
-        squares: Their sum of squares.
-        points: Points fitted.
-        parameters: Parameters fitted.
-    """
+    """Standard deviation of the residuals of a fit."""
     return float(np.sqrt(squares / max(points - parameters, 1)))
 
 
@@ -46,9 +40,6 @@ def fit_form(
     """Fit one form to the points of a curve.
 
     Args:
-        form: The form.
-        compute: Compute of each point.
-        reward: Reward of each point.
         standard_error: Its standard error, which scales the residuals; they are summed, never averaged
             (a mean stops optimisers early).
         start: R0 when it is fixed.

@@ -26,7 +26,6 @@ def fit_population(
         every: For each curve a fit of every form.
         forms: Forms to choose among.
         selection: ``aicc`` or ``tail``.
-        refits: Refits of each curve.
         rng: Source of randomness.
         questions: For each curve what the choice of questions does to its start and gain, shape ``(refits, 2)``; None
             where the pass rates are not known.

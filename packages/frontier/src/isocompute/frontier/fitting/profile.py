@@ -49,10 +49,7 @@ def profile_asymptote(
     """Profile the asymptote of a fitted curve.
 
     Args:
-        best: The point fit.
-        compute: Compute of each point.
         reward: Its reward, without the departure of each seed from their mean.
-        standard_error: Its standard error.
         start: R0 where it is held fixed.
         independent_points: How many independent points they are worth, from ``effective_points``.
         between_seeds: Half of the 95 % interval that the spread between seeds alone gives A; 0 within a run.

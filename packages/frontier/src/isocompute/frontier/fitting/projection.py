@@ -46,8 +46,6 @@ def grid(form: str, compute: Array, *, scales: Array | None = None, shapes: Arra
     """Candidates for a form: scales from a tenth of the first compute to 30 times the last, by logarithm.
 
     Args:
-        form: The form.
-        compute: Compute of each point.
         scales: Other scales to search.
         shapes: Other shapes to search.
     """
@@ -63,7 +61,6 @@ def closer_grid(fitted: Parameters, compute: Array) -> Grid:
     """The whole grid of a form, and a finer one around a fit: where most refits of it end.
 
     Args:
-        fitted: The fit.
         compute: Compute of each point, shape ``(points,)``.
     """
     scales, shapes = _searched(fitted.form, compute)

@@ -25,8 +25,6 @@ def question_effects(
 
     Args:
         curves: The curves of a fit, with or without answers.
-        fitted: The curve fitted to each.
-        refits: Refits.
         rng: Source of randomness.
 
     Returns:

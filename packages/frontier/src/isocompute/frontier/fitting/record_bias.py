@@ -12,7 +12,6 @@ def records_gap(curve: Curve, best: Parameters, bin_width: float, window: int = 
     """How far above all points a fit of the records lies at the last record; None where there is no such fit.
 
     Args:
-        curve: All points.
         best: The fit of all points.
         bin_width: Width of a record's bin of reward.
         window: Points of the running mean before records are sought.

@@ -21,7 +21,6 @@ def fit_scalerl(compute: Array, reward: Array, r0: float) -> Parameters:
 
     Args:
         compute: Compute of each point, above 0.
-        reward: Its reward.
         r0: Reward before training.
     """
     asymptotes = np.arange(np.ceil((r0 + STEP) / STEP), np.floor(1.0 / STEP) + 1) * STEP

@@ -96,12 +96,7 @@ def spread_of(effects: Sequence[Mapping[int, float]]) -> Spread | None:
 
 
 def effect_basis(curve: Curve, fitted: Parameters) -> Array:
-    """What an effect of 1 on amplitude and on timing adds to the reward of each point, shape ``(points, 2)``.
-
-    Args:
-        curve: The points.
-        fitted: The curve fitted to them.
-    """
+    """What an effect of 1 on amplitude and on timing adds to the reward of each point, shape ``(points, 2)``."""
     made = fitted(curve.compute) - fitted.start
     end = float(fitted(curve.compute.max())) - fitted.start
     last = max(float(curve.compute.max()), 1e-300)
@@ -125,7 +120,6 @@ def effects_of(curve: Curve, basis: Array, residuals: Array) -> tuple[Array, Arr
     """Effects of every seed by weighted least squares, and their variances for points of unit variance.
 
     Args:
-        curve: The points.
         basis: From ``effect_basis``.
         residuals: Reward minus the fitted curve, shape ``(..., points)``.
 
@@ -149,7 +143,6 @@ def without_effects(curve: Curve, basis: Array, residuals: Array) -> Array:
     With one seed they are unchanged.
 
     Args:
-        curve: The points.
         basis: From ``effect_basis``.
         residuals: Reward minus the fitted curve, shape ``(..., points)``.
     """

@@ -21,12 +21,7 @@ TAIL = 0.25
 
 
 def start_of(curve: Curve, form: str) -> float | None:
-    """R0 of ``hill``: the mean reward at zero compute, where there is one.
-
-    Args:
-        curve: The points.
-        form: The form.
-    """
+    """R0 of ``hill``: the mean reward at zero compute, where there is one."""
     zero = curve.compute == 0
     return float(curve.reward[zero].mean()) if form == "hill" and zero.any() else None
 
@@ -35,8 +30,6 @@ def point_fits(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = 
     """A point fit of each form; empty where there are too few points to fit any.
 
     Args:
-        curve: The points.
-        forms: Forms to fit.
         thorough: Forms refined from several starts; the others, which are only compared with, from one.
     """
     if (curve.compute > 0).sum() < 3 or len(np.unique(curve.compute)) < 3:
@@ -53,7 +46,6 @@ def adjusted_squares(curve: Curve, parameters: Parameters) -> float:
     """Weighted squares about a curve without the effects of seeds: a form is not judged by the luck of the seeds.
 
     Args:
-        curve: The points.
         parameters: The curve fitted to them.
     """
     residuals = curve.reward - parameters(curve.compute)
@@ -67,7 +59,6 @@ def nearest(curve: Curve, fits: Sequence[PointFit]) -> Parameters:
     The noise must not depend on the form that is chosen by it.
 
     Args:
-        curve: The points.
         fits: A fit of each form, one or more.
     """
     return min((p.parameters for p in fits), key=lambda p: adjusted_squares(curve, p))
@@ -91,7 +82,6 @@ def criterion(curve: Curve, parameters: Parameters, autocorrelation: float) -> f
     """AICc of a curve's fit.
 
     Args:
-        curve: The points.
         parameters: The curve fitted to them.
         autocorrelation: φ of the noise, at lag 1.
     """
@@ -106,7 +96,6 @@ def choose(fits: Sequence[PointFit], criteria: dict[str, float], tails: dict[str
     Args:
         fits: One fit per form.
         criteria: AICc of each form.
-        tails: Its error on the tail.
         selection: ``aicc`` or ``tail``.
     """
     measure = tails if selection == "tail" and tails else criteria
@@ -121,12 +110,7 @@ def weights_of(criteria: dict[str, float]) -> dict[str, float]:
 
 
 def held_out(curve: Curve, forms: Sequence[str]) -> dict[str, float]:
-    """Error of each form on the held-out tail; empty where the run is too short to hold one out.
-
-    Args:
-        curve: The points.
-        forms: Forms to fit.
-    """
+    """Error of each form on the held-out tail; empty where the run is too short to hold one out."""
     found = {}
     for form in forms:
         start = start_of(curve, form)
@@ -153,8 +137,6 @@ def tail_errors(form: str, compute: Array, rewards: Array, weights: Array, start
     """Mean squared error on the tail, over its variance, of a form fitted to what comes before.
 
     Args:
-        form: The form.
-        compute: Compute of each point.
         rewards: Rewards of one or several runs, shape ``(sets, points)``.
         weights: One over the variance of each point.
         start: R0 of each set where it is held fixed.

@@ -27,7 +27,6 @@ def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
     """Draw every figure that the fits have the curves for, as SVG and PNG; nothing when no curve was fitted.
 
     Args:
-        fits: The fits.
         folder: Where the figures go.
 
     Returns:

@@ -81,7 +81,6 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     Args:
         gap: From ``train_validation_gap``, with the unit's column.
         unit: Column of compute.
-        metric: Metric compared.
     """
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
@@ -102,9 +101,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     """A curve fitted up to a cut and its extension, with the points of both.
 
     Args:
-        found: The forecast.
         compute: Compute of every evaluation, shape ``(points,)``.
-        reward: Its reward.
         x: Name of the compute.
         y: Name of the reward.
     """

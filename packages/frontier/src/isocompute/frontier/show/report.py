@@ -34,7 +34,6 @@ def write_report(fits: Fits, folder: str | Path) -> Path:
     """Write ``report.html`` beside the figures; the same fits give the same bytes.
 
     Args:
-        fits: The fits.
         folder: Where the figures are and the report goes.
 
     Raises:

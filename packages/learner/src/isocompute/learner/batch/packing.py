@@ -19,7 +19,6 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     """Pack a piece into one sequence: all prompts, then all responses without their last tokens.
 
     Args:
-        responses: The responses.
         piece: Those that pass through the model together.
         device: Torch device of the tensors.
         dtype: Type of the numbers.
@@ -51,7 +50,6 @@ def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
     """Pad a piece to one length, a row for each response: prompt, response without its last token, padding.
 
     Args:
-        responses: The responses.
         piece: Those that pass through the model together.
         device: Torch device of the tensors.
         dtype: Type of the numbers.

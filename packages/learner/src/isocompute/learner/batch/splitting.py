@@ -45,7 +45,6 @@ def micro_batches(
     before each of its responses.
 
     Args:
-        responses: The responses.
         rows: Their rows that pass through the model, in order.
         tokens: Most tokens of a piece, prompts and padding included; a single response may have more.
         share_prompts: Whether pieces are packed: a prompt passes through the model once for all responses in a row

@@ -53,9 +53,7 @@ class Load:
         """Return the load of a rank's share of a batch whose prompts and responses are of one length.
 
         Args:
-            prompt_tokens: Tokens of a prompt.
             response_tokens: Tokens of a response; where lengths differ the mean when packed, the longest when padded.
-            rollouts_per_problem: n.
             problems: Problems of the rank's share.
             micro_batch_tokens: As in ``ComputeConfig``.
             packed: Whether responses are packed; see ``ComputeConfig``.
@@ -154,7 +152,6 @@ def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
     the copies of shared keys and values for each head that a GPU makes in float32, and transformers of padded batches.
 
     Args:
-        shape: The model.
         config: The learner's settings.
         load: What passes through the model together.
     """

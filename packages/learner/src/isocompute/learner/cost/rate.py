@@ -23,7 +23,6 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
     else runs on the machine only slows one down.
 
     Args:
-        device: A torch device.
         dtype: Type of the factors: that in which an update multiplies.
 
     Returns:

@@ -36,7 +36,6 @@ def response_advantages(
             or there is none (Dr. GRPO).
         std: The ``sample`` standard deviation, whose squares are divided by n − 1 (``torch.std``), or the
             ``population`` one, divided by n.
-        epsilon: ε.
 
     Returns:
         Advantages, float64, shape ``(responses,)``.

@@ -20,7 +20,6 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
     Args:
         rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
             ``sample`` are read.
-        config: What is learnt from.
 
     Returns:
         The table with both columns.

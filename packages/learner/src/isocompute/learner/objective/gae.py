@@ -21,8 +21,6 @@ def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) 
     Args:
         rewards: Reward of each sampled token, in most tasks 0 up to the last one.
         values: V of each, the critic's value before the token is sampled.
-        discount: γ.
-        gae_lambda: λ.
 
     Returns:
         Advantages, not whitened, and returns.

@@ -37,7 +37,6 @@ def sequence_weights(
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
         responses: How many responses there are.
-        cap: Largest weight.
 
     Returns:
         The weight of each token's response, shape ``(tokens,)``.
@@ -56,7 +55,6 @@ def no_weights(
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
         responses: How many responses there are.
-        cap: Largest weight.
     """
     del sampler, response, responses, cap
     return torch.ones_like(learner)
@@ -72,7 +70,6 @@ def token_weights(
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
         responses: How many responses there are.
-        cap: Largest weight.
     """
     del response, responses
     return importance_weights(learner, sampler, cap=cap)

@@ -66,10 +66,6 @@ def objective(inputs: ObjectiveInputs, config: LearnerConfig) -> tuple[torch.Ten
     weight of 1: ``critic.coefficient`` is what passes of its gradient from the head into the policy. Shares of one
     update add up to its loss.
 
-    Args:
-        inputs: The tokens.
-        config: What is maximised.
-
     Returns:
         The share as a scalar with its gradient, and the metrics that ``loss_metrics`` names.
 
@@ -107,7 +103,6 @@ def loss_metrics(config: LearnerConfig, device: str = "cpu") -> dict[str, Mean]:
 
     Args:
         config: What is maximised; the names depend on nothing else.
-        device: A torch device.
     """
     names = ["loss", "policy_loss"]
     gae = config.objective.resolved.baseline == "gae"

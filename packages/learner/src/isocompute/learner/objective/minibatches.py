@@ -22,8 +22,6 @@ def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int
 
     Args:
         batch: What ``prepare`` returned.
-        config: What is maximised.
-        seed: Seed of the run.
         step: The step; it, the seed and the pass decide the split, so that a resumed run has the same.
     """
     if not config.objective.off_policy:

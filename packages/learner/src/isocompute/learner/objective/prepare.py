@@ -29,7 +29,6 @@ def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
         rollouts: A ``rollouts`` table with the columns of ``with_cohorts``. Where ``config.measures_first``, its
             completed responses were measured: with a KL in the reward it has the list columns ``old_logprobs`` and
             ``reference_logprobs``, with a critic ``values``, of one number per sampled token.
-        config: What is maximised.
 
     Returns:
         The rows of the cohort ``trained`` with ``advantage`` (float64) or, from a critic, the list columns
@@ -77,7 +76,6 @@ def estimated(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
     Args:
         rollouts: A ``rollouts`` table with the columns of ``with_cohorts``.
-        config: What is maximised.
     """
     if config.objective.resolved.baseline == "gae":
         return rollouts.filter(pl.col("cohort") == "trained")
@@ -90,7 +88,6 @@ def from_rewards(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
     Args:
         rollouts: See ``prepare``.
-        config: What is maximised.
     """
     used = estimated(rollouts, config)
     if in_reward(config):
@@ -116,7 +113,6 @@ def from_values(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
 
     Args:
         rollouts: See ``prepare``.
-        config: What is maximised.
     """
     trained = estimated(rollouts, config)
     counts = sampled_counts(trained)
@@ -144,11 +140,7 @@ ESTIMATORS: dict[str, Callable[[pl.DataFrame, LearnerConfig], pl.DataFrame]] = {
 
 
 def in_reward(config: LearnerConfig) -> bool:
-    """Whether the KL is part of the reward, and not of the loss.
-
-    Args:
-        config: What is maximised.
-    """
+    """Whether the KL is part of the reward, and not of the loss."""
     return bool(config.kl.coefficient) and config.kl.place == "reward"
 
 

@@ -59,7 +59,6 @@ def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
 
     Args:
         table: A ``rollouts`` table that a policy was measured on.
-        name: The column.
         lengths: Sampled tokens of each row.
 
     Raises:
@@ -81,12 +80,7 @@ def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
 
 
 def listed(name: str, rows: Ragged) -> pl.Series:
-    """A list column of float32 with such rows.
-
-    Args:
-        name: Its name.
-        rows: Its rows.
-    """
+    """A list column of float32 with such rows."""
     offsets = np.concatenate([[0], np.cumsum(rows.lengths)])
     values = pa.array(rows.values.astype(np.float32))
     return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), values))

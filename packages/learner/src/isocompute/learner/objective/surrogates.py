@@ -56,7 +56,6 @@ def policy_gradient(
     """REINFORCE (Williams, 1992): −A·log π, whose gradient is that of the others on-policy. Nothing is clipped.
 
     Args:
-        policies: The tokens.
         advantages: The advantage of each token, shape ``(tokens,)``.
         clip_low: Not used.
         clip_high: Not used.
@@ -76,7 +75,6 @@ def clipped(
     gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
 
     Args:
-        policies: The tokens.
         advantages: The advantage of each token, shape ``(tokens,)``.
         clip_low: ε_low; None is no bound.
         clip_high: ε_high; None is no bound.
@@ -93,7 +91,6 @@ def cispo(
     as clipped where its ratio is, whatever its advantage.
 
     Args:
-        policies: The tokens.
         advantages: The advantage of each token, shape ``(tokens,)``.
         clip_low: ε_low; None is no bound, as in ScaleRL (arXiv 2510.13786, section 4).
         clip_high: ε_high; None is no bound.
@@ -111,7 +108,6 @@ def gspo(policies: Policies, advantages: torch.Tensor, *, clip_low: float | None
     advantage per response a mean over its tokens is GSPO's term. Every token of a response must be there.
 
     Args:
-        policies: The tokens.
         advantages: The advantage of each token, shape ``(tokens,)``.
         clip_low: ε_low; None is no bound.
         clip_high: ε_high; None is no bound.

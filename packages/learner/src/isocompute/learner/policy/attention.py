@@ -153,7 +153,6 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
     pairs of tokens; with a copy for each head there is one that takes float32 and holds none.
 
     Args:
-        device: Type of the device.
         dtype: Type that they are multiplied in.
     """
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
@@ -166,7 +165,6 @@ def packed_mask(
 
     Args:
         mask_function: Whether a query sees a key: of indices of batch, head, query and key, which broadcast.
-        device: A torch device.
         asked: What else transformers asks for.
 
     Returns:

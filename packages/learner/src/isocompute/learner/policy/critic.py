@@ -11,7 +11,6 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
     Args:
         size: Hidden size of the policy.
         share: What the head's gradient is multiplied by before it passes into the policy; 0 cuts it off.
-        device: Torch device.
         dtype: Type of its weights.
     """
 

@@ -39,8 +39,6 @@ class Forward:
     Args:
         policy: From ``load_policy``.
         config: How an update is computed.
-        temperature: The sampling temperature.
-        device: A torch device.
         like: How another policy of the same architecture is run, which is to be given the same micro-batches: a
             reference is run as the policy is, and without gradient; None: how this one can be run is found out.
 
@@ -77,7 +75,6 @@ class Forward:
         """The tensors of a piece.
 
         Args:
-            responses: The responses.
             piece: Those that pass through the model together.
         """
         numbers = torch.float64 if self._dtype == torch.float64 else torch.float32
@@ -87,7 +84,6 @@ class Forward:
         """Cut rows into what passes through the model together; see ``batch.micro_batches``.
 
         Args:
-            responses: The responses.
             rows: Their rows that pass through the model.
 
         Raises:
@@ -104,11 +100,7 @@ class Forward:
             yield from micro_batches(responses, rows[sides == side], tokens=tokens, share_prompts=packs)
 
     def attending(self, batch: MicroBatch) -> AbstractContextManager[attention.Passing | None]:
-        """Hold on to what a micro-batch consists of, during its forward and its backward pass.
-
-        Args:
-            batch: The micro-batch.
-        """
+        """Hold on to what a micro-batch consists of, during its forward and its backward pass."""
         return attention.attending(batch.rows)
 
     def hidden(self, batch: MicroBatch) -> torch.Tensor:
@@ -140,7 +132,6 @@ class Forward:
 
         Args:
             hidden: From ``hidden``.
-            batch: The micro-batch.
             entropy: Whether entropies are measured.
             entropy_gradient: Whether they have a gradient.
         """
@@ -157,11 +148,7 @@ class Forward:
         )
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``.
-
-        Args:
-            batch: The micro-batch.
-        """
+        """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
         with torch.no_grad(), self.attending(batch):
             return self.terms(self.hidden(batch), batch).logprobs
 

@@ -45,7 +45,6 @@ def token_terms(
         hidden: The hidden state that predicts each token, shape ``(tokens, hidden size)``.
         head: The output head, a linear layer.
         tokens: The tokens sampled, shape ``(tokens,)``.
-        temperature: The sampling temperature τ.
         chunk: Tokens whose logits are held at a time.
         dtype: Type that matrices are multiplied in. Where it is lower than float32, the softmax, what is returned and
             the sum of the weights' gradient over chunks are in float32 all the same.

@@ -18,7 +18,6 @@ def load_policy(model: str | Path, *, device: str, dtype: torch.dtype = torch.fl
 
     Args:
         model: A folder or a name, in the Hugging Face format.
-        device: A torch device.
         dtype: Type of the weights.
 
     Returns:
@@ -62,7 +61,6 @@ def reference_of(model: str | Path, *, device: str, dtype: torch.dtype) -> Any:
 
     Args:
         model: As for ``load_policy``.
-        device: A torch device.
         dtype: Type of the weights.
 
     Raises:

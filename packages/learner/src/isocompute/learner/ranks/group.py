@@ -30,9 +30,7 @@ class LearnerGroup:
     terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
 
     Args:
-        model: The base model.
         config: The learner's settings.
-        world_size: Ranks.
         device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` one GPU.
         patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
         load_patience: Timeout for loading the model, s.
@@ -106,7 +104,6 @@ class LearnerGroup:
 
         Args:
             batch: As for ``Learner.update``.
-            advance: The same.
 
         Raises:
             RankError: A rank died or timed out; the group is broken.
@@ -145,7 +142,6 @@ class LearnerGroup:
 
         Args:
             tensors: The policy's and the optimizer's tensors by their names in the state.
-            values: The plain values of the state.
 
         Raises:
             LearnerError: It is the state of another model.

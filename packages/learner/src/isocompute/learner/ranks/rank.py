@@ -61,7 +61,6 @@ class RankActor:
         """Load the policy; see ``Learner`` for errors.
 
         Args:
-            model: The base model.
             config: The learner's settings.
         """
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
@@ -78,7 +77,6 @@ class RankActor:
         """Update from this rank's share; see ``Learner.update``.
 
         Args:
-            batch: The share.
             advance: Whether the version is counted up.
         """
         return self._learner.update(batch, advance=advance)
@@ -101,6 +99,5 @@ class RankActor:
 
         Args:
             tensors: The policy's and the optimizer's tensors by their names in the state.
-            values: The plain values of the state.
         """
         self._learner.load_state(tensors, values)

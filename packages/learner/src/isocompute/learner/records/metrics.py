@@ -60,7 +60,6 @@ def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) 
     """Count zeros that were not measured, since they are known.
 
     Args:
-        metrics: Metrics by name.
         names: Those whose mean the zeros are a part of; one that is not there is passed over.
         count: How many zeros there are.
     """

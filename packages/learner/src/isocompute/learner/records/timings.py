@@ -17,7 +17,6 @@ def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> p
 
     Args:
         records: What ``watch`` was called with, in that order.
-        run_id: The run.
         devices: Devices held throughout, for device-seconds.
 
     Returns:

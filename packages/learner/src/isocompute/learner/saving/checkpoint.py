@@ -72,7 +72,6 @@ class Checkpoints:
         """Whether a checkpoint is to be saved now.
 
         Args:
-            step: Steps taken.
             evaluations: Evaluations made so far, where one was made after this step; None where none was.
         """
         by_steps = self._every_steps is not None and step > 0 and step % self._every_steps == 0

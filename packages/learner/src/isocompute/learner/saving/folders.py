@@ -58,11 +58,7 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
 
 
 def remove_folder(folder: Path) -> None:
-    """Delete a folder, if it is there; killed meanwhile, no half of it is left under its name.
-
-    Args:
-        folder: The folder.
-    """
+    """Delete a folder, if it is there; killed meanwhile, no half of it is left under its name."""
     if not folder.exists():
         return
     hidden = folder.with_name(f".{folder.name}.deleting")

@@ -23,10 +23,6 @@ def is_whole(value: object) -> bool:
 def positive(settings: object, *names: str) -> None:
     """Refuse fields that are no positive number.
 
-    Args:
-        settings: A dataclass.
-        names: Its fields.
-
     Raises:
         LearnerError: A value is out of its range.
     """
@@ -35,10 +31,6 @@ def positive(settings: object, *names: str) -> None:
 
 def not_negative(settings: object, *names: str) -> None:
     """Refuse fields that are no number, 0 or more.
-
-    Args:
-        settings: A dataclass.
-        names: Its fields.
 
     Raises:
         LearnerError: A value is out of its range.
@@ -49,10 +41,6 @@ def not_negative(settings: object, *names: str) -> None:
 def share(settings: object, *names: str) -> None:
     """Refuse fields that are no number from 0 to 1.
 
-    Args:
-        settings: A dataclass.
-        names: Its fields.
-
     Raises:
         LearnerError: A value is out of its range.
     """
@@ -61,11 +49,6 @@ def share(settings: object, *names: str) -> None:
 
 def whole(settings: object, *names: str, least: int) -> None:
     """Refuse fields that are no whole number of some size.
-
-    Args:
-        settings: A dataclass.
-        names: Its fields.
-        least: The smallest one.
 
     Raises:
         LearnerError: A value is out of its range.
@@ -76,11 +59,6 @@ def whole(settings: object, *names: str, least: int) -> None:
 def one_of(settings: object, name: str, choices: Sequence[str]) -> None:
     """Refuse a field that is none of some names.
 
-    Args:
-        settings: A dataclass.
-        name: The field.
-        choices: The names.
-
     Raises:
         LearnerError: It is another.
     """
@@ -90,10 +68,6 @@ def one_of(settings: object, name: str, choices: Sequence[str]) -> None:
 
 def truth(settings: object, *names: str) -> None:
     """Refuse fields that are neither true nor false.
-
-    Args:
-        settings: A dataclass.
-        names: Its fields.
 
     Raises:
         LearnerError: A value is something else.

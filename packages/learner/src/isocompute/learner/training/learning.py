@@ -55,8 +55,6 @@ def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame
 
     Args:
         learner: Learns; its version is counted up by the last optimizer step of the batch.
-        run: The cell.
-        step: The step.
         rollouts: All of its responses, with the columns of ``with_cohorts``.
 
     Raises:

@@ -28,7 +28,6 @@ def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, probl
 
     Args:
         learner: Takes over the state of the checkpoint; left as it is where there is none.
-        checkpoints: The checkpoints of the run.
         run: The cell, as ``train`` is given it.
         problems: Training problems, as ``train`` is given them.
 
@@ -74,7 +73,6 @@ def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id
         learner: Hands over its weights.
         sampler: Takes them, and answers two times each of the first four problems.
         problems: A ``problems`` table.
-        run_id: The run.
 
     Returns:
         The responses, which were paid for, as a ``rollouts`` table.
@@ -110,10 +108,7 @@ def train(
     A longer run begins as a shorter one: nothing but ``meter`` knows where it ends.
 
     Args:
-        run: The cell.
-        problems: Training problems.
         sampler: Answers them; holds the learner's weights already (see ``canary``).
-        learner: Learns.
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
         meter: The budget; charged with what each step and each evaluation generated.
         checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.

@@ -44,7 +44,6 @@ class ProblemOrder:
     Args:
         problems: A ``problems`` table; the order of its rows does not matter.
         problems_per_batch: B_p.
-        seed: Seed of the run.
         drop_above: The pass rate, or None to drop none.
 
     Raises:
@@ -81,7 +80,6 @@ class ProblemOrder:
         """Return the place after a batch.
 
         Args:
-            place: The place of the batch.
             rollouts: What it was answered with: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response
                 is right when its reward is 1 or more; failed ones do not count.
         """

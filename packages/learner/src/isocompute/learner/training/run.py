@@ -93,8 +93,6 @@ def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -
     """What a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
 
     Args:
-        run: The cell.
-        config: The learner's settings.
         problems: Training problems, of which the hash counts; the order of rows and columns does not.
     """
     found = asdict(run)
@@ -135,7 +133,6 @@ class Progress:
         """Return the progress that ``saved`` made this of.
 
         Args:
-            step: Steps taken.
             saved: From ``saved``, through JSON.
         """
         place = saved["place"]

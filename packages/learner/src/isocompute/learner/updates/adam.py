@@ -18,7 +18,6 @@ class Optimizer:
     """AdamW, fused, with one learning rate for the policy and one for the critic.
 
     Args:
-        policy: The policy.
         critic: The critic; None without one.
         config: The learner's settings.
     """

@@ -37,9 +37,7 @@ class Learner:
     ``sampled``).
 
     Args:
-        model: The base model.
         config: The learner's settings.
-        device: A torch device.
         ranks: The learners that take every update together, or None for this one alone.
         dtype: Type of weights, gradients and moments.
 
@@ -331,7 +329,6 @@ class Learner:
 
         Args:
             tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
-            values: The plain values of the state.
 
         Raises:
             LearnerError: It is the state of another model.

@@ -21,7 +21,6 @@ def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
 
     Args:
         batch: What ``update`` was given.
-        step: The step.
 
     Raises:
         LearnerError: A column is missing.
@@ -59,11 +58,8 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
     """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does.
 
     Args:
-        norm: Norm of the gradient.
-        loss: The loss.
         broken: How many log-probabilities of the learner and of the sampler are not finite.
         config: The learner's settings.
-        step: The step.
 
     Raises:
         DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.

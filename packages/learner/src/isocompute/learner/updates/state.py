@@ -19,9 +19,7 @@ def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer
     """The tensors of a learner, the live ones and not copies.
 
     Args:
-        policy: The policy.
         critic: The critic; None without one.
-        optimizer: Its optimizer.
     """
     return _weights(policy, critic) | optimizer.state()
 
@@ -37,10 +35,7 @@ def take_over(
     """Continue from ``tensors_of``, which is copied.
 
     Args:
-        tensors: The tensors by name.
-        policy: The policy that takes them.
         critic: The critic; None without one.
-        optimizer: The optimizer.
         model: The base model, for the error.
 
     Raises:

@@ -126,12 +126,7 @@ def check_sync(found: Agreement, config: LearnerConfig, *, step: int) -> None:
 
 
 def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
-    """Return the tolerances that an agreement is above, by their names in the settings.
-
-    Args:
-        found: The agreement.
-        config: The tolerances.
-    """
+    """Return the tolerances that an agreement is above, by their names in the settings."""
     figures = dict(zip(CHECKS, (found.maximum, found.mean, found.k3, found.quantile), strict=True))
     limits = {name: getattr(config.sync, name) for name in CHECKS}
     # Not «above»: a NaN is no agreement.
@@ -139,12 +134,7 @@ def exceeded(found: Agreement, config: LearnerConfig) -> list[str]:
 
 
 def described(found: Agreement, config: LearnerConfig) -> str:
-    """Return all four figures in words, each with its tolerance and whether it is above it.
-
-    Args:
-        found: The agreement.
-        config: The tolerances.
-    """
+    """Return all four figures in words, each with its tolerance and whether it is above it."""
     above = exceeded(found, config)
 
     def limit(name: str) -> str:

@@ -79,7 +79,6 @@ def read(address: str, name: str) -> Source:
 
     Args:
         address: As ``tables.read`` takes it.
-        name: Which table it is.
 
     Raises:
         IsoComputeError: There is no such source, or what it holds is not the table.
@@ -107,7 +106,6 @@ def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
     """Return a ``rollouts`` table as output, with its mean reward and what went wrong in it.
 
     Args:
-        rollouts: The table.
         **details: Further fields of ``Output``.
     """
     mean = float(rollouts["reward"].to_numpy().mean())
@@ -150,7 +148,6 @@ def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .
     """Add the flags that say where the output goes.
 
     Args:
-        command: The command's parser.
         out: What ``--out`` is.
     """
     command.add_argument("--out", required=True, type=Path, help=out)

@@ -32,11 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def add_set_flags(command: argparse.ArgumentParser) -> None:
-    """Add the flags that name a set.
-
-    Args:
-        command: The command's parser.
-    """
+    """Add the flags that name a set."""
     command.add_argument("--set", metavar="NAME", help=f"a set known by name: {', '.join(NAMED)}")
     command.add_argument("--folder", metavar="FOLDER", help="a copy of the set's dataset, where there is no hub")
     command.add_argument("--revision", metavar="COMMIT", help="another commit, branch or tag of the set's dataset")

@@ -20,7 +20,6 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML.
 
     Args:
-        given: What was given.
         flag: Its name, for the message.
 
     Raises:
@@ -45,9 +44,6 @@ def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
 def yaml_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping that a YAML (or JSON) file holds.
 
-    Args:
-        path: The file.
-
     Raises:
         RolloutError: It cannot be read, or holds something else.
     """
@@ -63,21 +59,13 @@ def yaml_mapping(path: Path) -> dict[str, Any]:
 
 
 def error_of(error: BaseException) -> str:
-    """Return the first line of what a library said.
-
-    Args:
-        error: What it raised.
-    """
+    """Return the first line of what a library said."""
     words = getattr(error, "strerror", None) or str(error)
     return str(words).strip().splitlines()[0] if str(words).strip() else type(error).__name__
 
 
 def add_scoring(command: argparse.ArgumentParser) -> None:
-    """Add the flag for the settings of scoring.
-
-    Args:
-        command: The command's parser.
-    """
+    """Add the flag for the settings of scoring."""
     known = ", ".join(field.name for field in fields(ScoringConfig))
     command.add_argument(
         "--scoring", action="append", default=[], metavar="KEY=VALUE",
@@ -100,9 +88,6 @@ def scorer_of(arguments: argparse.Namespace) -> Scorer:
 
 def shard_of(text: str) -> tuple[int, int]:
     """Return I and K of ``I/K``.
-
-    Args:
-        text: What was given.
 
     Raises:
         RolloutError: It is not a shard.

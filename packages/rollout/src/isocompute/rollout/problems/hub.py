@@ -74,7 +74,6 @@ def reach(row: Any, column: str, where: str) -> Any:
     """Follow a dotted column name into a row.
 
     Args:
-        row: A row of a dataset.
         column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
         where: Name of the source, for the message.
 

@@ -65,7 +65,6 @@ class Sampler:
             seed: The run's seed; every response's own is derived from it (``seeds.response_seed``).
             step: Update step the responses are for (cumulative rollouts for phase ``eval``).
             phase: What they are for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
-            run_id: The run.
             first_sample: Index of a problem's first response; above 0 where earlier attempts have failed.
 
         Returns:
@@ -99,8 +98,6 @@ class Sampler:
             samples: Responses per problem.
             seed: The run's seed.
             step: Update step the responses are for.
-            phase: What they are for.
-            run_id: The run.
             first_sample: Index of a problem's first response.
 
         Yields:

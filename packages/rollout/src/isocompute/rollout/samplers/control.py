@@ -30,8 +30,6 @@ def controlled(requests: Sequence[Request], sampling: Sampling, tokenizer: Any) 
 
     Args:
         requests: What is to be sampled; each one's ``max_new_tokens`` is its whole budget, an inserted phrase included.
-        sampling: The settings.
-        tokenizer: A tokenizer of transformers.
 
     Returns:
         The requests to begin with, and what decides whether a response to one is finished.
@@ -117,7 +115,6 @@ def drawn_length(seed: int, cut: Interruption) -> int:
 
     Args:
         seed: The response's own seed.
-        cut: The lengths to draw from.
     """
     return cut.lowest + _hash(seed, "interrupted") % (cut.highest - cut.lowest + 1)
 

@@ -181,21 +181,13 @@ def engine_from(settings: Mapping[str, Any]) -> EngineConfig:
 
 
 def settings_of(config: EngineConfig) -> dict[str, Any]:
-    """Return the settings that differ from the defaults, as ``engine_from`` takes them.
-
-    Args:
-        config: The settings.
-    """
+    """Return the settings that differ from the defaults, as ``engine_from`` takes them."""
     default = asdict(EngineConfig())
     return {name: value for name, value in asdict(config).items() if value != default[name]}
 
 
 def number(name: str, value: Any) -> float:
     """Return a setting that must be a number.
-
-    Args:
-        name: The setting.
-        value: What was given.
 
     Raises:
         RolloutError: It is not a number.

@@ -58,9 +58,7 @@ class Layout:
         """Return the rows of one group.
 
         Args:
-            group: The group.
             verdicts: Its rewards, by sample.
-            draw: What was asked for.
             version: Policy version that sampled.
         """
         responses, rows = group.responses, len(group.responses)

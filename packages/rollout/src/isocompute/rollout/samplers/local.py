@@ -216,7 +216,6 @@ class _Scoring:
     """Groups that are being scored.
 
     Args:
-        scorer: Scores them.
         problems: The ``problems`` table that they answer, in its order.
         faults: Takes note of problems that cannot be scored.
     """

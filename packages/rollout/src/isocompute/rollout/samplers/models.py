@@ -41,7 +41,6 @@ def stop_tokens(model: str, tokenizer: Any) -> list[int]:
 
     Args:
         model: Directory or name of a model.
-        tokenizer: Its tokenizer.
     """
     from transformers import GenerationConfig
 

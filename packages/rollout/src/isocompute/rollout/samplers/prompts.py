@@ -100,7 +100,6 @@ class PromptMaker:
     """Makes prompts with one tokenizer.
 
     Args:
-        tokenizer: A tokenizer of transformers.
         prompting: How prompts are made.
         max_prompt_tokens: Longest prompt (tokens).
 
@@ -157,7 +156,6 @@ class PromptMaker:
 
         Args:
             problem_id: The problem, for the message.
-            text: Its text.
 
         Raises:
             RolloutError: The text is empty, the chat template refuses it, or the prompt is longer than

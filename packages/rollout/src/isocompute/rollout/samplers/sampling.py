@@ -232,11 +232,7 @@ class Response:
 
 
 def aborted(failure: str) -> Response:
-    """Return the response to a request that the engine failed.
-
-    Args:
-        failure: Why.
-    """
+    """Return the response to a request that the engine failed."""
     return Response(
         ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="aborted", failure=failure
     )
@@ -251,11 +247,6 @@ Finished = Generator[tuple[int, Response], None, None]
 
 
 def as_it_is(index: int, response: Response) -> Request | Response:
-    """Take every response as finished: the ``Continue`` without any control of generation.
-
-    Args:
-        index: Index of the request.
-        response: The response to it.
-    """
+    """Take every response as finished: the ``Continue`` without any control of generation."""
     del index
     return response

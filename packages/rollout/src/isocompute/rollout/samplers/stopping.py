@@ -9,12 +9,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class StopTexts:
-    """Decodes one response token by token, and finds the first of some texts in it.
-
-    Args:
-        tokenizer: A tokenizer of transformers.
-        stop: The texts.
-    """
+    """Decodes one response token by token, and finds the first of some texts in it."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
         self._tokenizer, self._stop = tokenizer, stop
@@ -24,9 +19,6 @@ class StopTexts:
 
     def add(self, token: int) -> str | None:
         """Take the next token of the response.
-
-        Args:
-            token: The token.
 
         Returns:
             The response's text up to the stop text, once there is one; before that None.

@@ -33,7 +33,6 @@ class TransformersSampler(LocalSampler):
     Args:
         model: Directory or name of a model in the Hugging Face format.
         sampling: How responses are sampled.
-        device: Torch device.
         dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
         batch_size: Most responses generated at a time.
         prompting: How prompts are made.

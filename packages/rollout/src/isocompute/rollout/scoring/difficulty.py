@@ -50,7 +50,6 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
 
     Args:
         problems: A ``problems`` table.
-        rollouts: Responses to them.
         fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
 
     Returns:
@@ -122,7 +121,6 @@ def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int =
 
     Args:
         problems: A ``problems`` table with ``pass_rate``.
-        wanted: The set.
         min_samples: Responses that a problem must have been measured with.
 
     Returns:

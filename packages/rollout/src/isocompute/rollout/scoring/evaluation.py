@@ -36,10 +36,7 @@ class Sampler(Protocol):
         Args:
             problems: A ``problems`` table.
             samples: Responses per problem.
-            seed: Seed of the run.
             step: Cumulative rollouts trained on.
-            phase: What the responses are for.
-            run_id: The run.
             first_sample: Index of a problem's first response; given only where earlier responses were aborted.
         """
         ...
@@ -73,13 +70,10 @@ def evaluate(
     left out of the metrics; the estimators use all completed responses.
 
     Args:
-        sampler: The policy.
         problems: A ``problems`` table.
         samples: Responses per problem, k.
-        seed: Seed of the run.
         at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
             seed share them, whatever their n.
-        run_id: The run.
         phase: What the responses are for; their seeds depend on it, too.
 
     Returns:
@@ -117,7 +111,6 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
     """Answer every problem ``samples`` times, and ask again, at most twice, where responses were aborted.
 
     Args:
-        sampler: The policy.
         problems: A ``problems`` table.
         samples: Responses per problem.
         **asked: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
@@ -144,7 +137,6 @@ def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.
 
     Args:
         problems: A ``problems`` table.
-        rollouts: Responses to them.
         samples: Responses asked for per problem.
     """
     completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))

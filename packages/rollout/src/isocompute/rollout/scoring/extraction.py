@@ -63,7 +63,6 @@ def written(words: Sequence[str], answer: str) -> str:
 
     Args:
         words: As for ``extraction``.
-        answer: The answer.
     """
     for word in reversed(words):
         if word == "boxed":

@@ -51,7 +51,6 @@ def from_column(value: Any, *, where: str) -> str:
     """Return the text for what a user's column holds: a mapping, the JSON text of one, or nothing.
 
     Args:
-        value: The value of a row.
         where: The source, for the message.
 
     Raises:

@@ -55,11 +55,7 @@ class Rule:
         return self.base == "exact" and all(QUICK.fullmatch(word) for word in self.words)
 
     def written(self, answer: str) -> str:
-        """Return a reference answer as a policy would write it.
-
-        Args:
-            answer: The reference answer.
-        """
+        """Return a reference answer as a policy would write it."""
         # A policy is asked to box what math-verify reads.
         return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
 

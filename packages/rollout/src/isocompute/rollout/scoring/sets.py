@@ -24,7 +24,6 @@ def mix(
         sources: ``problems`` tables without common problems.
         shares: The share of each, in any unit.
         train: Training problems.
-        validation: Validation problems.
         seed: Which problems are taken; another seed takes others.
 
     Returns:
@@ -96,7 +95,6 @@ def seats(shares: Sequence[float], size: int) -> list[int]:
 
     Args:
         shares: Weight of each part.
-        size: What is divided.
 
     Returns:
         Whole numbers that add up to ``size``.

@@ -71,8 +71,6 @@ class Pending:
     """A batch that waits for the replies to one or more of its parts.
 
     Args:
-        batch: What is waited for.
-        rules: The rule of each item.
         found: The reply for each item, None where it is missing.
         partial: Fractions count for every rule.
         parts: Parts that are not answered.

@@ -17,7 +17,6 @@ class Verifier(Protocol):
 
         Args:
             response: The response's text.
-            answer: The reference answer.
             metadata: The problem's ``metadata`` (``metadata.encode``).
         """
         ...

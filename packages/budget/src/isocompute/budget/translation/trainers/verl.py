@@ -142,9 +142,7 @@ def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int 
     """Note a micro-batch that does not divide a rank's share of the parts that veRL checks.
 
     Args:
-        settings: The settings.
         of: Prompts of each part, by its name.
-        n: Responses to each.
         ranks: Data-parallel ranks.
     """
     micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")

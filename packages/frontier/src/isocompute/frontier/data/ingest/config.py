@@ -36,7 +36,6 @@ def flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, with dotted keys, and lists of mappings by index; W&B's ``{"value": …}`` is its value.
 
     Args:
-        document: Nested mappings.
         prefix: What every key begins with.
     """
     out: dict[str, Any] = {}

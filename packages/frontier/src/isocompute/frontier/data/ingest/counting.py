@@ -69,8 +69,6 @@ class Tally:
         Args:
             common: Columns that are the same in every row of the run.
             step: Update steps taken.
-            problem_set: The problems evaluated.
-            samples: Responses to each of them.
             scores: Metric columns.
         """
         return {

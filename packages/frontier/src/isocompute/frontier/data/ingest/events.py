@@ -18,10 +18,6 @@ ARGUMENTS = "args/text_summary"
 def read_events(files: Sequence[Path], layout: Layout) -> list[Run]:
     """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
 
-    Args:
-        files: Event files.
-        layout: Of the framework.
-
     Raises:
         FrontierError: A file cannot be read, or one folder holds two runs.
     """

@@ -25,8 +25,6 @@ def read_lines(path: Path, layout: Layout, named: str | None) -> list[Run]:
     """Runs of a file of JSON lines: flat metrics with a step, or veRL's ``{"step": …, "data": {…}}``.
 
     Args:
-        path: The file.
-        layout: Of the framework.
         named: Column that the user says counts the steps, or None.
 
     Raises:
@@ -51,8 +49,6 @@ def read_table(path: Path, layout: Layout, named: str | None) -> list[Run]:
     """Runs of a wide table, such as a CSV export of W&B, whose columns may be called ``RUN - METRIC``.
 
     Args:
-        path: The file.
-        layout: Of the framework.
         named: Column that the user says counts the steps, or None.
 
     Raises:
@@ -82,10 +78,6 @@ def read_table(path: Path, layout: Layout, named: str | None) -> list[Run]:
 
 def read_state(path: Path, layout: Layout) -> Run:
     """The run of a ``trainer_state.json``.
-
-    Args:
-        path: The file.
-        layout: Of the framework.
 
     Raises:
         FrontierError: The file is not one.

@@ -54,7 +54,6 @@ def run_of(name: str, rows: Iterable[Row], layout: Layout, config: Mapping[str, 
     Args:
         name: Where the rows come from.
         rows: Metrics by step, in the order in which they were logged.
-        layout: Of the framework.
         config: The configuration that the logs hold, with dotted keys.
 
     Raises:

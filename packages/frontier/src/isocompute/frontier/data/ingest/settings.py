@@ -127,7 +127,6 @@ class Settings:
         """A whole number of at least 1.
 
         Args:
-            name: Our name.
             keys: The framework's.
             default: The framework's own, for a configuration that leaves it out.
 
@@ -160,7 +159,6 @@ class Settings:
         """A text, or the default where nothing says it.
 
         Args:
-            name: Our name.
             keys: The framework's.
             default: What to return where nothing says it.
 

@@ -18,7 +18,6 @@ def step_columns(names: Collection[str], layout: Layout, named: str | None, wher
 
     Args:
         names: Columns of a table, or keys of a line.
-        layout: Of the framework.
         named: Column that the user says it is.
         where: The log, for messages.
 
@@ -46,7 +45,6 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
     """The trainer's step of one row, or None where the row has none.
 
     Args:
-        entry: The row.
         columns: Columns that count steps, the preferred one first.
         where: The row, for messages.
 

@@ -32,7 +32,6 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
     """Add the flags.
 
     Args:
-        command: The command's parser.
         required: Whether the command cannot do without a model.
         samples: Responses per problem by default.
     """
@@ -82,11 +81,7 @@ def refuse_unused(arguments: argparse.Namespace, parser: argparse.ArgumentParser
 
 
 def add_shard(command: argparse.ArgumentParser) -> None:
-    """Add the flag that makes a run one of several.
-
-    Args:
-        command: The command's parser.
-    """
+    """Add the flag that makes a run one of several."""
     command.add_argument(
         "--shard", metavar="I/K",
         help="only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K",

@@ -41,9 +41,7 @@ def described(asked: Asked, problems: pl.DataFrame, *, phase: str, prompts: str)
     servers, requests in flight, memory, GPUs, processes that score.
 
     Args:
-        asked: What was asked for.
         problems: The ``problems`` table, before any choice from it.
-        phase: What the responses are for.
         prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
             a tokenizer's chat template have a say.
 

@@ -54,9 +54,6 @@ class JournaledSampler:
             problems: A ``problems`` table.
             samples: Responses per problem.
             seed: The run's seed.
-            step: Update step.
-            phase: What the responses are for.
-            run_id: The run.
             first_sample: Index of a problem's first response.
 
         Raises:

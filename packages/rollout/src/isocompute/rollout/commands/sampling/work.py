@@ -102,8 +102,6 @@ def begin(
     Args:
         arguments: The command's arguments.
         stack: Closed when the command ends.
-        problems: All problems.
-        phase: What the responses are for.
         kept: Whether ``--out`` holds the rollouts themselves, so that a file there may be this run's, complete.
 
     Raises:

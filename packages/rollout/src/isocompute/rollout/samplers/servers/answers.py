@@ -76,11 +76,7 @@ def counted(answer: Mapping[str, Any]) -> int | None:
 
 
 def stopped_at(choice: Mapping[str, Any]) -> str | int | None:
-    """Return the stop text or the token that ended a response, where a server says so.
-
-    Args:
-        choice: The choice.
-    """
+    """Return the stop text or the token that ended a response, where a server says so."""
     found = choice.get("stop_reason", choice.get("matched_stop"))
     return found if isinstance(found, str | int) else None
 
@@ -100,10 +96,6 @@ class Reader:
 
     def response(self, answer: Answer, request: Request) -> Response:
         """Return the response that an answer holds.
-
-        Args:
-            answer: The answer.
-            request: What was asked for.
 
         Raises:
             Wrong: It ended for another reason than ``stop`` or ``length``, or its counts do not agree.

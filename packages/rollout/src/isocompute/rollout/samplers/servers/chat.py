@@ -44,7 +44,6 @@ def read(answer: Any, request: Request) -> Answer:
 
     Args:
         answer: The answer's JSON.
-        request: What was asked for.
 
     Raises:
         RolloutError: The server's chat template makes another prompt of the messages than the tokenizer here.

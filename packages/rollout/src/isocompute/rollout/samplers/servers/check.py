@@ -56,7 +56,6 @@ def check(
     """Ask a server what it can do; about 100 requests of at most 8 tokens.
 
     Args:
-        base_url: Its address.
         model: Directory or name of the model whose tokenizer is used with it.
         api_key: Sent as a bearer token.
         served_model: The model's name there.

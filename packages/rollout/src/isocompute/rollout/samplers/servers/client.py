@@ -31,7 +31,6 @@ class Refused(Exception):  # noqa: N818
 
     Args:
         reason: What the server says.
-        status: The status of its answer.
     """
 
     def __init__(self, reason: str, *, status: int) -> None:
@@ -43,7 +42,6 @@ class Failed(Exception):  # noqa: N818
     """The server failed at a request that may succeed at another time or elsewhere.
 
     Args:
-        reason: How.
         unreachable: Whether there was no connection at all.
         wait_seconds: How long the server asks to be left alone.
     """

@@ -21,7 +21,6 @@ def asked(
 
     Args:
         sampling: How responses are sampled.
-        request: The request.
         served_model: The model's name at the server.
         stop_token_ids: Tokens at which a response ends.
         chat_options: Not used: the prompt is rendered here.
@@ -40,7 +39,6 @@ def read(answer: Any, request: Request) -> Answer:
 
     Args:
         answer: The answer's JSON.
-        request: What was asked for.
 
     Raises:
         Wrong: It is not an answer of this protocol, or it is one to another prompt.

@@ -78,7 +78,6 @@ def body(
 
     Args:
         sampling: How responses are sampled.
-        request: The request.
         served_model: The model's name at the server.
         stop_token_ids: Tokens at which a response ends.
         length: The field that limits the length.
@@ -112,7 +111,6 @@ def ask(server: Server, route: str, asked: Body, *, halt: Any) -> Any:
     Args:
         server: The server; it remembers which groups of fields it refuses.
         route: Below its address.
-        asked: What to send.
         halt: Ends the exchange as soon as it is set.
 
     Returns:

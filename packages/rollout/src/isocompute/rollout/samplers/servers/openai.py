@@ -176,9 +176,7 @@ class _Batch:
     """The requests of one call.
 
     Args:
-        servers: Answer them.
         response: Asks one server for one response.
-        requests: The requests.
         control: Says whether a response is finished.
     """
 

@@ -30,7 +30,6 @@ class Probe:
     """Asks one server what a sampler would ask it.
 
     Args:
-        client: Asks it.
         tokenizer: The tokenizer of the model that it serves.
         model: Directory or name of that model.
         served_model: Its name at the server.
@@ -58,8 +57,6 @@ class Probe:
         """Sample one response to ``PROMPT``.
 
         Args:
-            seed: Its seed.
-            tokens: Most tokens.
             explicit: Whether the fields are sent that override a generation config.
             **sampling: Further fields of ``Sampling``.
 

@@ -14,8 +14,6 @@ def served_name(servers: Servers, model: str, wanted: str | None) -> str:
     """Return a model's name at servers, checked against their lists.
 
     Args:
-        servers: The servers.
-        model: Directory or name of the model.
         wanted: Its name, if it is known.
 
     Raises:
@@ -57,7 +55,6 @@ def vocabulary(model: str, tokenizer: Any) -> int:
 
     Args:
         model: Directory or name of the model; there may be only a tokenizer.
-        tokenizer: Its tokenizer.
     """
     from transformers import AutoConfig
 

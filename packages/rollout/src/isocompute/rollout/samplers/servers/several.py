@@ -29,11 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class Server:
-    """One of several servers, and how it does.
-
-    Args:
-        client: Asks it.
-    """
+    """One of several servers, and how it does."""
 
     def __init__(self, client: Client) -> None:
         self.client = client

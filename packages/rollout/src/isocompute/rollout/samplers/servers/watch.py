@@ -42,7 +42,6 @@ class Watch:
         """Limit what is done with a socket meanwhile.
 
         Args:
-            connection: The socket.
             deadline: When it is shut down (``time.monotonic``).
             halt: Shuts it down as soon as it is set.
 

@@ -26,7 +26,6 @@ def in_parallel(
     Args:
         count: How much there is to do.
         work: Called with an index, and with an event that is set when it must end.
-        threads: Most threads.
 
     Yields:
         Indices and results, as they are done.

@@ -35,7 +35,6 @@ class EngineLoop:
         Closing the iterator takes what is unfinished out of the engine.
 
         Args:
-            requests: What is asked for.
             control: Takes a response as finished or asks for more.
             sampling: How responses are sampled.
             stop_token_ids: Tokens at which they end.

@@ -155,7 +155,6 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     to load where it leaves little to spare.
 
     Args:
-        size: The model.
         engine: How the engine runs.
         sampling: How long prompts and responses are.
         model: Name of the model, for the messages.

@@ -107,12 +107,7 @@ class Engine:
         return tied
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's worker; see ``VllmSampler.worker``.
-
-        Args:
-            method: The method.
-            arguments: Its keyword arguments.
-        """
+        """Call a method of vLLM's worker; see ``VllmSampler.worker``."""
         self._sampler.worker(method, arguments)
 
     def synced(self, version: int) -> None:

@@ -153,12 +153,7 @@ class VllmSampler(LocalSampler):
         self._loop.reset_prefix_cache()
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's worker, such as those of weight transfer and of ``worker.WeightWorker``.
-
-        Args:
-            method: Its name.
-            arguments: Its keyword arguments.
-        """
+        """Call a method of vLLM's worker, such as those of weight transfer and of ``worker.WeightWorker``."""
         self._llm.collective_rpc(method, kwargs=arguments)
 
     def synced(self, version: int) -> None:
@@ -177,7 +172,6 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
     """Return vLLM's names for an engine's settings.
 
     Args:
-        engine: The settings.
         plan: Its memory; None where it is not known.
     """
     arguments: dict[str, Any] = {

@@ -32,7 +32,6 @@ class Judge(Protocol):
 
         Args:
             base: Name of the rule, without answer extraction.
-            answer: The reference answer.
             metadata: The problem's ``metadata``.
 
         Raises:
@@ -45,10 +44,7 @@ class Judge(Protocol):
 
         Args:
             task: Name of the generator.
-            settings: Its settings.
             size: Problems that the generator is made for.
-            seed: Its seed.
-            index: Which problem.
         """
         ...
 

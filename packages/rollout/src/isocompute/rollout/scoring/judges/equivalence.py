@@ -48,7 +48,6 @@ class MathJudge(NoGenerator):
 
         Args:
             response: The response's text.
-            answer: The reference answer.
 
         Raises:
             RolloutError: It finds no value in the answer itself, so that no response could be right.

@@ -35,9 +35,6 @@ _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
 def evaluate(text: str) -> Any:
     """Return the value of literals, lists of them and integer arithmetic; stands in for ``eval``.
 
-    Args:
-        text: The expression.
-
     Raises:
         ValueError: It is anything else, too long, or its value too large.
     """
@@ -51,7 +48,6 @@ def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = Tru
 
     Args:
         text: Numbers, operators, parentheses, single letters and names.
-        names: The names allowed.
         letters: Single letters are allowed.
 
     Raises:
@@ -87,12 +83,7 @@ def guarded_parser(
 
 
 class GuardedModule(ModuleType):
-    """A module that is another one but for a few names.
-
-    Args:
-        real: The other one.
-        names: What differs.
-    """
+    """A module that is another one but for a few names."""
 
     def __init__(self, real: ModuleType, **names: Any) -> None:
         super().__init__(real.__name__)

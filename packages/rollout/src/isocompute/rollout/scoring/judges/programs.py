@@ -53,9 +53,7 @@ def run(program: str, given: bytes, apart: Apart, *, seconds: float, most: int) 
     """Run a Python program.
 
     Args:
-        program: Its text.
         given: Its standard input.
-        apart: What keeps it apart.
         seconds: Time by the clock.
         most: Bytes that it may print.
 

@@ -13,7 +13,6 @@ def same(response: str, answer: str) -> bool:
 
     Args:
         response: The response, or what was extracted from it.
-        answer: The reference answer.
     """
     return response.strip() == answer.strip()
 

@@ -39,7 +39,6 @@ def check(lane: str, reply: Reply, *, right: bool) -> str:
     Args:
         lane: As for ``canaries``.
         reply: What came back.
-        right: The response is the right one.
 
     Raises:
         RolloutError: It got another score.

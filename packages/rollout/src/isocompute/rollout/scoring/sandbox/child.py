@@ -66,7 +66,6 @@ def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, pro
     """Return the limits of children in a sandbox.
 
     Args:
-        report: The layers of the sandbox.
         seconds: As in ``Limits``.
         wall_seconds: As in ``Limits``.
         processes: As in ``Limits``.

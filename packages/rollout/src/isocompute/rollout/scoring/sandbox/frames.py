@@ -30,7 +30,6 @@ def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
     """Return the reply that a line holds.
 
     Args:
-        line: The whole line.
         kinds: What a mapping may say.
 
     Raises:
@@ -55,9 +54,7 @@ def numbered(request: int, number: int, line: bytes = b"\n") -> bytes:
     """Return the line that a worker writes.
 
     Args:
-        request: Which request it answers.
         number: Which of the replies to it; ``READ`` or ``COMPLETE``.
-        line: The reply.
     """
     return b"%d %d %b" % (request, number, line)
 
@@ -67,7 +64,6 @@ def number_in(line: bytes, request: int) -> tuple[int, bytes]:
 
     Args:
         line: Without its end.
-        request: The request that is waited for.
 
     Raises:
         FrameError: It answers another request, or is none of a worker's lines.

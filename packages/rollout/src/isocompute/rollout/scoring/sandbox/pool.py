@@ -72,7 +72,6 @@ class Lane:
         """Ask for something else, as ``ScoringProcess.each``.
 
         Args:
-            kind: Which.
             values: What is asked, one by one.
         """
         return self._put(_Job(ask=lambda process: process.each(kind, values), future=Future()))

@@ -55,7 +55,6 @@ class ScoringProcess:
 
     Args:
         lane: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
-        config: Its limits.
     """
 
     def __init__(self, lane: str, config: ScoringConfig) -> None:
@@ -114,7 +113,6 @@ class ScoringProcess:
         """Ask for something else than scores: ``check`` for rules, ``draws`` for problems.
 
         Args:
-            kind: Which.
             values: What is asked, one by one.
 
         Returns:

@@ -29,7 +29,6 @@ def command(lane: str, config: ScoringConfig, program: str) -> list[str]:
 
     Args:
         lane: As for ``judges.load``.
-        config: Its limits.
         program: From ``bubblewrap_for``.
     """
     user_code = lane.startswith("python:")

@@ -43,9 +43,6 @@ STANDING = 2
 def sandbox_layers(config: ScoringConfig | None = None) -> Report:
     """Start a sandbox and return what each of its layers came to; an empty text where the kernel has none.
 
-    Args:
-        config: Its limits.
-
     Raises:
         RolloutError: The sandbox does not start.
     """
@@ -58,9 +55,6 @@ def sandbox_layers(config: ScoringConfig | None = None) -> Report:
 
 def report(config: ScoringConfig | None = None) -> list[str]:
     """Try in a sandbox what a response must not do; return a line for each layer, each limit, and what that allows.
-
-    Args:
-        config: Its limits.
 
     Raises:
         RolloutError: The sandbox does not start, or the test process in it gives no answer.
@@ -91,7 +85,6 @@ def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) ->
     """Return what a layer came to, if all that it is there for was refused.
 
     Args:
-        layer: Its name.
         layers: What each came to when it was set up.
         outcomes: ``refused`` or ``done`` for each attempt.
     """

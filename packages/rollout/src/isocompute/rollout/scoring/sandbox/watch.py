@@ -59,7 +59,6 @@ def descendants(ancestor: int, *, most: int | None = None) -> dict[int, tuple[in
     """Return the running descendants of a process, each with its process group and its number of threads.
 
     Args:
-        ancestor: The process.
         most: How many to look for.
     """
     found: dict[int, tuple[int, int]] = {}

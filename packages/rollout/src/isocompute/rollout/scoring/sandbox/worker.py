@@ -37,7 +37,6 @@ class Worker:
     Args:
         judge: What scores the rules of this lane.
         settings: As ``process`` writes them.
-        report: The layers of the sandbox.
         given: File descriptor of the requests, a JSON line each.
         replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
             the request asks for it, so that it shows which response ended the process.
@@ -195,10 +194,8 @@ def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response:
     """Score a response; return the line that says its score, or how it broke its rule.
 
     Args:
-        score: What scores.
         extract: How the answer is extracted, or None.
         faults: Believe an error that says that the problem is at fault; a response that is executed could raise it.
-        response: The response.
     """
     # Taken before anything is executed, and not looked up again: a response may replace what modules hold.
     encode, kind, numbers = encode_basestring_ascii, type, (bool, int, float)
