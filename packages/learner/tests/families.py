@@ -24,18 +24,32 @@ LIMITS = (4, 24)
 """Windows, chunks and the like: below what the learner's probe would show, and above it."""
 SAME = 1e-3
 """Largest difference (nats) that is rounding."""
-LARGEST = 3_000_000
+LARGEST = 20_000_000
 """Parameters of a model that is still tiny."""
 LATENT = {"head_dim": 4, "qk_rope_head_dim": 4, "num_key_value_heads": 4}
+HYBRID = ["sliding_attention", "full_attention"] * 2
+PER_LAYER = {"vocab_size_per_layer_input": 32, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0}
 SETTINGS: dict[str, dict[str, Any]] = {
-    **{name: {"num_key_value_heads": 4} for name in ("axk1", "deepseek_v3", "longcat_flash", "youtu")},
+    **dict.fromkeys(("axk1", "deepseek_v3", "longcat_flash", "youtu"), LATENT),
     **dict.fromkeys(("axk2", "deepseek_v2", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"), LATENT),
     **{name: {"pad_token_id": 1} for name in ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm")},
-    **{name: {"pad_token_id": 1} for name in ("xlm-roberta", "xlm-roberta-xl", "emu3", "xlm", "modernbert-decoder")},
+    **{name: {"pad_token_id": 1} for name in ("xlm-roberta", "xlm-roberta-xl", "xlm", "modernbert-decoder")},
+    **dict.fromkeys(("gemma4", "gemma4_text"), PER_LAYER),
+    "gemma3n": {**PER_LAYER, "layer_types": HYBRID},
+    "gemma3n_text": {**PER_LAYER, "layer_types": HYBRID},
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "codegen": {"rotary_dim": 4},
+    "dots1": {"n_shared_experts": 1},
     "gptj": {"rotary_dim": 4},
-    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "gemma3_text": {"sliding_window_pattern": 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "xmod": {"default_language": "en_XX", "pad_token_id": 1},
+    "zaya": {"num_experts_per_tok": 1},
 }
 """What a family needs besides the sizes of ``tiny_models``."""
 

@@ -13,7 +13,10 @@ SMALL: dict[str, Any] = {
     "encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "moe_intermediate_size": 16,
     "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
-    "v_head_dim": 8, "dropout": 0.0,
+    "v_head_dim": 8, "dropout": 0.0, "mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1,
+    "mamba_d_state": 8, "mamba_chunk_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 8, "state_size": 8,
+    "ssm_state_size": 8, "chunk_size": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_head_dim": 8,
 }  # fmt: skip
 """Sizes, by every name that families have for them; a family takes those that it knows."""
 LIMITS = (
@@ -35,8 +38,19 @@ def tiny_config(family: str, *, limit: int | None = None, **more: Any) -> Any:
     limits = (
         {} if limit is None else {**dict.fromkeys(LIMITS, limit), "use_sliding_window": True, "max_window_layers": 1}
     )
-    chosen = {name: value for name, value in {**SMALL, **limits}.items() if hasattr(default, name)} | more
+    chosen = {name: value for name, value in {**SMALL, **limits}.items() if _takes(default, name)} | more
     return type(default)(**chosen)
+
+
+def _takes(default: Any, name: str) -> bool:
+    of_class = getattr(type(default), name, None)
+    if isinstance(of_class, property) and of_class.fset is None:
+        return False
+    try:
+        return hasattr(default, name)
+    except Exception:
+        # Some raise where layers differ in it.
+        return True
 
 
 def tiny_model(config: Any, *, seed: int = 0) -> Any:
