@@ -81,6 +81,7 @@ def of_family(family: str, limit: int, folder: Path) -> tuple[str, float]:
 
 def main(families: list[str]) -> int:
     """Print a row for every family and limit; the number of those that are wrong."""
+    torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()

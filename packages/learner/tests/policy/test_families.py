@@ -19,6 +19,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {},
     "gemma3_text": {"sliding_window_pattern": 2},
     "gpt_oss": {},
+    # DeepSeek's sparse attention.
+    "glm_moe_dsa": {"head_dim": 4, "num_key_value_heads": 4},
 }
 
 
