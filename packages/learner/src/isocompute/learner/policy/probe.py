@@ -16,10 +16,11 @@ SAME = 1e-3
 """Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
 
 
-BY_PLACE = ("attn_temperature_tuning",)
+BY_PLACE = ("attn_temperature_tuning", "index_topk", "index_topk_blocks")
 """Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
 
-Llama 4 does beyond 8,192 tokens (``floor_scale``), which is too many to be tried.
+Llama 4 scales queries beyond 8,192 tokens (``floor_scale``), and models with DeepSeek's sparse attention choose keys
+among all of the input beyond 2,048: too many to be tried.
 """
 PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
 """Tokens of the probe's prompts, of which two are the same, and of its responses."""
@@ -68,7 +69,7 @@ def refuse_by_place(config: Any) -> None:
     """
     for name in BY_PLACE:
         if getattr(config.get_text_config(), name, None):
-            raise LearnerError(f"it scales by a token's place in the input ({name})")
+            raise LearnerError(f"it scales or chooses by a token's place in the input ({name})")
 
 
 def rotated_otherwise_beyond(config: Any) -> int | None:
