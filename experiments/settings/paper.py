@@ -56,7 +56,7 @@ SECTIONS: dict[str, str] = {
     "sweep.*.learner.importance.cap": "section 4, setup: TIS; its cap is ours",
     "sweep.*.learner.batch.filter_zero_variance": "section 3, Table 1: off",
     "sweep.*.learner.optimizer.warmup_steps": "section 3, Factor 3: linear over 10 steps, then constant",
-    "sweep.*.learner.optimizer.weight_decay": "section 3, Factor 3: AdamW as in the authors' stack; the default of PyTorch and veRL",
+    "sweep.*.learner.optimizer.weight_decay": "section 3, Factor 3: AdamW; the default of PyTorch and veRL",
     "sweep.*.learner.sync.tolerance": "ours: off, since one stray token of a sampler in bfloat16 may differ by much",
     "sweep.*.learner.sync.mean": OURS,
     "sweep.*.learner.sync.k3": OURS,
