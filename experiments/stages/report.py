@@ -25,10 +25,10 @@ PRESCRIBED = ("rollouts_per_problem", "problems_per_batch", "update_steps", "lea
 def run(preset: Preset) -> None:
     """Write one self-contained HTML file from what the other stages wrote, its numbers and its figures."""
     path = write(preset, OUT)
-    numbers = {name: numbers(preset, name) for name in preset.sweep}
-    write_text(METRICS, json.dumps(numbers, sort_keys=True, indent=1) + "\n")
+    shown = {name: numbers(preset, name) for name in preset.sweep}
+    write_text(METRICS, json.dumps(shown, sort_keys=True, indent=1) + "\n")
     figures = {
-        f"{name}-{figure}.png": OUT / stage / name / f"{figure}.png" for name in numbers for stage, figure in SHOWN
+        f"{name}-{figure}.png": OUT / stage / name / f"{figure}.png" for name in shown for stage, figure in SHOWN
     }
     figures["difficulty.png"] = OUT / "difficulty" / "histogram.png"
     for name, figure in figures.items():

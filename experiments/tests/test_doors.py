@@ -21,7 +21,7 @@ import psutil
 import yaml
 from experiments import tiny_model
 from experiments.running import models
-from experiments.running.pool import workers
+from experiments.running.opening import workers
 from experiments.settings import load
 
 raw = yaml.safe_load(Path(sys.argv[1]).read_text())

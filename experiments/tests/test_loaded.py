@@ -13,6 +13,7 @@ from .test_identity import ROOT
 SURROGATES = "packages/learner/src/isocompute/learner/objective/surrogates.py"
 DRIVER = """
 import sys
+import time
 from pathlib import Path
 import yaml
 from experiments import tiny_model
@@ -29,7 +30,10 @@ try:
     with workers(preset, "model", other_base or models.content_hash(Path("model"))) as pool:
         if new:
             edited.write_text(edited.read_text().replace("loss=-advantages", new))
-        pool.replace(pool.actors[0])
+        pool.lost(pool.take())
+        while pool.take() is None:
+            pool.tend()
+            time.sleep(0.1)
         print("replaced")
 except ExperimentError as error:
     print(error)

@@ -206,8 +206,7 @@ def test_a_measurement_whose_worker_died_goes_on_on_others(
     make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.running.measure.PART", 4)
-    _, process = ray.get(pool.actors[0].open.remote(pool._config))
-    os.kill(process, signal.SIGKILL)
+    os.kill(ray.get(pool.actors[0].open.remote(pool._config)).process, signal.SIGKILL)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         found = measure(
@@ -262,7 +261,7 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
     home = folders[tested.run_id]
     assert work.has_policy(home)
     assert not work.policy_of(folders[swept.run_id]).exists()
-    (saved,) = (home / "checkpoints").glob("step-*/tensors.safetensors")
+    saved = max((home / "checkpoints").glob("step-*/tensors.safetensors"))
     trained = {k.removeprefix("policy."): v for k, v in load_file(saved).items() if k.startswith("policy.")}
     loaded = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
     assert trained

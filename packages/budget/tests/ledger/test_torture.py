@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from isocompute.budget import Counts, History, Ledger, LedgerError
@@ -180,7 +181,8 @@ class Disk:
     def fsync(self, handle):
         found = os.fstat(handle)
         if stat.S_ISREG(found.st_mode):
-            self.synced[found.st_ino] = os.pread(handle, found.st_size, 0)
+            # The handle may be for writing only.
+            self.synced[found.st_ino] = Path(f"/proc/self/fd/{handle}").read_bytes()
 
     def cut(self, path, source):
         new = path.read_bytes()
