@@ -157,7 +157,7 @@ def test_a_verifier_that_breaks_on_a_response_says_how() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "there is no verifier called 'nonsense'; there are exact, math, runs, reasoning_gym:TASK and python"),
+        ("nonsense", "there is no verifier called 'nonsense'; there are exact, math, runs, reasoning_gym:TASK and"),
         ("", "there is no verifier called ''"),
         ("exact|last", "there is no answer extraction called 'last'; there are boxed, last_line, after:MARK and regex"),
         ("exact|after:", "after: of a verifier needs a mark"),
