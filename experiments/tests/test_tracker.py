@@ -52,7 +52,11 @@ def runs(experiment: str) -> list[Any]:
 
     client = MlflowClient()
     place = client.get_experiment_by_name(experiment).experiment_id
-    return list(client.search_runs([place], run_view_type=ViewType.ALL, order_by=["attributes.start_time", "attributes.end_time"]))
+    return list(
+        client.search_runs(
+            [place], run_view_type=ViewType.ALL, order_by=["attributes.start_time", "attributes.end_time"]
+        )
+    )
 
 
 def history(run: Any, metric: str) -> list[tuple[int, float]]:
