@@ -138,7 +138,7 @@ def train(
         if not cell.take(progress.step + 1):
             return progress
         # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        evaluated = progress.step * run.batch_rollouts % run.evaluate_every == 0
+        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
         if evaluated:
             cell.evaluate()
         # After the evaluation: a run that continues from here would not make it.
