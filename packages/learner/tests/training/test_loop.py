@@ -29,11 +29,9 @@ def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner,
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
 
 
-def test_a_run_evaluates_on_a_grid_of_octaves(
-    learner: Learner, replay: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("small_run.RUN", replace(RUN, evaluate_every=16, evaluations_per_octave=2))
-    progress = run(learner, replay, tmp_path, steps=7)
+def test_a_run_evaluates_on_a_grid_of_octaves(learner: Learner, replay: Any, tmp_path: Path) -> None:
+    octaves = replace(RUN, evaluate_every=16, evaluations_per_octave=2)
+    progress = run(learner, replay, tmp_path, steps=7, cell=octaves)
     assert [row["step"] for row in progress.evals] == [0, 1, 2, 3, 4, 6]
 
 

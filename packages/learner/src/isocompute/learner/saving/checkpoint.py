@@ -163,7 +163,7 @@ class Checkpoints:
         if not folder.exists():
             there = ", ".join(each.name for each in self._complete()) or "none"
             raise CheckpointError(
-                f"{self.folder}: there is no checkpoint of step {step}, there are {there}: one that is needed later "
+                f"{self.folder}: there is no checkpoint of step {step} (of others: {there}); one that is needed later "
                 "must be in keep_steps when the run gets there"
             )
         try:
