@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..rates.rule import Rates
 from ..settings.learner import learner_config
@@ -75,6 +75,15 @@ class Design:
             evaluate_every: Nominal rollouts between evaluations.
         """
         sampling = self.preset.sampling
+        learner = learner_config(
+            self.sweep.learner,
+            learning_rate=learning_rate,
+            temperature=sampling.temperature,
+            longest=sampling.max_new_tokens,
+        )
+        if self.sweep.warmup_rollouts is not None:
+            steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
+            learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
         return Cell(
             purpose=purpose,
             origin=self.origin,
@@ -83,11 +92,7 @@ class Design:
             seed=seed,
             rollouts=rollouts,
             evaluate_every=evaluate_every,
+            evaluations_per_octave=self.sweep.evaluations_per_octave if purpose == "sweep" else None,
             evaluation_samples=self.preset.evaluation.samples,
-            learner=learner_config(
-                self.sweep.learner,
-                learning_rate=learning_rate,
-                temperature=sampling.temperature,
-                longest=sampling.max_new_tokens,
-            ),
+            learner=learner,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from .learner import LearnerSettings, objective_of
 from .rates import LearningRate, TunedRate
@@ -25,6 +25,12 @@ class SweepConfig(Settings):
     """Budget of a cell, C (rollouts)."""
     evaluate_every: Count
     """Rollouts between evaluations; the same for every budget, since runs are extended."""
+    evaluations_per_octave: Annotated[int, Field(ge=1)] | None = None
+    """Points an octave of a grid of evaluations that is spaced by the logarithm: with 2 and ``evaluate_every: 512``
+    there is one at 512, 1,024, 1,536, 2,048, 3,072, 4,096, 6,144, … rollouts; null: at every multiple."""
+    warmup_rollouts: Annotated[int, Field(ge=1)] | None = None
+    """Rollouts over which the learning rate rises, the same for every n: a cell's ``warmup_steps`` is this over its B,
+    rounded, and at least 1; null: ``optimizer.warmup_steps``, the same in steps."""
     learner: Annotated[Mapping[str, Any], LearnerSettings()]
     """Settings of the learner, without the learning rate."""
     learning_rate: LearningRate
@@ -66,6 +72,15 @@ class SweepConfig(Settings):
                 "learning_rate.rollouts_per_problem", f"holds no n with B_p · n of {self.max_batch_rollouts} or less"
             )
         check_budget(search.rollouts, search.evaluate_every, batches, where="learning_rate.")
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_is_given_once(self) -> Self:
+        if self.warmup_rollouts is not None and "warmup_steps" in self.learner.get("optimizer", {}):
+            raise SettingError(
+                "warmup_rollouts",
+                f"is {self.warmup_rollouts}, and learner.optimizer.warmup_steps is given: leave one out",
+            )
         return self
 
     @model_validator(mode="after")

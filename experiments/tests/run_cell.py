@@ -15,7 +15,7 @@ from experiments.running import models
 from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
 
-from .made import SAMPLING, cell
+from .made import SAMPLING, branched_cells, cell
 
 
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
@@ -30,8 +30,14 @@ def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     return str(folder / "model"), table
 
 
-def main(home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
-    """Run it, or what is left of it; the model and the problems are named by the folder above."""
+def main(
+    home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], branched: str | None = None
+) -> None:
+    """Run it, or what is left of it; the model and the problems are named by the folder above.
+
+    Args:
+        branched: ``trunk``, its decay ``branch``, or that branch ``at_once``, whose folder is below ``home``.
+    """
     if placement == "separate":
         import ray
 
@@ -43,4 +49,7 @@ def main(home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dic
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=models.content_hash(Path(model)))
+    if branched:
+        one = branched_cells(one)[branched]
+        home = home / one.run_id
     worker.train(one, pl.read_parquet(problems), home, home.parent / f"{home.name}-start")
