@@ -10,17 +10,17 @@ import polars as pl
 import vllm.entrypoints.llm  # noqa: F401
 from isocompute.rollout import load_problems, source_from
 
-from experiments import tiny_model
 from experiments.running import models
 from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
+from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, branched_cells, cell
 
 
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     """A base model of a few steps, and problems; made once."""
-    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
+    config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
     tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 import yaml
-from experiments import tiny_model
+from experiments.tiny import model as tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models
 from experiments.running.opening import workers
@@ -24,7 +24,7 @@ from experiments.settings import load
 
 edited, new, other_base = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 preset = load(Path("params.yaml"), "smoke")
-config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
+config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
 tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
 try:
     with workers(preset, "model", other_base or models.content_hash(Path("model"))) as pool:
