@@ -75,7 +75,7 @@ class RunConfig:
         if rest or self.evaluations_per_octave is None:
             return not rest
         octave = max(0, (k // self.evaluations_per_octave).bit_length() - 1)
-        return k % 2**octave == 0
+        return k % (1 << octave) == 0
 
     def check(self, config: LearnerConfig) -> None:
         """Refuse a number of rollouts that the learner's settings cannot learn from.
