@@ -21,6 +21,11 @@ FROZEN = Path(__file__).with_name("frozen.json")
 """The commit whose code trains every cell, in a later commit than that one."""
 PLACE = "ISOCOMPUTE_PANEL"
 """Variable that names another place than the usual one."""
+VARIABLES = {
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "", "DO_NOT_TRACK": "1",
+}  # fmt: skip
+"""One thread, no telemetry, libraries compiled once."""
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results")
 
@@ -68,8 +73,7 @@ def start() -> None:
         begun = subprocess.Popen(
             ["nice", "-n", "19", str(python), "-m", "experiments.playbook", "run"],
             cwd=code, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
-                 "PYTHONUNBUFFERED": "1", "DO_NOT_TRACK": "1", PLACE: str(home())},
+            env={**os.environ, **VARIABLES, PLACE: str(home())},
         )  # fmt: skip
     (home() / "pid").write_text(str(begun.pid))
     print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")

@@ -51,9 +51,7 @@ def _figure(evals: pl.DataFrame, states: dict[str, Any], metric: str, name: str)
         for run, own in states.items()
         if own["purpose"] != "pilot" and own["seed"] == first and run in set(evals["run_id"])
     }
-    most = max(own["problems_per_batch"] for own in shown.values())
-    sizes = sorted({own["problems_per_batch"] for own in shown.values()})
-    usual = sizes[0] if most else most
+    usual = min(own["problems_per_batch"] for own in shown.values())
     group_sizes = sorted({own["rollouts_per_problem"] for own in shown.values()})
     colours = plt.get_cmap("viridis")
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
