@@ -2,8 +2,8 @@
 
 ``start`` runs what is left of it in the background, at the commit in frozen.json; ``pause``, ``go-on`` and ``stop``
 act on it; ``collect`` copies the tables of finished cells into results/; ``curves`` draws them; ``again UNIT`` trains
-cells of a unit again and compares; ``prepare`` makes base models and problem sets. ``run`` and ``unit`` are what
-``start`` runs.
+cells of a unit again and compares; ``plan`` counts cells. ``start`` runs ``run``, which runs ``unit`` for each unit,
+which begins with ``prepare``: its base model and problem sets.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ..errors import is_for_the_user
 from ..running.stopping import Stopped
 from . import background, study
 
-WITHOUT_UNIT = ("start", "pause", "go-on", "stop", "status", "collect", "prepare", "run", "plan")
-WITH_UNIT = ("unit", "again")
+WITHOUT_UNIT = ("start", "pause", "go-on", "stop", "status", "collect", "run", "plan")
+WITH_UNIT = ("unit", "again", "prepare")
 SIGNALS = {"pause": signal.SIGSTOP, "go-on": signal.SIGCONT, "stop": signal.SIGTERM}
 
 
@@ -71,9 +71,10 @@ def _commands(given: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
             print(line)
 
     def prepare() -> None:
-        from .prepare import prepare as prepare_all
+        from .prepare import inputs_of
 
-        prepare_all(study.load(), background.home())
+        loaded = study.load()
+        print(inputs_of(loaded.unit(given.unit), background.home()))
 
     def curves() -> None:
         from .curves import draw

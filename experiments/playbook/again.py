@@ -16,8 +16,9 @@ from ..running import work
 from ..running.cells import Cell
 from ..running.design import Design
 from . import study as panel
+from .prepare import inputs_of, preset_of
 from .study import Study, Unit
-from .unit import Runner, preset_of
+from .unit import Runner
 
 TABLES = ("evals", "ledger", "pass_rates", "training_pass_rates")
 
@@ -41,7 +42,7 @@ def again(study: Study, unit: Unit, home: Path, *, count: int) -> list[str]:
     folder.mkdir(parents=True)
     os.chdir(folder)
     preset = preset_of(unit)
-    runner = Runner(preset, unit)
+    runner = Runner(preset, unit, inputs_of(unit, home))
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=runner.origin)
     rates = Pilot.read(json.loads((source / "results" / "pilot.json").read_text())).rates()
     trunks = panel.trunks(study, design, rates)[:count]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import ExperimentError
 from . import study as panel
+from .prepare import INPUTS
 from .study import Study
 
 FROZEN = Path(__file__).with_name("frozen.json")
@@ -147,14 +148,19 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def collect() -> list[str]:
-    """Copy the tables of finished cells into ``results/``, to be committed; returns the units that changed."""
-    changed = []
-    for unit in panel.load().units():
-        source, target = home() / "units" / unit.name / "results", RESULTS / unit.name
-        files = [path for path in sorted(source.glob("*")) if path.suffix in (".parquet", ".json")]
-        new = [p for p in files if not (target / p.name).exists() or (target / p.name).read_bytes() != p.read_bytes()]
-        for path in new:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target / path.name)
-        changed += [unit.name] if new else []
-    return changed
+    """Copy inputs and tables of finished cells into the checkout, to be committed; returns the folders that changed."""
+    units = panel.load().units()
+    pairs = {RESULTS / unit.name: home() / "units" / unit.name / "results" for unit in units}
+    pairs |= {INPUTS / f"{u.task}-{u.base_seed}": home() / "inputs" / f"{u.task}-{u.base_seed}" for u in units}
+    return [target.name for target, source in pairs.items() if _copied(source, target)]
+
+
+def _copied(source: Path, target: Path) -> bool:
+    """Copy the files of a folder that differ; returns whether there was one."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    new = {path: target / path.relative_to(source) for path in files}
+    new = {path: to for path, to in new.items() if not to.exists() or to.read_bytes() != path.read_bytes()}
+    for path, to in new.items():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    return bool(new)

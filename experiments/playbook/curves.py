@@ -15,7 +15,7 @@ from ..errors import ExperimentError
 from ..figures import pyplot, save
 from . import study as panel
 from .background import RESULTS
-from .unit import preset_of
+from .prepare import preset_of
 
 STYLES = (":", "-", "--")
 """Of the rate factors, lowest first."""

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from isocompute.budget import History
 
+from .prepare import preset_of
 from .study import Study, Unit
-from .unit import preset_of, spent
+from .unit import spent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

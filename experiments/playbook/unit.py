@@ -23,14 +23,12 @@ from ..running.loaded import CodeGuard, Loaded, check
 from ..running.models import content
 from ..running.stopping import Stopped
 from ..settings import Preset
-from ..settings import load as load_preset
 from ..stages.search import find
 from ..stages.training import collect
 from . import study as panel
-from .study import PANEL, Study, Unit
+from .prepare import inputs_of, preset_of
+from .study import Study, Unit
 
-INPUTS = Path(__file__).with_name("inputs")
-"""Base models and problem sets, committed, so that a unit can go on anywhere."""
 SPENT = Path("spent.jsonl")
 """CPU-seconds of each call that trained a cell, one line each, in a unit's folder."""
 
@@ -41,13 +39,12 @@ class Runner:
     Args:
         preset: The preset of the unit.
         unit: The unit.
+        inputs: From ``inputs_of``.
     """
 
-    def __init__(self, preset: Preset, unit: Unit) -> None:
-        self.problems = tables.read(
-            INPUTS / f"{unit.task}-{unit.base_seed}" / f"{unit.problem_set}.parquet", "problems"
-        )
-        model = str(INPUTS / f"{unit.task}-{unit.base_seed}" / "base")
+    def __init__(self, preset: Preset, unit: Unit, inputs: Path) -> None:
+        self.problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")
+        model = str(inputs / "base")
         self.origin = Origin(
             problem_set=unit.problem_set,
             base=content(model),
@@ -104,10 +101,10 @@ class Runner:
             check(Loaded.of(self._config, guard), base=self.origin.base, surroundings=self.origin.surroundings)
 
 
-def run(unit: Unit, study: Study) -> None:
+def run(unit: Unit, study: Study, inputs: Path) -> None:
     """Run what is left of a unit, in the folder that is current, and write its tables after each part."""
     preset = preset_of(unit)
-    runner = Runner(preset, unit)
+    runner = Runner(preset, unit, inputs)
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=runner.origin)
     searched = find(design, runner.train, None)
     out = Path("results")
@@ -127,11 +124,6 @@ def run(unit: Unit, study: Study) -> None:
         cells += more
         write(cells, ladder, out)
     work.write_json(out / "finished.json", {"unit": unit.name, "cells": len(cells), "ladder": len(ladder)})
-
-
-def preset_of(unit: Unit) -> Preset:
-    """The preset of a unit, from panel.yaml."""
-    return load_preset(PANEL, preset=unit.task)
 
 
 def scores(cells: Sequence[Cell], metric: str) -> dict[str, dict[int, float]]:
@@ -160,10 +152,11 @@ def main(name: str, home: Path) -> None:
     """Run a unit in its own folder below ``home``."""
     study: Study = panel.load()
     unit = study.unit(name)
+    inputs = inputs_of(unit, home)
     folder = home / "units" / unit.name
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
-    run(unit, study)
+    run(unit, study, inputs)
 
 
 def spent(folder: Path) -> Mapping[str, float]:

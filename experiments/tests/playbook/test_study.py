@@ -6,7 +6,7 @@ import pytest
 
 from experiments.errors import ExperimentError
 from experiments.playbook import study as panel
-from experiments.playbook.unit import preset_of
+from experiments.playbook.prepare import preset_of
 from experiments.rates.rule import Found, Rates
 from experiments.running.cells import Cell, Origin
 from experiments.running.design import Design
