@@ -81,7 +81,10 @@ class Runner:
         self._open()
         work.forget_stop(folder)
         self._home, began = folder, time.process_time()
-        _say(f"{cell.name} lr={cell.learner.learning_rate:.3g}{' branch' if cell.branch_of else ''} begins")
+        rate = f"learning rate {cell.learner.learning_rate:.3g}"
+        kind = "branch" if cell.branch_of else "ladder" if cell.purpose == "pilot" else "trunk"
+        n, size = cell.rollouts_per_problem, cell.problems_per_batch
+        _say(f"n = {n}, B_p = {size}, seed {cell.seed}, {rate}, {kind} to {cell.rollouts:,} rollouts")
         try:
             self._worker.train(cell, self.problems, folder, work.start_of(cell))
         finally:
