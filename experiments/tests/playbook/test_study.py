@@ -49,8 +49,8 @@ def crossing(cells: list[Cell]) -> dict[str, dict[int, float]]:
 def test_the_panel_has_twelve_units_of_four_settings_and_three_bases(study: panel.Study) -> None:
     units = study.units()
     assert len(units) == len({unit.name for unit in units}) == 12
-    assert [unit.name for unit in units[:4]] == ["easy-0", "hard-0", "needle-0", "mixture-0"]
-    with pytest.raises(ExperimentError, match="the panel has no unit 'hard'; it has easy-0"):
+    assert [unit.name for unit in units[:4]] == ["hard-0", "easy-0", "needle-0", "mixture-0"]
+    with pytest.raises(ExperimentError, match="the panel has no unit 'hard'; it has hard-0"):
         study.unit("hard")
 
 
