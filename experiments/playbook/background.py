@@ -69,7 +69,7 @@ def start() -> None:
     if at != frozen():
         raise ExperimentError(f"{code} is at {at}, and the study is frozen at {frozen()}: move that folder away")
     if not python.exists():
-        _run(sys.executable, "-m", "nox", "-s", "repro", "--install-only", folder=code)
+        _run(_nox(), "-s", "repro", "--install-only", folder=code)
     with (home() / "log").open("ab") as log:
         begun = subprocess.Popen(
             ["nice", "-n", "19", str(python), "-m", "experiments.playbook", "run"],
@@ -78,6 +78,18 @@ def start() -> None:
         )  # fmt: skip
     (home() / "pid").write_text(str(begun.pid))
     print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")
+
+
+def _nox() -> str:
+    """The command that makes environments.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    command = shutil.which("nox")
+    if command is None:
+        raise ExperimentError('nox was not found, which makes the environment: `python3 -m pip install "nox[uv]"`')
+    return command
 
 
 def _run(*command: str, folder: Path | None = None) -> None:
