@@ -9,6 +9,7 @@ which begins with ``prepare``: its base model and problem sets.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--cells is {given.cells}; it must be 1 or more")
     try:
         return _commands(given)[given.command]() or 0
+    except BrokenPipeError:
+        # Whoever read the output has seen enough; nothing is to be flushed on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         if not is_for_the_user(error):
             raise
