@@ -131,7 +131,8 @@ class NeedleTeacher:
         if len(code) > 2:
             found[3, sign] = 1
         found[-1, end] = 1
-        return found / found.sum(1, keepdims=True)
+        found /= found.sum(1, keepdims=True)
+        return found
 
 
 def problems(source: NeedleSource) -> Iterator[tuple[str, str, str, str]]:
