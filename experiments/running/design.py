@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..rates.rule import Rates
+from ..rates.rule import Declared, Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
+from ..settings.rates import DeclaredRate
 from .cells import Cell, Origin
 
 
@@ -25,14 +26,32 @@ class Design:
     sweep: SweepConfig
     origin: Origin
 
-    def trials(self, rates: Iterable[float], *, at: Iterable[tuple[int, int]] | None = None) -> list[Cell]:
+    def declared_rates(self) -> Rates | None:
+        """The learning rates where they are declared; None where pilots find them."""
+        rate = self.sweep.learning_rate
+        if not isinstance(rate, DeclaredRate):
+            return None
+        return Rates(
+            rule=rate.rule, declared=Declared(learning_rate=rate.learning_rate, batch_rollouts=rate.batch_rollouts)
+        )
+
+    def trials(
+        self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
+    ) -> list[Cell]:
         """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
 
         Args:
+            rates: Learning rates; by default those that a search begins with.
             at: Every (n, B_p); by default those that are searched.
+
+        Returns:
+            The cells; none where the rate is declared.
         """
-        pilot = self.sweep.learning_rate
-        tried, pairs = list(rates), list(self.sweep.searched() if at is None else at)
+        pilot = self.sweep.search
+        if pilot is None:
+            return []
+        tried = list(pilot.learning_rates if rates is None else rates)
+        pairs = list(self.sweep.searched() if at is None else at)
         return [
             self.cell(
                 "pilot", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=pilot.rollouts,

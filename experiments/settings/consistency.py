@@ -103,7 +103,7 @@ def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: Prescrib
         raise SettingError(
             f"{where}.rollouts", f"is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
         )
-    used = sorted(set(test.seeds) & {*sweep.seeds, *sweep.learning_rate.seeds})
+    used = sorted(set(test.seeds) & sweep.selecting_seeds())
     if used:
         raise SettingError(
             f"{where}.seeds", f"holds {used[0]}, which was used to choose the prescription; test with other seeds"

@@ -200,7 +200,8 @@ def test_the_papers_preset_is_the_papers_experiment() -> None:
     easy = paper.sweep["easy"]
     assert [n * size for n, size in easy.searched()] == [1024]
     assert easy.learning_rate.rule == "sqrt"
-    rates = easy.learning_rate.learning_rates
+    assert easy.search is not None
+    rates = easy.search.learning_rates
     assert 1e-6 in rates
     assert min(rates) < 1e-6 < max(rates)
     assert (paper.sampling.max_new_tokens, paper.sampling.top_p, paper.sampling.temperature) == (8192, 1.0, 0.6)
