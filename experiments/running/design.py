@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from isocompute.learner import RunConfig
+
+from ..errors import ExperimentError
 from ..rates.rule import Declared, Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
@@ -20,11 +23,28 @@ class Design:
         preset: The preset.
         sweep: The sweep of the problem set.
         origin: What its cells share.
+
+    Raises:
+        ExperimentError: The grid of evaluations does not hold the sweep's budget, so that no end would be evaluated.
     """
 
     preset: Preset
     sweep: SweepConfig
     origin: Origin
+
+    def __post_init__(self) -> None:
+        sweep = self.sweep
+        n, problems_per_batch = sweep.grid()[0]
+        run = RunConfig(
+            run_id="", rollouts_per_problem=n, problems_per_batch=problems_per_batch, seed=0,
+            evaluate_every=sweep.evaluate_every, evaluations_per_octave=sweep.evaluations_per_octave,
+        )  # fmt: skip
+        if not run.evaluated_at(sweep.rollouts):
+            raise ExperimentError(
+                f"sweep.{self.origin.problem_set}.rollouts is {sweep.rollouts}, no point of the grid of evaluations "
+                f"with {sweep.evaluations_per_octave} an octave of {sweep.evaluate_every}: the end would not be "
+                "evaluated"
+            )
 
     def declared_rates(self) -> Rates | None:
         """The learning rates where they are declared; None where pilots find them."""

@@ -112,3 +112,11 @@ def test_a_setting_that_the_study_does_not_know_is_named(tmp_path: Path, monkeyp
     panel.PANEL.write_text(text)
     with pytest.raises(ExperimentError, match=r"panel.yaml: study\.base_s"):
         panel.load()
+
+
+def test_a_budget_whose_end_would_not_be_evaluated_is_refused(design: Design) -> None:
+    sweep = design.sweep.model_copy(update={"rollouts": 5 * 512})
+    with pytest.raises(ExperimentError, match=r"sweep\.hard\.rollouts is 2560, no point of the grid"):
+        Design(preset=design.preset, sweep=sweep, origin=design.origin)
+    for rollouts in (4 * 512, 6 * 512, 131072):
+        Design(preset=design.preset, sweep=sweep.model_copy(update={"rollouts": rollouts}), origin=design.origin)
