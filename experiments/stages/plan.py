@@ -50,8 +50,9 @@ def _plan(preset: Preset, name: str) -> None:
     evaluated = sum(_evaluation_rollouts(cell, chosen.validation) for cell in [*pilot, *cells])
     evaluated += tested * (test.rollouts // test.evaluate_every) * chosen.validation * preset.evaluation.samples
     length = preset.sampling.max_new_tokens
+    if pilot:
+        _print_row(name, "pilot", len(pilot), sum(cell.rollouts for cell in pilot), length)
     for purpose, count, total in (
-        *([("pilot", len(pilot), sum(cell.rollouts for cell in pilot))] if pilot else []),
         ("sweep", len(cells), sum(cell.rollouts for cell in cells)),
         ("prescribe", tested, tested * test.rollouts),
         ("evaluate", "", evaluated),
