@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.translation import Parallelism, Run, convert, read
+from isocompute.budget.trainers import Parallelism, Run, convert, read
 
 PARALLEL = [
     (Parallelism(context=2), 8),
@@ -167,5 +167,5 @@ def test_verls_own_configuration_reads_back(stock):
         for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.total_epochs", "trainer.nnodes")
     }
     found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
-    assert found.update_steps == 10 * flat["trainer.total_epochs"]
-    assert found.optimizer_steps == 4 * found.update_steps
+    assert found.generations == 10 * flat["trainer.total_epochs"]
+    assert found.update_steps == 4 * found.generations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.translation import Parallelism, Run, convert, framework, read, render
+from isocompute.budget.trainers import Parallelism, Run, convert, read, render, trainer
 
 SPLITS = [(8, 4, 5), (32, 64, 500), (3, 8, 7)]
 DEVICES = [1, 2, 4, 8, 16, 24]
@@ -37,7 +37,7 @@ def run_of(problems, rollouts, steps, **other):
 
 def words(name, run):
     """The settings as the words of a command line."""
-    return shlex.split(" ".join(render(convert(name, run), framework(name).style)))
+    return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_openrlhf_takes_the_settings(openrlhf, world, spread):
 def test_openrlhfs_defaults_are_those_that_reading_takes(openrlhf):
     args = openrlhf(["--reward.remote_url", "x", "--actor.model_name_or_path", "m"])
     found = read("openrlhf", {}, problems=10_240)
-    assert found.problems_per_batch == args.rollout.batch_size
+    assert found.problems_generated == args.rollout.batch_size
     assert found.rollouts_per_problem == args.rollout.n_samples_per_prompt
-    assert found.optimizer_steps == found.update_steps * args.rollout.batch_size // args.train.batch_size
+    assert found.update_steps == found.generations * args.rollout.batch_size // args.train.batch_size
     assert found.world_size == args.actor.num_nodes * args.actor.num_gpus_per_node

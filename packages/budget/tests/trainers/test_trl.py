@@ -1,0 +1,116 @@
+"""TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers import ingest
+from reading_logs import FIXTURES, QUESTIONS, rollouts
+
+whole = st.integers(1, 4)
+quick = settings(max_examples=40, deadline=None)
+
+
+def trl_run(
+    *, per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """TRL's loop: a batch is generated before every per_generation × iterations micro-batches."""
+    micro, made, rows, truth = 0, 0, [], []
+    for step in range(1, steps + 1):
+        for _ in range(accumulation):
+            if micro % (per_generation * iterations) == 0:
+                made += per_device * world * per_generation
+            micro += 1
+        generated = {"completions/mean_length": 7.0} if made > (truth[-1] if truth else 0) else {}
+        rows.append({"step": step, "loss": 0.1, "eval_reward": 0.5, **generated})
+        truth.append(made)
+    return rows, truth
+
+
+@quick
+@given(per_device=whole, world=st.sampled_from([1, 2, 8]), accumulation=whole, per_generation=whole, iterations=whole,
+       steps=st.integers(1, 12))  # fmt: skip
+def test_trl_counts_every_process(
+    per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
+) -> None:
+    per_device *= 2
+    rows, truth = trl_run(per_device=per_device, world=world, accumulation=accumulation,
+                          per_generation=per_generation, iterations=iterations, steps=steps)  # fmt: skip
+    # What TRL dumps of its configuration: the world size is a property and is not in it.
+    config = {
+        "num_generations": 2, "per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": per_generation, "generation_batch_size": per_device * world * per_generation,
+        "num_iterations": iterations, "per_device_eval_batch_size": 8,
+    }  # fmt: skip
+    assert rollouts("trl", rows, config, problems="1000000") == truth
+    # Older versions dump neither of the two sizes.
+    older = {k: v for k, v in config.items() if k not in {"steps_per_generation", "generation_batch_size"}}
+    said = {"problems": "1000000", "world_size": str(world), "steps_per_generation": str(per_generation)}
+    assert rollouts("trl", rows, older, **said) == truth
+
+
+TRL_ROWS, _ = trl_run(per_device=8, world=8, accumulation=2, per_generation=2, iterations=1, steps=4)
+TRL_CONFIG = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
+              "num_iterations": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
+def test_trl_asks_for_a_world_size_that_does_not_follow(known: dict[str, int]) -> None:
+    with pytest.raises(BudgetError, match=r"world_size .* is not known: .*--set world_size=NUMBER"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
+
+
+def test_trl_refuses_sizes_that_contradict_each_other() -> None:
+    sizes = {"steps_per_generation": 2, "generation_batch_size": 128}
+    with pytest.raises(BudgetError, match=r"generation_batch_size is 128 and .* are 16"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **sizes, "world_size": 1})
+    with pytest.raises(BudgetError, match=r"generation_batch_size of 100 is not a multiple of the 16"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, "generation_batch_size": 100, "world_size": 2})
+
+
+def test_trl_counts_completions_over_micro_batches() -> None:
+    trl = FIXTURES / "trl"
+    evals, notes = ingest("trl", [str(trl / "trainer_state.json")], config=trl / "config.json", constants=QUESTIONS)
+    assert evals["step"].to_list() == [2, 4, 6]
+    # Two micro-batches of 8 completions a step: 16, of 4 problems.
+    assert evals["rollouts"].to_list() == [32, 64, 96]
+    assert evals["rollouts_per_problem"].unique().to_list() == [4]
+    assert evals["problems_per_batch"].unique().to_list() == [4]
+    assert evals["seed"].unique().to_list() == [3]
+    logged = json.loads((trl / "trainer_state.json").read_text())["log_history"]
+    assert evals["avg_at_2"].to_list() == [e["eval_reward"] for e in logged if "eval_reward" in e]
+    lengths = [e["completions/mean_length"] for e in logged if "completions/mean_length" in e]
+    assert evals["tokens"][-1] == pytest.approx(16 * sum(lengths), abs=1)
+    assert "avg_at_2 is eval_rewards/right/mean" in notes
+    assert evals["count_source"].unique().to_list() == ["log and formula"]
+    assert evals["rollouts_error"].unique().to_list() == [0]
+
+
+def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> None:
+    trl = FIXTURES / "trl"
+    settings = json.loads((trl / "config.json").read_text())
+    # One batch of 32 completions for four micro-batches, each used twice: a batch lasts four optimizer steps.
+    config = tmp_path / "config.json"
+    sizes = {"generation_batch_size": 32, "steps_per_generation": 4, "num_iterations": 2}
+    config.write_text(json.dumps({**settings, **sizes}))
+    # The log says that every step generated.
+    with pytest.raises(BudgetError, match="its log contradicts its settings"):
+        ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
+
+
+def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
+    state = str(FIXTURES / "trl" / "trainer_state.json")
+    with pytest.raises(BudgetError, match=r"num_generations is not known.*--set num_generations=VALUE"):
+        ingest("trl", [state])
+    # How many problems were evaluated follows from how long that took, and how many a second.
+    assert ingest("trl", [state], config=FIXTURES / "trl" / "config.json")[0]["questions"].unique().to_list() == [16]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e999", "0", "-3", "2.5", "many"])
+def test_a_setting_that_is_not_a_count_is_refused(value: str) -> None:
+    with pytest.raises(BudgetError, match="world_size is"):
+        rollouts("trl", TRL_ROWS, TRL_CONFIG, world_size=value)
