@@ -252,7 +252,7 @@ def figures(session: nox.Session) -> None:
     out.mkdir(parents=True)
     shutil.copytree(docs, out / "docs")
     text = (docs.parent / "README.md").read_text()
-    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other frameworks")]
+    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other trainers")]
     with session.chdir(out):
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):

@@ -237,6 +237,7 @@ OPENRLHF = Trainer(
             steps=("train/global_step", "eval/global_step", "global_step", "step"),
             needed=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
         ),
+        marks=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
         seeds=("train.seed",),
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,

@@ -267,6 +267,7 @@ PRIME_RL = Trainer(
     parse=parse,
     logs=LogReader(
         layout=Layout(steps=("step",), needed=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$")),
+        marks=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$"),
         seeds=("orchestrator.seed",),
         learning_rates=("trainer.optim.lr", "optim.lr"),
         evaluations=evaluations,

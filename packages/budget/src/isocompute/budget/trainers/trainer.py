@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ class LogReader:
 
     Attributes:
         layout: Where they have their steps, and what is read of them.
+        marks: Metrics that no other trainer logs.
         seeds: Names of the setting of the seed.
         learning_rates: Names of the setting of the learning rate.
         evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
@@ -25,6 +27,7 @@ class LogReader:
     """
 
     layout: Layout
+    marks: re.Pattern[str]
     seeds: tuple[str, ...]
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[Evaluation]]

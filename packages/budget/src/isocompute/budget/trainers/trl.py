@@ -20,7 +20,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import prod
 
 from ..errors import BudgetError
 from ..wording import shorten
@@ -241,13 +240,12 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     settings.required("num_generations", default=8)
     samples = settings.required(*(() if training else ("num_generations_eval",)), "num_generations", default=8)
     counts = _count(log, settings)
-    batch = batching.batch_rollouts if training else _product(
-        settings.whole("per_device_eval_batch_size", default=8), batching.world_size
-    )  # fmt: skip
+    each = settings.whole("per_device_eval_batch_size", default=8)
+    batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
     found = []
     for prefix, name in logged.items():
-        questions = batching.problems_generated if training else _questions(log, prefix)
-        batches = None if training or not batch or not questions else exact_quotient(questions * samples, batch)
+        questions = None if training else _questions(log, prefix)
+        batches = exact_quotient(questions * samples, batch) if questions else None
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         points = [
             Point(step=step, mean=m[name], deviation=m.get(deviation), batch=batch, batches=batches)
@@ -257,7 +255,10 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         rates, said = success_rates(points, name, settings.text("scale"), where=log.name)
         settings.notes += [f"avg_at_{samples} is {name}", *([said] if said else [])]
         kind = prefix.removeprefix("eval_").removesuffix("_") or ("train" if training else "eval")
+        before = 0
         for step, rate in rates.items():
+            if training:
+                questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
             found.append(
                 Evaluation(
                     step=step, rollouts=counts.rollouts(step), rollouts_error=counts.error(step),
@@ -272,10 +273,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
             "how a run learnt, not how well it answers problems that it has not seen"
         )
     return sorted(found, key=lambda e: (e.step, e.problem_set))
-
-
-def _product(*factors: int | None) -> int | None:
-    return None if None in factors else prod(f for f in factors if f)
 
 
 def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str:
@@ -346,6 +343,7 @@ TRL = Trainer(
             needed=re.compile(r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"),
             entry=entry,
         ),
+        marks=re.compile(r"completions/mean_length$|num_tokens$|eval_(?:.*_)?completions/"),
         seeds=("seed",),
         learning_rates=("learning_rate",),
         evaluations=evaluations,

@@ -334,6 +334,7 @@ VERL = Trainer(
             steps=("step", "_step", "Step", "training/global_step", "global_step"),
             needed=re.compile(rf"val-|{LENGTH}$|{BATCHES}$|{'|'.join(EVICTED)}"),
         ),
+        marks=re.compile(r"val-(?:core|aux)/|response_length/mean$|training/global_step$"),
         seeds=("data.seed", f"{ACTOR}.data_loader_seed"),
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,

@@ -1,9 +1,8 @@
-"""Train the two TRL runs of the README's second tutorial: ``python train_trl.py MODEL``, with trl installed, on CPU.
+"""Train the two TRL runs of the README: ``python train_trl.py MODEL``, with trl installed, on CPU.
 
 MODEL is the embedded default's base model (``outputs/base``). Never run by a test: what it wrote lies in ``trl/``.
 """
 
-import json
 import random
 import shutil
 import sys
@@ -13,8 +12,6 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 HERE = Path(__file__).parent / "trl"
-KEPT = ("num_generations", "num_generations_eval", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "steps_per_generation", "generation_batch_size", "num_iterations", "world_size", "seed")  # fmt: skip
 
 
 def chain(rng: random.Random) -> str:
@@ -46,8 +43,8 @@ def train(model: str, n: int) -> None:
         eval_dataset=Dataset.from_dict({"prompt": problems[:64]}),
     )  # fmt: skip
     trainer.train()
-    shutil.copy(out / "run" / "checkpoint-120" / "trainer_state.json", out / "trainer_state.json")
-    (out / "config.json").write_text(json.dumps({k: getattr(config, k) for k in KEPT}, indent=1) + "\n")
+    for name in ("trainer_state.json", "training_args.bin"):
+        shutil.copy(out / "run" / "checkpoint-120" / name, out / name)
     shutil.rmtree(out / "run")
 
 
