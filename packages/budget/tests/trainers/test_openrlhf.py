@@ -1,15 +1,18 @@
 """OpenRLHF's logs, against simulations of how it generates."""
 
+import ast
+import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
-from reading_logs import QUESTIONS, rollouts
+from isocompute.budget.trainers import Parallelism, ingest, read
+from reading_logs import QUESTIONS, needed, rollouts, run_of, words
 
 quick = settings(max_examples=40, deadline=None)
 
@@ -89,3 +92,51 @@ def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None
     assert evals["avg_at_4"].to_list() == [0.2, 0.3]
     assert evals["best_at_4"].to_list() == [0.5, 0.6]
     assert any("dynamic filtering" in note for note in notes)
+
+
+DEVICES = [1, 2, 4, 8, 16, 24]
+
+
+@pytest.fixture
+def openrlhf(monkeypatch):
+    """OpenRLHF's own parser and validation, without the training that its module begins with."""
+    needed("openrlhf.utils.config", session="ISOCOMPUTE_TRAINERS_NEWER")
+    package = Path(importlib.util.find_spec("openrlhf").submodule_search_locations[0])
+    source = package / "cli" / "train_ppo_ray.py"
+    tree = ast.parse(source.read_text("utf-8"))
+    plain = [n for n in tree.body if isinstance(n, ast.Import) and n.names[0].name in {"argparse", "os"}]
+    plain += [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "datetime"]
+    main = next(n for n in tree.body if isinstance(n, ast.If))
+    *checks, last = main.body
+    assert ast.unparse(last) == "train(args)"
+    code = compile(ast.Module([*plain, *checks], type_ignores=[]), str(source), "exec")
+
+    def check(arguments):
+        monkeypatch.setattr(sys, "argv", ["train_ppo_ray", *arguments])
+        names = {}
+        exec(code, names)
+        return names["args"]
+
+    return check
+
+
+@pytest.mark.parametrize("world", DEVICES)
+@pytest.mark.parametrize("spread", [Parallelism(), Parallelism(tensor=2), Parallelism(context=2)])
+def test_openrlhf_takes_the_settings(openrlhf, world, spread):
+    run = run_of(48, 4, 5, world_size=world * spread.devices, parallelism=spread, learning_rate=2e-6)
+    args = openrlhf([*words("openrlhf", run), "--reward.remote_url", "x", "--vllm.num_engines", "1"])
+    assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == args.train.batch_size == 192
+    assert args.data.max_samples * args.train.num_episodes == 48 * 5
+    assert args.actor.num_nodes * args.actor.num_gpus_per_node == world * spread.devices
+    assert (args.ref.num_nodes, args.ref.num_gpus_per_node) == (args.actor.num_nodes, args.actor.num_gpus_per_node)
+    assert args.ds.tensor_parallel_size * args.ds.ring_attn_size == spread.devices
+    assert args.actor.adam.lr == 2e-6
+
+
+def test_openrlhfs_defaults_are_those_that_reading_takes(openrlhf):
+    args = openrlhf(["--reward.remote_url", "x", "--actor.model_name_or_path", "m"])
+    found = read("openrlhf", {}, problems=10_240)
+    assert found.problems_generated == args.rollout.batch_size
+    assert found.rollouts_per_problem == args.rollout.n_samples_per_prompt
+    assert found.update_steps == found.generations * args.rollout.batch_size // args.train.batch_size
+    assert found.world_size == args.actor.num_nodes * args.actor.num_gpus_per_node

@@ -1,6 +1,7 @@
 """TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
-from reading_logs import FIXTURES, QUESTIONS, rollouts
+from isocompute.budget.trainers import convert, ingest
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
@@ -114,3 +115,84 @@ def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
 def test_a_setting_that_is_not_a_count_is_refused(value: str) -> None:
     with pytest.raises(BudgetError, match="world_size is"):
         rollouts("trl", TRL_ROWS, TRL_CONFIG, world_size=value)
+
+
+CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
+
+
+@pytest.fixture
+def trl():
+    os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="")
+    return needed("trl")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trl_takes_the_settings_for_the_same_batches(trl, tmp_path, monkeypatch, case):
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    # The number of processes is the launcher's; its own class says what it makes of the rest.
+    monkeypatch.setattr(trl.GRPOConfig, "world_size", property(lambda self: run.world_size))
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], **convert("trl", run).settings
+    )
+    a = run.allocation
+    assert config.generation_batch_size == a.batch_rollouts
+    assert config.generation_batch_size // config.num_generations == a.problems_per_batch
+    assert config.steps_per_generation * config.num_iterations == config.gradient_accumulation_steps
+    assert config.max_steps == a.update_steps
+
+
+@pytest.mark.parametrize("case", [(3, 4, 3, 1, 2), (2, 3, 2, 1, None)])
+def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_path, case):
+    datasets = needed("datasets")
+    tokenizers = needed("tokenizers")
+    transformers = needed("transformers")
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    words = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+="])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            vocab_size=len(words), num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
+        )
+    )
+    seen = []
+
+    def reward(prompts, completions, **_):
+        seen.append(list(prompts))
+        return [float(len(c) % 2) for c in completions]
+
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        processing_class=tokenizer,
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], save_strategy="no", logging_steps=1,
+            max_completion_length=4, disable_tqdm=True, **convert("trl", run).settings,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(4) for b in range(4)]}),
+    )  # fmt: skip
+    trainer.train()
+    a = run.allocation
+    assert sum(map(len, seen)) == a.rollouts
+    assert trainer.state.global_step == a.update_steps
+    assert len(seen) == a.update_steps
+    for prompts in seen:
+        assert len(set(prompts)) == a.problems_per_batch
+        assert all(prompts.count(prompt) == a.rollouts_per_problem for prompt in prompts)
+
+
+def test_what_trl_generated_is_read_or_refused(trl, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """``nox -s trainers -- --trl-runs 200`` is the long campaign."""
+    from trl_runs import campaign, summary
+
+    runs = int(request.config.getoption("--trl-runs", 20))
+    outcomes = campaign(runs, tmp_path, int(request.config.getoption("--trl-seed", 0)))
+    said = summary(outcomes)
+    print(said)
+    refused = sum(outcome.kind == "refused" for outcome in outcomes)
+    assert not [outcome for outcome in outcomes if outcome.kind == "wrong"], said
+    assert refused <= max(1, 0.05 * runs), said

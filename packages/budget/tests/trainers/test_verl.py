@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
-from reading_logs import FIXTURES, QUESTIONS, rollouts
+from isocompute.budget.trainers import Parallelism, convert, ingest, read
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
@@ -141,3 +141,120 @@ def test_verl_counts_the_groups_that_filtering_evicted(tmp_path: Path) -> None:
     evals, _ = ingest("verl", [str(tmp_path)], config=config, constants=QUESTIONS)
     # The metric counts prompts, whatever its name, and each of them had four responses.
     assert evals["rollouts"].to_list() == [0, 2 * (64 + 32), 4 * (64 + 32)]
+
+
+PARALLEL = [
+    (Parallelism(context=2), 8),
+    (Parallelism(tensor=4, pipeline=2), 16),
+    (Parallelism(tensor=2, context=2), 8),
+    (Parallelism(pipeline=4), 4),
+]
+CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
+
+
+@pytest.fixture
+def stock():
+    """VeRL's configuration as it ships."""
+    return shipped("_generated_ppo_trainer.yaml")
+
+
+def shipped(name):
+    """One of veRL's configurations."""
+    verl = needed("verl")
+    omegaconf = needed("omegaconf")
+    document = Path(verl.__file__).parent / "trainer" / "config" / name
+    config = omegaconf.OmegaConf.load(document)
+    # As on veRL's command line: a key that it does not have is an error.
+    omegaconf.OmegaConf.set_struct(config, True)
+    return config
+
+
+def random_run(number):
+    """A run on one of many layouts, which its devices share evenly."""
+    rng = random.Random(number)
+    while True:
+        spread = rng.choice([Parallelism(), Parallelism(), Parallelism(tensor=2), Parallelism(pipeline=2, context=2)])
+        world = spread.devices * rng.choice([1, 2, 3, 4, 8])
+        problems, n = rng.choice([1, 3, 8, 12, 32, 96, 256]), rng.choice([1, 2, 5, 8, 16, 64])
+        if problems * n % world == 0:
+            rate = rng.choice([None, 1e-6])
+            return run_of(problems, n, rng.randint(1, 999), world_size=world, parallelism=spread, learning_rate=rate)
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_verl_takes_random_settings_and_they_read_back(number):
+    needed("verl")
+    from omegaconf import OmegaConf
+
+    run = random_run(number)
+    settings = dict(convert("verl", run).settings)
+    engine = settings.pop("model_engine", "dp")
+    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
+    for key, value in settings.items():
+        assert OmegaConf.select(config, key, throw_on_missing=False, default="absent") != "absent", key
+        OmegaConf.update(config, key, value)
+    validate(config)
+    flat = {key: OmegaConf.select(config, key) for key in settings}
+    found = read("verl", {**flat, "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy})
+    assert (found.allocation, found.generated) == (run.allocation, run.allocation.rollouts)
+    assert (found.world_size, found.data_parallel) == (run.world_size, run.data_parallel)
+    assert (found.unknown, found.inconsistent) == ((), ())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verl_takes_the_settings(stock, case):
+    from omegaconf import OmegaConf
+
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    for key, value in convert("verl", run).settings.items():
+        assert OmegaConf.select(stock, key, throw_on_missing=False, default="absent") != "absent", key
+        OmegaConf.update(stock, key, value)
+    found = read("verl", {key: OmegaConf.select(stock, key) for key in convert("verl", run).settings})
+    assert found.allocation == run.allocation
+    validate(stock)
+
+
+def validate(config):
+    """Put a configuration to veRL's own check."""
+    needed("verl.workers.config")
+    from verl.utils.config import validate_config
+
+    validate_config(config, use_reference_policy=True, use_critic=False)
+
+
+@pytest.mark.parametrize(("spread", "world"), PARALLEL)
+def test_verl_takes_the_parallelism(spread, world):
+    needed("verl")
+    from omegaconf import OmegaConf
+
+    run = run_of(16, 4, 10, world_size=world, parallelism=spread)
+    settings = dict(convert("verl", run).settings)
+    engine = settings.pop("model_engine", "dp")
+    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    validate(config)
+    flat = {key: OmegaConf.select(config, key) for key in settings} | {
+        "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy
+    }
+    assert (read("verl", flat).data_parallel, read("verl", flat).inconsistent) == (world // spread.devices, ())
+    # One rollout fewer does not divide, which veRL refuses as well.
+    config.data.train_batch_size = 15
+    config.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(AssertionError, match="must be divisible"):
+        validate(config)
+    smaller = {"data.train_batch_size": 15, "actor_rollout_ref.rollout.n": 1}
+    told = read("verl", flat | smaller).inconsistent
+    assert any("cannot be split evenly" in remark or "not divide" in remark for remark in told)
+
+
+def test_verls_own_configuration_reads_back(stock):
+    from omegaconf import OmegaConf
+
+    flat = {
+        key: OmegaConf.select(stock, key)
+        for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.total_epochs", "trainer.nnodes")
+    }
+    found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
+    assert found.generations == 10 * flat["trainer.total_epochs"]
+    assert found.update_steps == 4 * found.generations

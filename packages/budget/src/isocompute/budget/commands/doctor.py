@@ -38,12 +38,16 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print what is understood and what is missing, and write the table.
 
     Raises:
-        BudgetError: There is no run, or none to write.
+        BudgetError: There is no run.
     """
     patients = examine(arguments.path, dict(arguments.constants))
     for patient in patients:
         yield from _lines(patient)
     yield from _missing(patients)
+    if not any(patient.rows for patient in patients):
+        arguments.exit_status = 1
+        yield "no run is understood completely, so there is no table to write"
+        return
     if arguments.out is None:
         return
     frame, notes = written(patients)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isclose
@@ -13,7 +14,7 @@ import polars as pl
 
 from ..contract import tracking
 from ..errors import BudgetError
-from .evals import join_restarts, reader_of, rows_of, table
+from .evals import SHARED, join_restarts, reader_of, rows_of, table
 from .logs.log import Log
 from .logs.sources import last_states, read_logs
 from .registry import TRAINERS
@@ -71,23 +72,20 @@ def examine(sources: Sequence[str], given: Mapping[str, str]) -> list[Patient]:
         raise BudgetError(
             f"{', '.join(sources)}: no run of {', '.join(n for n, t in TRAINERS.items() if t.logs)} found"
         )
-    patients = []
+    patients, used = [], set(SHARED)
     for name, logs in found.items():
         known = TRAINERS[name]
         for log in join_restarts(_once(logs, reader_of(known)), reader_of(known)):
-            patients.append(_examine(known, log, given))
+            patients.append(_examine(known, log, given, used))
+    unused = sorted(set(given) - used)
+    if unused and not any(p.missing or p.problem for p in patients):
+        raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(used))}")
     return patients
 
 
 def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
-    """One ``evals`` table of all runs that are understood, and notes; runs alike in all but the seed are numbered.
-
-    Raises:
-        BudgetError: None is understood.
-    """
+    """One ``evals`` table of all runs that are understood, at least one, and notes; runs alike are numbered."""
     whole = [p for p in patients if p.rows]
-    if not whole:
-        raise BudgetError("no run is understood completely, so there is no table to write")
     # A curve of evaluations and one of training rewards are not of one quantity.
     measured = [p for p in whole if not p.training] or whole
     parts, notes = [], []
@@ -171,16 +169,16 @@ def _same(one: Log, other: Log, reader: LogReader) -> bool:
     return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
 
 
-def _examine(known: Trainer, log: Log, given: Mapping[str, str]) -> Patient:
+def _examine(known: Trainer, log: Log, given: Mapping[str, str], used: set[str]) -> Patient:
     """What is understood of a run; whatever is missing is all asked for."""
     said, missing, training = dict(given), {}, given.get("train_reward") == "true"
     for _ in range(MOST_QUESTIONS):
         try:
-            rows, notes = rows_of(known, log, {}, said)
+            rows, notes = rows_of(known, log, {}, said, used=used)
         except MissingSettingError as error:
             # What is asked for next does not depend on the value.
             missing[error.name] = error.choices
-            said[error.name] = error.choices.partition(",")[0] or "1"
+            said[error.name] = re.split(",| or ", error.choices)[-1].strip() or "1"
             continue
         except BudgetError as error:
             return Patient(name=log.name, trainer=known, missing=missing, problem="" if missing else str(error))

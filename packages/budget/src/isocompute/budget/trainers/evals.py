@@ -101,13 +101,14 @@ def reader_of(known: Trainer) -> LogReader:
 
 
 def rows_of(
-    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
+    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], *, used: set[str] | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Rows of ``evals`` for one run, none where it has no evaluation, and notes.
 
     Args:
         shared: The configuration of all runs, with dotted keys.
         given: What the user says; it takes precedence.
+        used: Gathers the settings that were looked for, where another run may use what this one does not.
 
     Raises:
         BudgetError: A setting is missing, contradicted or unknown, or a count is impossible.
@@ -118,8 +119,10 @@ def rows_of(
     settings.notes[:] = [n for n in settings.notes if "default" in n or "B_p is rounded" in n]
     evaluations = reader.evaluations(log, settings, batching)
     settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    if used is not None:
+        used |= settings.read
     unused = sorted(set(given) - settings.read)
-    if unused:
+    if unused and used is None:
         raise BudgetError(
             f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
             f"{', '.join(sorted(settings.read))}"

@@ -111,15 +111,20 @@ class Settings:
             BudgetError: There is no configuration that could say it, or it is neither on nor off.
         """
         if self.find(*names)[1] is None and not self.has_defaults:
-            raise self.missing(names[0])
+            raise self.missing(names[0], choices="true or false")
         return self.is_on(*names)
 
-    def missing(self, name: str) -> MissingSettingError:
-        """The error for a setting without which a log cannot be read."""
+    def missing(self, name: str, *, choices: str = "") -> MissingSettingError:
+        """The error for a setting without which a log cannot be read.
+
+        Args:
+            choices: What it may be.
+        """
         return MissingSettingError(
             f"{self.where}: {name} is not known: it is not in its logs or configuration; give it with --set "
             f"{name}=VALUE",
             name=name,
+            choices=choices,
         )
 
     def check_whole(self, value: Value, name: str) -> int:

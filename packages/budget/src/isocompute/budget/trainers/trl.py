@@ -237,8 +237,8 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     logged = {prefix: name for prefix, name in logged.items() if name in names}
     if not logged:
         return []
-    settings.required("num_generations", default=8)
-    samples = settings.required(*(() if training else ("num_generations_eval",)), "num_generations", default=8)
+    n, own = settings.required("num_generations", default=8), settings.whole("num_generations_eval")
+    samples = n if training or own is None else own
     counts = _count(log, settings)
     each = settings.whole("per_device_eval_batch_size", default=8)
     batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
