@@ -86,7 +86,7 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
     if not counts:
         raise refused or BudgetError(f"{log.name}: no schedule is known by which it could have generated")
     found = merged(counts)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if found.unexplained:
         starts = "a start" if found.unexplained == 1 else f"{found.unexplained} starts"
         notes = (f"{log.name}: its log shows {starts} from a checkpoint within a generation batch, which is then lost",)

@@ -66,7 +66,7 @@ class Settings:
 
     def matching(self, pattern: str) -> dict[str, Value]:
         """The settings whose names a regular expression matches whole."""
-        found = {k: v for k, v in self.values.items() if v is not None and re.fullmatch(pattern, k)}
+        found: dict[str, Value] = {k: v for k, v in self.values.items() if v is not None and re.fullmatch(pattern, k)}
         self.read.update(found)
         return found
 

@@ -239,8 +239,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         return []
     n, own = settings.required("num_generations", default=8), settings.whole("num_generations_eval")
     samples = n if training or own is None else own
-    counts = _count(log, settings)
-    each = settings.whole("per_device_eval_batch_size", default=8)
+    counts, each = _count(log, settings), settings.whole("per_device_eval_batch_size", default=8)
     batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
     found = []
     for prefix, name in logged.items():

@@ -47,9 +47,9 @@ def _plain_items(code: bytes) -> dict[str, Any]:
         if name in ("MARK",):
             stack.append(MARK)
         elif name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
-            memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
+            memo[len(memo) if name == "MEMOIZE" else int(str(argument))] = stack[-1]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(memo[int(argument)])
+            stack.append(memo[int(str(argument))])
         elif name in ("NEWTRUE", "NEWFALSE", "NONE"):
             stack.append({"NEWTRUE": True, "NEWFALSE": False, "NONE": None}[name])
         elif name in ("SETITEMS", "SETITEM"):

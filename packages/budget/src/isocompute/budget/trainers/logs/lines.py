@@ -104,7 +104,7 @@ def read_state(path: Path, layout: Layout) -> Log:
     """
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        rows = [(int(entry["step"]), numbers(entry)) for entry in state["log_history"]]
+        rows: list[Row] = [(int(entry["step"]), numbers(entry)) for entry in state["log_history"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         raise BudgetError(f"{path}: is not the trainer_state.json of a transformers Trainer") from None
     # Every checkpoint says how many tokens had been seen by then.
