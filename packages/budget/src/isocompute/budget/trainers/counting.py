@@ -137,3 +137,19 @@ def mean_lengths(rows: Sequence[Mapping[str, float]], *names: str, where: str) -
 def best_samples(scores: Mapping[str, Any]) -> int | None:
     """The largest k of the ``avg_at_k`` among metric columns."""
     return max((int(name.split("_")[2]) for name in scores if name.startswith("avg")), default=None)
+
+
+def whole_of(log: Log, seconds: str, rate: str) -> int | None:
+    """How many of something there were, from how long they took and how many a second: both are logged rounded.
+
+    Args:
+        seconds: Metric of the time, to four digits.
+        rate: Metric of how many a second, to three.
+    """
+    low, high = 0.0, float("inf")
+    for _, metrics in log.rows:
+        time, each = metrics.get(seconds), metrics.get(rate)
+        if time and each:
+            low = max(low, (time - 6e-5) * (each - 6e-4) * (1 - 1e-6))
+            high = min(high, (time + 6e-5) * (each + 6e-4) * (1 + 1e-6))
+    return round(high) if high < float("inf") and low <= round(high) <= high and high - low < 1 else None

@@ -24,10 +24,11 @@ from fractions import Fraction
 from ..errors import BudgetError
 from ..wording import shorten
 from .batching import Batching
-from .counting import Evaluation
+from .counting import Evaluation, whole_of
 from .entries import Entries, Generated, generated, possible
 from .logs.log import Layout, Log
 from .rewards import Point, success_rates
+from .rollout_files import RolloutFiles
 from .schedule import Schedule
 from .settings import MissingSettingError, Settings, exact_quotient
 from .target import Configuration, Run
@@ -243,7 +244,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
     found = []
     for prefix, name in logged.items():
-        questions = None if training else _questions(log, prefix)
+        questions = None if training else whole_of(log, f"{prefix}runtime", f"{prefix}samples_per_second")
         batches = exact_quotient(questions * samples, batch) if questions else None
         deviation = name[: -len("mean")] + "std" if name.endswith("/mean") else f"{name}_std"
         points = [
@@ -290,17 +291,6 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
     return each[0] if each else f"{prefix}reward"
 
 
-def _questions(log: Log, prefix: str) -> int | None:
-    """Problems of an evaluation set, from how long it took and how many a second: both are rounded."""
-    low, high = 0.0, float("inf")
-    for _, metrics in log.rows:
-        seconds, rate = metrics.get(f"{prefix}runtime"), metrics.get(f"{prefix}samples_per_second")
-        if seconds and rate:
-            low = max(low, (seconds - 6e-5) * (rate - 6e-4) * (1 - 1e-6))
-            high = min(high, (seconds + 6e-5) * (rate + 6e-4) * (1 + 1e-6))
-    return round(high) if high < float("inf") and low <= round(high) <= high and high - low < 1 else None
-
-
 def _count(log: Log, settings: Settings) -> Generated:
     """What the run generated, by optimizer step."""
     settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
@@ -336,6 +326,14 @@ TRL = Trainer(
     style="dashes",
     write=write,
     parse=parse,
+    rollouts=RolloutFiles(
+        pattern="completions_*.parquet",
+        prompt="prompt",
+        response="completion",
+        others=("advantage",),
+        note="TRL keeps the last generation batch before each entry, an evaluation's where one came last: use "
+        "logging_steps=1, and no evaluation, for all of them",
+    ),
     logs=LogReader(
         layout=Layout(
             steps=("train/global_step", "global_step", "step"),
