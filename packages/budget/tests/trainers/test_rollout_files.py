@@ -32,7 +32,7 @@ def test_trls_completions_become_pass_rates_and_waste(
     rates = pl.read_parquet(out / "pass_rates.parquet")
     assert sorted(rates["successes"].to_list()) == [1, 1, 4, 4]
     assert main(["waste", str(out / "rollouts.parquet")]) == 0
-    assert "zero-variance" in capsys.readouterr().out
+    assert "50.0% of 4 groups, 2 of them all correct" in capsys.readouterr().out
 
 
 def test_verls_rollouts_become_pass_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

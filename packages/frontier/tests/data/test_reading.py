@@ -117,9 +117,7 @@ def test_a_constant_reward_and_a_single_point_are_flags_not_errors(table: pl.Dat
     assert all(c.parameters is None and c.reason for c in one.curves)
 
 
-def test_runs_evaluated_with_different_numbers_of_samples_are_fitted_together(
-    table: pl.DataFrame, tmp_path: Path
-) -> None:
+def test_runs_of_other_samples_are_fitted_together(table: pl.DataFrame, tmp_path: Path) -> None:
     # E[avg@k] does not depend on k: every avg_at_k is one quantity, as precise as its samples.
     whole = table.filter(pl.col("seed") == 0)
     few = whole.filter(pl.col("rollouts_per_problem") == 4)

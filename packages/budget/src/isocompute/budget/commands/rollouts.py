@@ -41,11 +41,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     path = arguments.out / "rollouts.parquet"
     with atomic_write(path, error=BudgetError) as stream:
         found.write_parquet(stream)
-    groups = found.group_by("step", "problem_id").len()["len"]
+    groups = found.group_by("step", "problem_id").len()["len"].to_list()
     problems, steps = (found[column].n_unique() for column in ("problem_id", "step"))
     yield (
-        f"{len(found):,} responses to {problems:,} problems in {steps:,} steps, groups of {groups.min()} to "
-        f"{groups.max()}, in {path}"
+        f"{len(found):,} responses to {problems:,} problems in {steps:,} steps, groups of {min(groups)} to "
+        f"{max(groups)}, in {path}"
     )
     shares = rates(found)
     if shares is not None:

@@ -1,4 +1,4 @@
-"""Responses that trainers write to files, as a table of one row a response: for runs that never knew of this package."""
+"""Responses that trainers write to files, as a table of one row each: for runs that never knew of this package."""
 
 from __future__ import annotations
 
@@ -96,9 +96,8 @@ def _reward(frame: pl.DataFrame, files: RolloutFiles, metric: str, folder: Path)
         raise BudgetError(f"{folder}: has no column {metric!r} of numbers; it has {', '.join(numbers)}")
     found = [metric] if metric else [c for c in files.rewards if c in numbers][:1] or numbers
     if len(found) != 1:
-        raise BudgetError(
-            f"{folder}: which of {', '.join(numbers) or 'no column'} is the reward is not known: --metric"
-        )
+        names = ", ".join(numbers) or "no column"
+        raise BudgetError(f"{folder}: which of {names} is the reward is not known: --metric")
     if frame[found[0]].null_count():
         raise BudgetError(f"{folder}: {found[0]} is missing for some responses")
     return found[0]
