@@ -21,8 +21,8 @@ from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, Ru
 from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
-from experiments import tiny_model
-from experiments.tiny_config import TinyModelConfig
+from experiments.tiny import model as tiny_model
+from experiments.tiny.config import ChainsModelConfig
 
 CONFIG = LearnerConfig(learning_rate=5e-4, kl=KLConfig(coefficient=0.001), entropy=EntropyConfig(coefficient=0.001))
 BATCH = 8 * 4
@@ -80,7 +80,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        small = TinyModelConfig(steps=60, batch=64, max_terms=3)
+        small = ChainsModelConfig(steps=60, batch=64, max_terms=3)
         tiny_model.train(small, home / "model", progress=lambda step, loss: None)
         terms = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
         source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}

@@ -43,7 +43,7 @@ from isocompute.rollout.samplers.sampling import Continue, Finished, Request, Re
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 from isocompute.rollout.seeds import response_seed
 
-from experiments import tiny_model
+from experiments.tiny import model as tiny_model
 
 SAMPLES = 16
 NEW_TOKENS = 12

@@ -168,7 +168,7 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
-    from experiments import tiny_model
+    from experiments.tiny import model as tiny_model
 
     known = tiny_model.new_tokenizer().get_vocab()
     filled = {f"<{i}>": i for i in range(len(known), shape["vocab_size"])}

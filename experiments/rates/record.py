@@ -1,4 +1,4 @@
-"""What a search found as the document ``pilot.json``, and back."""
+"""Where the learning rates of a problem set are from, as the document ``pilot.json``, and back."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from math import hypot
 from typing import Any
 
 from .noise import seed_noise
-from .rule import Found, Rates
+from .rule import Declared, Found, Rates
 from .search import Search
 from .trials import Evaluation, Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilot:
-    """The learning rates of a problem set, and how they were found.
+    """The learning rates of a problem set, and how they were found, or that they were declared.
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
         metric: The metric that chose.
         base: The base model's score, of responses that selected nothing.
-        budget: Rollouts that one cell of the search was to be trained on.
+        budget: Rollouts that one cell of the search was to be trained on; 0 where nothing was searched.
         rollouts: Rollouts that the cells of the search were trained on together, evaluations apart.
         evaluated: Responses of the evaluations of these cells, their first one included; no budget counts them.
-        searches: What was found at every (n, B_p) searched.
+        searches: What was found at every (n, B_p) searched; none where the rate is declared.
+        declared: The rate that is declared; None where one was searched.
     """
 
     rule: str
@@ -34,6 +35,19 @@ class Pilot:
     rollouts: int
     evaluated: int
     searches: tuple[Search, ...]
+    declared: Declared | None = None
+
+    @classmethod
+    def of(cls, declared: Rates, *, metric: str, base: Evaluation) -> Pilot:
+        """Of declared rates: no pilot was trained.
+
+        Args:
+            base: The base model's score, of responses that selected nothing.
+        """
+        return cls(
+            rule=declared.rule, metric=metric, base=base, budget=0, rollouts=0, evaluated=0, searches=(),
+            declared=declared.declared,
+        )  # fmt: skip
 
     def rates(self) -> Rates:
         """The learning rates that follow."""
@@ -45,11 +59,12 @@ class Pilot:
             )
             for each in self.searches
         )
-        return Rates(rule=self.rule, found=found)
+        return Rates(rule=self.rule, found=found, declared=self.declared)
 
     def document(self) -> dict[str, Any]:
-        """As in ``pilot.json``."""
-        return {
+        """As in ``pilot.json``; ``declared`` is there only where the rate is."""
+        declared = {"declared": asdict(self.declared)} if self.declared else {}
+        return declared | {
             "rule": self.rule,
             "metric": self.metric,
             "base": asdict(self.base),
@@ -70,6 +85,7 @@ class Pilot:
             rollouts=document["rollouts"],
             evaluated=document["evaluated"],
             searches=tuple(_search(each) for each in document["searches"]),
+            declared=Declared(**document["declared"]) if "declared" in document else None,
         )
 
 

@@ -1,4 +1,4 @@
-"""Which learning rate a cell has: found at its own (n, B_p), scaled from an anchor, or interpolated."""
+"""Which learning rate a cell has: found at its own (n, B_p), scaled from an anchor or a declared one, interpolated."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A learning rate that nothing was searched for.
+
+    Attributes:
+        learning_rate: The learning rate.
+        batch_rollouts: The batch at which it is that, B = B_p · n.
+    """
+
+    learning_rate: float
+    batch_rollouts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
     """The learning rate of a cell.
 
@@ -51,19 +64,21 @@ class Rates:
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        found: What was searched: one batch, the anchor, or with ``tuned`` several.
+        found: What was searched: one batch, the anchor, or with ``tuned`` several; none where the rate is declared.
+        declared: The rate that is declared; None where one was searched.
     """
 
     rule: str
-    found: tuple[Found, ...]
+    found: tuple[Found, ...] = ()
+    declared: Declared | None = None
 
     def at(self, rollouts_per_problem: int, problems_per_batch: int) -> Rate:
         """The learning rate of a cell.
 
-        From an anchor η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one that was found at
-        this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is that of the nearest
-        n, since no rule says how the largest stable rate goes on. At a B_p that was not searched the nearest B_p
-        (in log B_p) is taken.
+        From an anchor or a declared rate η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one
+        that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
+        that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
+        the nearest B_p (in log B_p) is taken.
 
         Args:
             problems_per_batch: B_p.
@@ -80,16 +95,16 @@ class Rates:
         return Rate(learning_rate=rate.learning_rate, source=rate.source + elsewhere)
 
     def _scaled(self, n: int, problems_per_batch: int) -> Rate:
-        (anchor,) = self.found
+        anchor = self.declared or self.found[0]
         batch = Allocation(problems_per_batch=problems_per_batch, rollouts_per_problem=n, update_steps=1)
         rate = batch.learning_rate(
             anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts, scaling=cast(Scaling, self.rule)
         )
         words = {"constant": "the same at every batch", "linear": "scaled with B", "sqrt": "scaled with the root of B"}
-        return Rate(
-            learning_rate=rate,
-            source=f"{anchor.learning_rate:g} of the pilot at B = {anchor.batch_rollouts}, {words[self.rule]}",
-        )
+        whose = "as declared" if self.declared else "of the pilot"
+        # A constant rate is declared for no batch of its own.
+        at = "" if self.declared and self.rule == "constant" else f" at B = {anchor.batch_rollouts:,}"
+        return Rate(learning_rate=rate, source=f"{anchor.learning_rate:g} {whose}{at}, {words[self.rule]}")
 
 
 def _between(points: Sequence[Found], n: int) -> Rate:

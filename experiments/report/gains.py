@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from ..rates.record import Pilot
 from ..rates.trials import mean_over_seeds, sampled
 from .html import table
 
@@ -85,12 +86,14 @@ def metric_label(metric: str) -> str:
     return metric.replace("_at_", "@")
 
 
-def base_source(metric: str) -> str:
-    """Which responses the base model's score in a metric is from."""
-    return "measured again" if metric.startswith("avg_") else "the pilots' first evaluations"
+def base_source(pilot: Pilot) -> str:
+    """Which responses the base model's score is from."""
+    if pilot.metric.startswith("avg_"):
+        return "measured again"
+    return "the cells' first evaluations" if pilot.declared else "the pilots' first evaluations"
 
 
-def gains_table(found: Sequence[Gain], metric: str) -> str:
+def gains_table(found: Sequence[Gain], pilot: Pilot) -> str:
     """What training bought, as a table.
 
     Args:
@@ -101,5 +104,5 @@ def gains_table(found: Sequence[Gain], metric: str) -> str:
          "—" if g.last is None else f"{g.last:.3f}", g.difference(), g.seeds, g.diverged)
         for g in found
     ]  # fmt: skip
-    base = f"base model, {base_source(metric)}"
-    return table(("", "B_p", base, f"{metric_label(metric)} at the end", "gain", "seeds", "diverged"), rows)
+    base = f"base model, {base_source(pilot)}"
+    return table(("", "B_p", base, f"{metric_label(pilot.metric)} at the end", "gain", "seeds", "diverged"), rows)

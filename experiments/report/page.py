@@ -96,7 +96,7 @@ def _problem_set(preset: Preset, name: str, out: Path) -> str:
         "<h3>The curves</h3><p>Reward on validation problems against rollouts spent: every evaluation of every "
         "seed, record-breaking ones ringed, the fitted curve and its 95&nbsp;% band.</p>",
         html.image(out / "frontier" / name / "curves.png", "Fitted curves"),
-        gains_table(found, metric) + answers.curves(fits),
+        gains_table(found, pilot) + answers.curves(fits),
         "<h3>The frontier</h3><p>The best reward at each budget, over the budgets that were measured.</p>",
         html.image(out / "frontier" / name / "frontier.png", "Frontier"),
         html.image(out / "frontier" / name / "n_star.png", "Best n at each budget"),

@@ -34,9 +34,13 @@ def section(pilot: Pilot, figure: Path, *, cells: Sequence[tuple[int, int]] = ()
     """What was tried and chosen, the rate of every cell, and which n leads the pilots at which rate.
 
     Args:
-        figure: The figure of the scores against the rates.
+        figure: The figure of the scores against the rates, where rates were searched.
         cells: Every (n, B_p) of the sweep; none: no rates of cells are shown.
     """
+    score = f"The base model's score is {pilot.base.score:.3f} ({base_source(pilot)})."
+    if pilot.declared:
+        how = f"No pilot was trained: the learning rate is declared. {score}"
+        return f"<h3>The learning rates</h3><p>{how}</p>" + _used(pilot, cells)
     if pilot.rule == TUNED:
         how = "Each n (and B<sub>p</sub>) has a learning rate of its own, the best of those tried at it."
     else:
@@ -51,8 +55,7 @@ def section(pilot: Pilot, figure: Path, *, cells: Sequence[tuple[int, int]] = ()
         f"each. They took {pilot.rollouts:,} rollouts of training and {pilot.evaluated:,} responses of evaluation, "
         "which the budget does not count. A score is the mean of the evaluations in the last quarter of a pilot's "
         "budget (at least the last one), over its seeds, ± one standard error. Rates that diverged, or that ended "
-        "below the base model by more than noise (collapsed) in any seed, are chosen last. The base model's score is "
-        f"{pilot.base.score:.3f} ({base_source(pilot.metric)}).</p>"
+        f"below the base model by more than noise (collapsed) in any seed, are chosen last. {score}</p>"
         + _tried(pilot)
         + image(figure, "Scores of pilots against their learning rates")
         + (f"<p>{escape(ORDER)}</p><ul>{lines}</ul>" if lines else "")
@@ -110,12 +113,15 @@ def caveats(pilot: Pilot, sizes: Sequence[int], *, longest: int | None = None) -
     """
     found = [caveat for each in pilot.searches for caveat in _of_search(each, pilot)]
     of_all = []
-    if longest is not None and longest > pilot.budget:
+    if pilot.searches and longest is not None and longest > pilot.budget:
         of_all.append(
             f"rates were chosen after {pilot.budget:,} rollouts and are used up to {longest:,}: the best rate for a "
             "longer run may be another"
         )
-    if pilot.rule != TUNED and len(sizes) > 1:
+    if pilot.declared:
+        order = ", and with one tuned for each n the order of n may differ" if len(sizes) > 1 else ""
+        of_all.append(f"the rate was declared, not searched: another may be better{order}")
+    elif pilot.rule != TUNED and len(sizes) > 1:
         of_all.append("rates were searched at one batch only: with a rate tuned for each n the order of n may differ")
     return found + [("the learning rates", said) for said in (*of_all, *_order(pilot))]
 

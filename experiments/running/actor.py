@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from .cells import Cell, check_problems
 if TYPE_CHECKING:
     import polars as pl
 
+    from ..settings.model import Preset
     from .loaded import Loaded
 
 
@@ -48,6 +49,28 @@ class WorkerConfig:
     answer_seconds: float = 1800.0
     checkpoints: Mapping[str, Any] = field(default_factory=dict)
     keep_policies: str = "none"
+
+    @classmethod
+    def of(cls, preset: Preset, model: str) -> WorkerConfig:
+        """What the workers of a preset are opened with.
+
+        Args:
+            model: The base model's folder or name.
+        """
+        resources = preset.resources
+        return cls(
+            model=model,
+            generation=preset.generation,
+            sampler=resources.resolved_sampler(),
+            device=resources.device,
+            engine=asdict(resources.resolved_engine()),
+            placement=resources.placement,
+            learner_ranks=resources.learner_ranks,
+            start_seconds=resources.start_seconds,
+            answer_seconds=resources.stall_seconds,
+            checkpoints=resources.checkpoints.model_dump(),
+            keep_policies=resources.keep_policies,
+        )
 
 
 class WorkerActor:

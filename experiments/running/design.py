@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..rates.rule import Rates
+from isocompute.learner import RunConfig
+
+from ..errors import ExperimentError
+from ..rates.rule import Declared, Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
+from ..settings.rates import DeclaredRate
 from .cells import Cell, Origin
 
 
@@ -19,20 +23,55 @@ class Design:
         preset: The preset.
         sweep: The sweep of the problem set.
         origin: What its cells share.
+
+    Raises:
+        ExperimentError: The grid of evaluations does not hold the sweep's budget, so that no end would be evaluated.
     """
 
     preset: Preset
     sweep: SweepConfig
     origin: Origin
 
-    def trials(self, rates: Iterable[float], *, at: Iterable[tuple[int, int]] | None = None) -> list[Cell]:
+    def __post_init__(self) -> None:
+        sweep = self.sweep
+        n, problems_per_batch = sweep.grid()[0]
+        run = RunConfig(
+            run_id="", rollouts_per_problem=n, problems_per_batch=problems_per_batch, seed=0,
+            evaluate_every=sweep.evaluate_every, evaluations_per_octave=sweep.evaluations_per_octave,
+        )  # fmt: skip
+        if not run.evaluated_at(sweep.rollouts):
+            raise ExperimentError(
+                f"sweep.{self.origin.problem_set}.rollouts is {sweep.rollouts}, no point of the grid of evaluations "
+                f"with {sweep.evaluations_per_octave} an octave of {sweep.evaluate_every}: the end would not be "
+                "evaluated"
+            )
+
+    def declared_rates(self) -> Rates | None:
+        """The learning rates where they are declared; None where pilots find them."""
+        rate = self.sweep.learning_rate
+        if not isinstance(rate, DeclaredRate):
+            return None
+        return Rates(
+            rule=rate.rule, declared=Declared(learning_rate=rate.learning_rate, batch_rollouts=rate.batch_rollouts)
+        )
+
+    def trials(
+        self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
+    ) -> list[Cell]:
         """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
 
         Args:
+            rates: Learning rates; by default those that a search begins with.
             at: Every (n, B_p); by default those that are searched.
+
+        Returns:
+            The cells; none where the rate is declared.
         """
-        pilot = self.sweep.learning_rate
-        tried, pairs = list(rates), list(self.sweep.searched() if at is None else at)
+        pilot = self.sweep.search
+        if pilot is None:
+            return []
+        tried = list(pilot.learning_rates if rates is None else rates)
+        pairs = list(self.sweep.searched() if at is None else at)
         return [
             self.cell(
                 "pilot", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=pilot.rollouts,
@@ -75,6 +114,15 @@ class Design:
             evaluate_every: Nominal rollouts between evaluations.
         """
         sampling = self.preset.sampling
+        learner = learner_config(
+            self.sweep.learner,
+            learning_rate=learning_rate,
+            temperature=sampling.temperature,
+            longest=sampling.max_new_tokens,
+        )
+        if self.sweep.warmup_rollouts is not None:
+            steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
+            learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
         return Cell(
             purpose=purpose,
             origin=self.origin,
@@ -83,11 +131,7 @@ class Design:
             seed=seed,
             rollouts=rollouts,
             evaluate_every=evaluate_every,
+            evaluations_per_octave=self.sweep.evaluations_per_octave if purpose == "sweep" else None,
             evaluation_samples=self.preset.evaluation.samples,
-            learner=learner_config(
-                self.sweep.learner,
-                learning_rate=learning_rate,
-                temperature=sampling.temperature,
-                longest=sampling.max_new_tokens,
-            ),
+            learner=learner,
         )

@@ -47,19 +47,7 @@ def workers(preset: Preset, model: str, base: str, *, actor: type = WorkerActor)
         _check_capacity(resources),
         _exclusive(WORK / "workers.lock", resources.start_seconds),
     ):
-        config = WorkerConfig(
-            model=model,
-            generation=preset.generation,
-            sampler=resources.resolved_sampler(),
-            device=resources.device,
-            engine=asdict(resources.resolved_engine()),
-            placement=resources.placement,
-            learner_ranks=resources.learner_ranks,
-            start_seconds=resources.start_seconds,
-            answer_seconds=resources.stall_seconds,
-            checkpoints=resources.checkpoints.model_dump(),
-            keep_policies=resources.keep_policies,
-        )
+        config = WorkerConfig.of(preset, model)
         surroundings = Surroundings.of(resources)
         key = digest([asdict(config), base, asdict(surroundings)])
         gpus = 1 if resources.device == "cuda" else 0

@@ -247,6 +247,8 @@ def training_counts(cell: Cell, folder: Path) -> Counts:
 def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
     """The last step that a budget admits: the rollouts used before it and B together do not exceed it.
 
+    Of a branch, whose ledger holds its own steps only, the trunk's rollouts are part of the budget.
+
     Args:
         ledger: The ``ledger`` table of the cell's run.
         cell: The cell, with its budget.
@@ -258,8 +260,8 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
         .sort("step")
         .with_columns(before=pl.col("rollouts").cum_sum() - pl.col("rollouts"))
     )
-    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.rollouts)
-    return int(admitted["step"][-1]) if len(admitted) else 0
+    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.own_rollouts)
+    return int(admitted["step"][-1]) if len(admitted) else cell.first_step
 
 
 def prune(gigabytes: float, *, last: Collection[str] = (), keep: Collection[str] = ()) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from isocompute.learner import (
     Progress,
     RunConfig,
     Updater,
+    branch,
     canary,
     restore,
     timings_table,
@@ -25,7 +25,6 @@ from isocompute.learner import (
 )
 from isocompute.learner.saving.export import save_policy
 from isocompute.rollout import (
-    EvaluationResult,
     engine_from,
     evaluate,
     open_sampler,
@@ -36,44 +35,13 @@ from isocompute.rollout import (
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
-from isocompute.rollout.scoring.evaluation import Sampler
 
 from . import loaded, starts, work
 from .actor import WorkerConfig
 from .cells import Cell
+from .evaluations import PASS_RATES, TRAINING_PASS_RATES, Evaluations
 from .models import local_path
 from .spool import Spool
-
-
-class Evaluated:
-    """An evaluation as the loop needs it: a row of ``evals``, its scores, and the responses that this run pays for."""
-
-    def __init__(
-        self,
-        cell: Cell,
-        found: starts.Start | EvaluationResult,
-        rollouts_table: pl.DataFrame | None,
-        *,
-        step: int,
-        rollouts: int,
-        tokens: int,
-    ) -> None:
-        self.rollouts_table = rollouts_table
-        self.scores: Mapping[str, float] = dict(found.metrics)
-        self.row: Mapping[str, Any] = {
-            "run_id": cell.run_id,
-            "step": step,
-            "rollouts": rollouts,
-            "tokens": tokens,
-            "rollouts_per_problem": cell.rollouts_per_problem,
-            "problems_per_batch": cell.problems_per_batch,
-            "seed": cell.seed,
-            "problem_set": cell.origin.problem_set,
-            "split": "validation",
-            "questions": found.questions,
-            "samples": found.samples,
-            **self.scores,
-        }
 
 
 class Worker:
@@ -146,22 +114,22 @@ class Worker:
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner)
-        checkpoints = Checkpoints(home / "checkpoints", **self.config.checkpoints)
+        checkpoints = Checkpoints(home / "checkpoints", keep_steps=cell.branches_at, **self.config.checkpoints)
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=_run_config(cell), problems=trained)
+        progress = _progress(cell, home, learner, checkpoints, trained)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
             # Not what is paid: a cell must end with the same steps however often it was killed.
-            meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
+            meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.own_rollouts, counted="used")), home)
             ended = train(
                 run=_run_config(cell),
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
-                evaluator=Evaluations(cell, self._sampler, validation, home, start),
+                evaluator=Evaluations(cell, self._sampler, problems, home, start),
                 meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
@@ -186,10 +154,12 @@ class Worker:
         """Write the tables of a cell that has ended, then that it has."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
         tables.write(ledger.table(), "ledger", home / "ledger.parquet")
-        steps = {row["step"] for row in ended.evals}
-        # Only whole files of this run's evaluations: a kill may have left others.
-        rates = [tables.read(home / "pass_rates" / f"{step}.parquet", "pass_rates") for step in sorted(steps)]
-        tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
+        for name in (PASS_RATES, TRAINING_PASS_RATES):
+            # Only whole files of this run's evaluations: a kill may have left others.
+            paths = [home / name / f"{step}.parquet" for step in sorted({row["step"] for row in ended.evals})]
+            rates = [tables.read(path, "pass_rates") for path in paths if name == PASS_RATES or path.exists()]
+            if rates:
+                tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / f"{name}.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self._devices)
         tables.write(timings, "timings", home / "timings.parquet")
         totals = ledger.totals
@@ -257,29 +227,17 @@ class UntilStopped:
         return admitted and not self.stopped
 
 
-class Evaluations:
-    """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
-
-    def __init__(self, cell: Cell, sampler: Sampler, validation: pl.DataFrame, home: Path, start: Path) -> None:
-        self._cell, self._sampler, self._validation = cell, sampler, validation
-        self._home, self._start = home, start
-
-    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
-        """Evaluate at a point of the grid."""
-        cell = self._cell
-        found: starts.Start | EvaluationResult
-        if step == 0:
-            found, paid_for = starts.read(self._start), None
-        else:
-            found = evaluate(
-                self._sampler, self._validation, samples=cell.evaluation_samples, seed=cell.seed, at=at,
-                run_id=cell.run_id,
-            )  # fmt: skip
-            paid_for = found.rollouts
-        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file per evaluation: repeated after a crash, it is written again with the same content.
-        tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
-        return Evaluated(cell, found, paid_for, step=step, rollouts=rollouts, tokens=tokens)
+def _progress(cell: Cell, home: Path, learner: Updater, checkpoints: Checkpoints, problems: pl.DataFrame) -> Progress:
+    """How far a cell is: at its newest checkpoint, at its trunk's where a branch begins, or at step 0."""
+    run = _run_config(cell)
+    if cell.branch_of is None or work.has_checkpoint(home):
+        return restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+    trunk = Checkpoints(home.with_name(cell.branch_of) / "checkpoints")
+    progress = branch(learner=learner, trunk=trunk, run=run, problems=problems)
+    with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=0) as ledger:
+        # Its ledger begins where the trunk's steps end.
+        ledger.charge(progress.step, {})
+    return progress
 
 
 def _opened_sampler(config: WorkerConfig, model: str) -> Any:
@@ -312,4 +270,5 @@ def _run_config(cell: Cell) -> RunConfig:
         problems_per_batch=cell.problems_per_batch,
         seed=cell.seed,
         evaluate_every=cell.evaluate_every,
+        evaluations_per_octave=cell.evaluations_per_octave,
     )

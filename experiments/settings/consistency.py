@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from isocompute.rollout import RolloutError
 
+from ..tiny.config import TinyModelConfig, TinySource
 from .strict import SettingError, check_budget
 from .sweep import PrescribeConfig, SweepConfig
 
@@ -24,6 +25,7 @@ def check(preset: Preset) -> None:
             if name not in preset.difficulty.sets:
                 known = ", ".join(preset.difficulty.sets)
                 raise SettingError(f"{section}.{name}", f"is not a problem set of difficulty.sets ({known})")
+    _base_was_taught_the_problems(preset)
     _engine_can_run(preset)
     for name, sweep in preset.sweep.items():
         if name not in preset.prescribe:
@@ -31,6 +33,25 @@ def check(preset: Preset) -> None:
         _dropping_sees_right_answers(name, preset)
         _batches_are_of_the_set(name, sweep, preset.difficulty.sets[name].train)
         _prescription_is_tested_fairly(name, sweep, preset.prescribe[name])
+
+
+def _base_was_taught_the_problems(preset: Preset) -> None:
+    """Refuse synthetic problems whose task the embedded base model is not taught, or not with the same settings."""
+    if not isinstance(preset.base, TinyModelConfig):
+        return
+    for place, source in enumerate(preset.problems):
+        if not isinstance(source, TinySource):
+            continue
+        if source.name != preset.base.name:
+            raise SettingError(
+                f"problems[{place}].kind", f"is {source.name}, and the base model is taught {preset.base.name}"
+            )
+        for setting in source.taught:
+            own, taught = getattr(source, setting), getattr(preset.base, setting)
+            if own != taught:
+                raise SettingError(
+                    f"problems[{place}].{setting}", f"is {own!r}; it must be {taught!r}, with which the base is taught"
+                )
 
 
 def _engine_can_run(preset: Preset) -> None:
@@ -82,7 +103,7 @@ def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: Prescrib
         raise SettingError(
             f"{where}.rollouts", f"is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
         )
-    used = sorted(set(test.seeds) & {*sweep.seeds, *sweep.learning_rate.seeds})
+    used = sorted(set(test.seeds) & sweep.selecting_seeds())
     if used:
         raise SettingError(
             f"{where}.seeds", f"holds {used[0]}, which was used to choose the prescription; test with other seeds"

@@ -24,7 +24,7 @@ class LearnerSettings:
     """
 
     ELSEWHERE: Mapping[str, str] = {
-        "learning_rate": "a pilot finds it; see learning_rate of the sweep",
+        "learning_rate": "a pilot finds it, or it is declared; see learning_rate of the sweep",
         "temperature": "it is the sampler's; see sampling.temperature",
     }
     """Settings of the learner that a sweep does not give, and where they come from."""

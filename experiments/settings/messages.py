@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .schema import choices, preset_schema, resolved
+from .rates import BOTH
+from .schema import choices, deciding, preset_schema, resolved
 from .strict import SettingError
 
 LONGEST = 80
@@ -90,9 +91,11 @@ def _wrong_kind(path: str, value: Any, schema: Mapping[str, Any]) -> str:
     """Say which kinds there are."""
     if not isinstance(value, Mapping):
         return f"{path} is {_shown(value)}; it must be a mapping"
-    tag = schema.get("discriminator", {}).get("propertyName", "kind")
-    found = f"{path}.{tag} is {_shown(value[tag])}" if tag in value else f"{path} lacks {tag}"
-    return f"{found}; it must be {_one_of(list(choices(schema)))}"
+    key, known = deciding(schema)
+    if value.get(key) in known:
+        return f"{path} {BOTH}"
+    found = f"{path}.{key} is {_shown(value[key])}" if key in value else f"{path} lacks {key}"
+    return f"{found}; it must be {_one_of(known)}"
 
 
 def _expected(error: ErrorDetails, schema: Mapping[str, Any]) -> str:

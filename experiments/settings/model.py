@@ -20,7 +20,13 @@ from isocompute.rollout.scoring.refused import REFUSED
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ..errors import ExperimentError
-from ..tiny_config import TinyModelConfig
+from ..tiny.config import (
+    ChainsModelConfig,
+    MixtureModelConfig,
+    MixtureSource,
+    NeedleModelConfig,
+    NeedleSource,
+)
 from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
@@ -109,7 +115,8 @@ class DifficultyConfig(Settings):
     """The problem sets by name."""
 
 
-AnySource = ReasoningGymSource | HubSource | LocalSource
+AnySource = ReasoningGymSource | HubSource | LocalSource | NeedleSource | MixtureSource
+AnyBase = ChainsModelConfig | NeedleModelConfig | MixtureModelConfig | ModelConfig
 
 
 def _pinned(source: AnySource) -> AnySource:
@@ -155,7 +162,15 @@ def _whole_distribution(sampling: Sampling) -> Sampling:
 
 Source = Annotated[
     AnySource,
-    ByKind({"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}),
+    ByKind(
+        {
+            "reasoning_gym": ReasoningGymSource,
+            "hub": HubSource,
+            "file": LocalSource,
+            "needle": NeedleSource,
+            "mixture": MixtureSource,
+        }
+    ),
     AfterValidator(_pinned),
     AfterValidator(_not_empty),
     AfterValidator(_allowed_task),
@@ -169,7 +184,17 @@ class Preset(Settings):
     """Its key in ``params.yaml``."""
     problems: Annotated[tuple[Source, ...], Field(min_length=1)]
     """Where the problems come from."""
-    base: Annotated[TinyModelConfig | ModelConfig, ByKind({"tiny": TinyModelConfig, "model": ModelConfig})]
+    base: Annotated[
+        AnyBase,
+        ByKind(
+            {
+                "tiny": ChainsModelConfig,
+                "needle": NeedleModelConfig,
+                "mixture": MixtureModelConfig,
+                "model": ModelConfig,
+            }
+        ),
+    ]
     """The base model."""
     sampling: Annotated[Sampling, AfterValidator(_whole_distribution)]
     """How responses are sampled, for training and for evaluation."""

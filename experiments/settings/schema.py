@@ -60,10 +60,20 @@ def resolved(schema: dict[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choices(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The schemas of a union by the value of the key that decides between them."""
-    if "discriminator" in schema:
-        return {tag: {"$ref": place} for tag, place in schema["discriminator"]["mapping"].items()}
-    return {str(choice["properties"]["kind"]["const"]): choice for choice in schema["oneOf"]}
+    """The schemas of a union by pydantic's tag of each: its ``kind``, or the name of its class."""
+    return {
+        choice["$ref"].rpartition("/")[2] if "$ref" in choice else str(choice["properties"]["kind"]["const"]): choice
+        for choice in schema["oneOf"]
+    }
+
+
+def deciding(schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The key that decides between the schemas of a union, and every value that it may have."""
+    root = preset_schema()
+    every = [resolved(choice, root)["properties"] for choice in schema["oneOf"]]
+    key = "kind" if "kind" in every[0] else "rule"
+    values = [value for own in every for value in own[key].get("enum") or [own[key]["const"]]]
+    return key, list(dict.fromkeys(values))
 
 
 def document_schema() -> dict[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from .learner import LearnerSettings, objective_of
-from .rates import LearningRate, TunedRate
+from .rates import AnchoredRate, DeclaredRate, LearningRate, TunedRate
 from .strict import Count, Distinct, Grid, GroupSize, SettingError, Settings, check_budget
 
 
@@ -25,10 +25,16 @@ class SweepConfig(Settings):
     """Budget of a cell, C (rollouts)."""
     evaluate_every: Count
     """Rollouts between evaluations; the same for every budget, since runs are extended."""
+    evaluations_per_octave: Annotated[int, Field(ge=1)] | None = None
+    """Points an octave of a grid of evaluations that is spaced by the logarithm: with 2 and ``evaluate_every: 512``
+    there is one at 512, 1,024, 1,536, 2,048, 3,072, 4,096, 6,144, … rollouts; null: at every multiple."""
+    warmup_rollouts: Annotated[int, Field(ge=1)] | None = None
+    """Rollouts over which the learning rate rises, the same for every n: a cell's ``warmup_steps`` is this over its B,
+    rounded, and at least 1; null: ``optimizer.warmup_steps``, the same in steps."""
     learner: Annotated[Mapping[str, Any], LearnerSettings()]
     """Settings of the learner, without the learning rate."""
     learning_rate: LearningRate
-    """How the learning rate of the cells is found."""
+    """How the learning rate of the cells is found, or that it is declared."""
     max_batch_rollouts: int | None = None
     """B_max (rollouts): pairs with B_p · n above it are left out; null keeps all."""
 
@@ -41,12 +47,23 @@ class SweepConfig(Settings):
         most = self.max_batch_rollouts
         return [(n, size) for n in group_sizes for size in self.problems_per_batch if most is None or n * size <= most]
 
+    @property
+    def search(self) -> AnchoredRate | TunedRate | None:
+        """How learning rates are searched; None where the rate is declared, so that there are no pilots."""
+        return None if isinstance(self.learning_rate, DeclaredRate) else self.learning_rate
+
     def searched(self) -> list[tuple[int, int]]:
         """Every (n, B_p) at which learning rates are tried."""
-        found = self.learning_rate
-        if not isinstance(found, TunedRate):
-            return [(found.rollouts_per_problem, found.problems_per_batch)]
-        return self.within_largest_batch(found.rollouts_per_problem or self.rollouts_per_problem)
+        search = self.search
+        if search is None:
+            return []
+        if isinstance(search, AnchoredRate):
+            return [(search.rollouts_per_problem, search.problems_per_batch)]
+        return self.within_largest_batch(search.rollouts_per_problem or self.rollouts_per_problem)
+
+    def selecting_seeds(self) -> set[int]:
+        """Seeds of the sweep and of its search, which choose what is prescribed."""
+        return {*self.seeds, *(self.search.seeds if self.search else ())}
 
     @model_validator(mode="after")
     def _a_pair_is_left(self) -> Self:
@@ -59,19 +76,29 @@ class SweepConfig(Settings):
     @model_validator(mode="after")
     def _budget_is_whole(self) -> Self:
         check_budget(self.rollouts, self.evaluate_every, [n * size for n, size in self.grid()])
-        search = self.learning_rate
-        batches = [n * size for n, size in self.searched()]
-        if not batches:
+        if self.search:
+            batches = [n * size for n, size in self.searched()]
+            if not batches:
+                raise SettingError(
+                    "learning_rate.rollouts_per_problem",
+                    f"holds no n with B_p · n of {self.max_batch_rollouts} or less",
+                )
+            check_budget(self.search.rollouts, self.search.evaluate_every, batches, where="learning_rate.")
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_is_given_once(self) -> Self:
+        if self.warmup_rollouts is not None and "warmup_steps" in self.learner.get("optimizer", {}):
             raise SettingError(
-                "learning_rate.rollouts_per_problem", f"holds no n with B_p · n of {self.max_batch_rollouts} or less"
+                "warmup_rollouts",
+                f"is {self.warmup_rollouts}, and learner.optimizer.warmup_steps is given: leave one out",
             )
-        check_budget(search.rollouts, search.evaluate_every, batches, where="learning_rate.")
         return self
 
     @model_validator(mode="after")
     def _what_selects_never_measures(self) -> Self:
         # Responses that chose the learning rate must not measure it.
-        used = sorted(set(self.learning_rate.seeds) & set(self.seeds))
+        used = sorted(set(self.search.seeds if self.search else ()) & set(self.seeds))
         if used:
             raise SettingError(
                 "learning_rate.seeds",

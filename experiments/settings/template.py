@@ -11,6 +11,7 @@ import yaml
 
 from .learner import LearnerSettings, learner_config
 from .model import Preset
+from .rates import kind_of
 from .schema import choices, preset_schema, resolved
 from .strict import checked_name
 
@@ -78,8 +79,8 @@ def _part(schema: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> dic
     """The schema that a value is of, where there are several."""
     found = resolved(dict(schema), root)
     if "oneOf" in found and isinstance(value, Mapping):
-        tag = found.get("discriminator", {}).get("propertyName", "kind")
-        return resolved(choices(found)[str(value[tag])], root)
+        tag = value["kind"] if "kind" in value else kind_of(value)
+        return resolved(choices(found)[str(tag)], root)
     if "anyOf" in found and isinstance(value, Mapping):
         return next(each for each in (resolved(s, root) for s in found["anyOf"]) if each.get("type") == "object")
     return found

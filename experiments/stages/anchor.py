@@ -14,7 +14,6 @@ from isocompute.budget import Ledger, Limits, Meter
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError
-from ..rates.figure import rates_figure
 from ..rates.record import Pilot
 from ..running import work
 from ..running.cells import Cell
@@ -25,7 +24,7 @@ from ..running.pool import Pool
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
-from .search import Run, Searched, base_score, chosen_lines, find
+from .search import Run, Searched, base_score, chosen_lines, find, search_of, write_pilot
 from .shared import OUT, log
 from .training import design_of
 
@@ -37,22 +36,22 @@ def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
         budget: Rollouts that the pilots may be trained on, evaluations apart; None: all pilots are trained.
 
     Raises:
-        ExperimentError: The budget does not pay for one pilot, every rate diverged, or a cell failed.
+        ExperimentError: The rate is declared, the budget does not pay for one pilot, every rate diverged, or a cell
+            failed.
     """
-    design, problems, model = design_of(preset, problem_set)
-    least = design.sweep.learning_rate.rollouts
+    least = search_of(preset.sweep_of(problem_set), problem_set).rollouts
     if budget is not None and budget < least:
         raise ExperimentError(f"a budget of {budget:,} rollouts does not pay for one pilot of {least:,}")
+    design, problems, model = design_of(preset, problem_set)
     with workers(preset, model, design.origin.base) as pool:
         found = search_within(budget, design, problems, pool)
     out = OUT / "anchor" / problem_set
-    _write(found.pilot, out)
+    figures = _write(found.pilot, out)
     for line in [*spent_lines(found, budget), *chosen_lines(found.pilot)]:
         print(f"anchor {problem_set}: {line}")
     print(f"anchor {problem_set}: {out / 'rates.csv'}, {out / 'rates.svg'}")
     log(
-        preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"},
-        figures=[out / "rates.svg", out / "rates.png"],
+        preset, f"{problem_set}-anchor", {"rates": out / "rates.csv", "pilot": out / "pilot.json"}, figures=figures
     )  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def search_within(budget: int | None, design: Design, problems: pl.DataFrame, po
         )
 
     base = base_score(name, preset.evaluation.metric)
-    search = digest([cell.run_id for cell in design.trials(design.sweep.learning_rate.learning_rates)])
+    search = digest([cell.run_id for cell in design.trials()])
     with metered(train, budget, together=preset.resources.workers, search=search) as some:
         return find(design, some, base)
 
@@ -156,8 +155,8 @@ def _admitted(meter: Meter, cells: Sequence[Cell], *, step: int) -> list[Cell]:
     return wave
 
 
-def _write(pilot: Pilot, out: Path) -> None:
-    """One row for each (n, B_p) and rate, the figure, and the document that ``sweep`` writes, too."""
+def _write(pilot: Pilot, out: Path) -> list[Path]:
+    """One row for each (n, B_p) and rate, and what ``sweep`` writes, too; returns the files of the figure."""
     rows = [
         {
             "rollouts_per_problem": found.rollouts_per_problem,
@@ -175,5 +174,4 @@ def _write(pilot: Pilot, out: Path) -> None:
     ]
     with atomic_write(out / "rates.csv") as stream:
         pl.DataFrame(rows).write_csv(stream)
-    work.write_json(out / "pilot.json", pilot.document())
-    rates_figure(pilot, out / "rates")
+    return write_pilot(pilot, out)

@@ -24,9 +24,9 @@ def run(preset: Preset) -> None:
         return
     import torch
 
-    from .. import tiny_model
+    from ..tiny import model as tiny_model
 
-    code = identity.code_of("experiments.tiny_model")
+    code = identity.code_of("experiments.tiny.model")
     made = WORK / "base" / identity.digest([preset.base.model_dump(), code, identity.versions()])
     if not made.exists():
         torch.set_num_threads(1)

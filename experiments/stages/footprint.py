@@ -13,9 +13,8 @@ from isocompute.learner.cost.shape import ModelShape, shape_of
 
 from ..running.cells import Cell
 from ..settings import ModelConfig, Preset
+from ..tiny.lessons import vocabulary
 
-TINY_VOCABULARY = 15
-"""Tokens of ``tiny_model.new_tokenizer``, whose module takes seconds to import."""
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": {
         "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
@@ -30,7 +29,8 @@ def shape(preset: Preset) -> ModelShape | None:
     base = preset.base
     if not isinstance(base, ModelConfig):
         wide = {"hidden_size": base.hidden, "intermediate_size": 3 * base.hidden, "num_hidden_layers": base.layers}
-        return shape_of({**wide, "num_attention_heads": base.hidden // 32, "vocab_size": TINY_VOCABULARY})
+        tokens = len(vocabulary(base.characters))
+        return shape_of({**wide, "num_attention_heads": base.hidden // 32, "vocab_size": tokens})
     file = Path(base.model) / "config.json"
     config = json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(base.model)
     try:

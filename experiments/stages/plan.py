@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..rates.rule import Found, Rates
+from ..rates.rule import Declared, Rates
 from ..running.cells import Cell, Origin
 from ..running.design import Design
 from ..running.identity import Surroundings
@@ -34,17 +34,16 @@ def run(preset: Preset) -> None:
 
 
 def _plan(preset: Preset, name: str) -> None:
-    """Cells and rollouts of one problem set; learning rates are not known before the pilots have run."""
+    """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
     settings, test = preset.sweep[name], preset.prescribe[name]
     origin = Origin(
         problem_set=name, base="", problems="", generation=preset.generation,
         surroundings=Surroundings.of(preset.resources),
     )  # fmt: skip
     design = Design(preset=preset, sweep=settings, origin=origin)
-    search = settings.learning_rate
-    pilot = design.trials(search.learning_rates)
-    any_rate = Found(rollouts_per_problem=1, problems_per_batch=1, learning_rate=search.learning_rates[0])
-    cells = design.cells(Rates(rule="constant", found=(any_rate,)))
+    search, pilot, declared = settings.search, design.trials(), design.declared_rates()
+    any_rate = Rates(rule="constant", declared=Declared(learning_rate=1.0, batch_rollouts=1))
+    cells = design.cells(declared or any_rate)
     tested = (len(test.baselines) + 1) * len(test.seeds)
     chosen = preset.difficulty.sets[name]
     measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
@@ -52,19 +51,20 @@ def _plan(preset: Preset, name: str) -> None:
     evaluated += tested * (test.rollouts // test.evaluate_every) * chosen.validation * preset.evaluation.samples
     length = preset.sampling.max_new_tokens
     for purpose, count, total in (
-        ("pilot", len(pilot), sum(cell.rollouts for cell in pilot)),
+        *([("pilot", len(pilot), sum(cell.rollouts for cell in pilot))] if pilot else []),
         ("sweep", len(cells), sum(cell.rollouts for cell in cells)),
         ("prescribe", tested, tested * test.rollouts),
         ("evaluate", "", evaluated),
         ("measured", "", measured),
     ):
         _print_row(name, purpose, count, total, length)
-    if search.extensions:
+    if search and search.extensions:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
         print(f"    pilot: at most {most} cells more, where the best rate lies at the edge of its grid")
     for cell in cells:
         steps = cell.rollouts // cell.batch_rollouts
-        print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps")
+        rate = f", learning rate {cell.learner.learning_rate:.3g}" if declared else ""
+        print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
     # Micro-batches have the same size in all cells; that of the largest batch is full.
     for line in footprint.lines(preset, max(cells, key=lambda cell: cell.batch_rollouts)):
         print(line)

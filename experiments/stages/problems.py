@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 
 import polars as pl
-from isocompute.rollout import load_checked
+from isocompute.rollout import Loaded, load_checked
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from ..settings import Preset
+from ..settings.model import AnySource
+from ..tiny import problems
+from ..tiny.config import TinySource
 from .shared import OUT, log
 
 
 def run(preset: Preset) -> None:
     """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
-    parts = [load_checked(source) for source in preset.problems]
+    parts = [_loaded(source) for source in preset.problems]
     # Sources may overlap; a training problem must not be a validation problem elsewhere.
     same = pl.col("prompt").str.to_lowercase().str.split(" ").list.join("")
     table = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
@@ -29,3 +32,9 @@ def run(preset: Preset) -> None:
         print(f"problems: {len(dropped)} dropped, whose own answer is not scored right; they are listed in {listed}")
     metrics = {str(side): int(n) for side, n in count.iter_rows()} | {"dropped": len(dropped)}
     log(preset, "problems", {"problems": path, "dropped": listed}, metrics=metrics)
+
+
+def _loaded(source: AnySource) -> Loaded:
+    if isinstance(source, TinySource):
+        return Loaded(problems=problems.table(source), dropped=pl.DataFrame())
+    return load_checked(source)

@@ -10,12 +10,16 @@ from pathlib import Path
 import polars as pl
 from isocompute.rollout.contract import tables
 
+from ..errors import ExperimentError
+from ..rates.figure import rates_figure
 from ..rates.record import Pilot
 from ..rates.search import extension, search
 from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
+from ..settings.rates import AnchoredRate, TunedRate
+from ..settings.sweep import SweepConfig
 from .shared import OUT
 
 Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
@@ -37,6 +41,17 @@ class Searched:
     left_out: tuple[Cell, ...]
 
 
+def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
+    """How the learning rates of a problem set are searched.
+
+    Raises:
+        ExperimentError: Its rate is declared.
+    """
+    if sweep.search is None:
+        raise ExperimentError(f"sweep.{problem_set}.learning_rate declares a rate: there is nothing to search")
+    return sweep.search
+
+
 def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
     """Find the learning rates of a problem set.
 
@@ -47,10 +62,10 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
             metric: then it is what the cells share as their first evaluation.
 
     Raises:
-        ExperimentError: Every rate of a search diverged, or a cell failed.
+        ExperimentError: Every rate of a search diverged, a cell failed, or the rate is declared.
     """
-    settings, metric = design.sweep.learning_rate, design.preset.evaluation.metric
-    cells = design.trials(settings.learning_rates)
+    settings, metric = search_of(design.sweep, design.origin.problem_set), design.preset.evaluation.metric
+    cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         folders = run(cells)
         ended = [cell for cell in cells if cell.run_id in folders]
@@ -87,6 +102,23 @@ def chosen_lines(pilot: Pilot) -> list[str]:
             f"{chosen.learning_rate:g}{edge} ({chosen.score or 0.0:.3f} ± {chosen.standard_error or 0.0:.3f})"
         )
     return lines
+
+
+def write_pilot(pilot: Pilot, out: Path) -> list[Path]:
+    """Write ``pilot.json``, and the figure of what was searched.
+
+    Returns:
+        The figure's files; none where the rate is declared.
+    """
+    work.write_json(out / "pilot.json", pilot.document())
+    figures = [out / "rates.svg", out / "rates.png"]
+    if pilot.searches:
+        rates_figure(pilot, out / "rates")
+        return figures
+    for path in figures:
+        # That of a search before the rate was declared.
+        path.unlink(missing_ok=True)
+    return []
 
 
 def base_score(problem_set: str, metric: str) -> Evaluation | None:

@@ -1,5 +1,6 @@
 """Cells and settings made by hand, for tests that need no engine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
-from experiments.running.cells import Cell, Origin
+from experiments.running.cells import Cell, Origin, TrainingRates
 from experiments.running.identity import Surroundings
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -35,6 +36,13 @@ def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **chang
         ),
     }  # fmt: skip
     return Cell(**{**settings, **changes})
+
+
+def branched_cells(one: Cell) -> dict[str, Cell]:
+    """A trunk, its branch that decays over the last quarter of 96 rollouts, and that branch from its beginning."""
+    trunk = replace(one, branches_at=(9,), training_rates=TrainingRates(at=(32, 96), samples=2))
+    branch = trunk.branch(96, share=0.25)
+    return {"trunk": trunk, "branch": branch, "at_once": replace(branch, branch_of=None)}
 
 
 def step_record(step: int, *, reward: float = 0.5, length: float = 5.0) -> StepRecord:

@@ -10,17 +10,17 @@ import polars as pl
 import vllm.entrypoints.llm  # noqa: F401
 from isocompute.rollout import load_problems, source_from
 
-from experiments import tiny_model
 from experiments.running import models
 from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
+from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, cell
+from .made import SAMPLING, branched_cells, cell
 
 
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     """A base model of a few steps, and problems; made once."""
-    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
+    config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
     tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}
@@ -30,8 +30,14 @@ def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     return str(folder / "model"), table
 
 
-def main(home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
-    """Run it, or what is left of it; the model and the problems are named by the folder above."""
+def main(
+    home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], branched: str | None = None
+) -> None:
+    """Run it, or what is left of it; the model and the problems are named by the folder above.
+
+    Args:
+        branched: ``trunk``, its decay ``branch``, or that branch ``at_once``, whose folder is below ``home``.
+    """
     if placement == "separate":
         import ray
 
@@ -43,4 +49,7 @@ def main(home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dic
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=models.content_hash(Path(model)))
+    if branched:
+        one = branched_cells(one)[branched]
+        home = home / one.run_id
     worker.train(one, pl.read_parquet(problems), home, home.parent / f"{home.name}-start")

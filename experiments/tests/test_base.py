@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from experiments import tiny_model
 from experiments.errors import ExperimentError
 from experiments.settings import ModelConfig, Preset, load
 from experiments.stages import base
-from experiments.tiny_config import TinyModelConfig
+from experiments.tiny import model as tiny_model
+from experiments.tiny.config import ChainsModelConfig
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -20,7 +20,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
     """A preset whose base model is a folder here."""
     monkeypatch.chdir(tmp_path)
     tiny_model.save(
-        tiny_model.new_model(TinyModelConfig(hidden=32, layers=1)), tiny_model.new_tokenizer(), Path("model")
+        tiny_model.new_model(ChainsModelConfig(hidden=32, layers=1)), tiny_model.new_tokenizer(), Path("model")
     )
     return load(PARAMS, "smoke").model_copy(update={"base": ModelConfig(model="model")})
 
@@ -48,7 +48,7 @@ def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
 
 
 def test_an_embedded_model_is_trained_once_for_its_settings(preset: Preset, capsys: pytest.CaptureFixture[str]) -> None:
-    small = TinyModelConfig(hidden=32, layers=1, steps=3, batch=8)
+    small = ChainsModelConfig(hidden=32, layers=1, steps=3, batch=8)
     tiny = preset.model_copy(update={"base": small})
     base.run(tiny)
     assert "step 3/3" in capsys.readouterr().out

@@ -13,8 +13,10 @@ import pytest
 from isocompute.budget import Ledger
 from isocompute.learner import StepRecord
 
-from experiments.running import work
+from experiments.running import models, work
 from experiments.running.spool import Spool
+
+from . import made
 
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(["experiments.tests.run_cell"])
@@ -39,6 +41,12 @@ def start(
     folder: Path, placement: str = "colocated", ranks: int = 1, rollouts: int = 96, **checkpoints: int
 ) -> BaseProcess:
     return spawn(_run, folder, placement, ranks, rollouts, checkpoints)
+
+
+def _branched(folder: Path, which: str) -> None:
+    from .run_cell import main
+
+    main(folder, "colocated", 1, 96, {}, which)
 
 
 def _inputs(folder: Path) -> None:
@@ -138,3 +146,30 @@ def test_an_engine_and_ranks_of_their_own_spend_the_same_and_start_from_the_same
     # The worker, two ranks and the engine.
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
     assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96
+
+
+def test_a_branch_continued_equals_the_branch_at_once_and_pays_for_its_own_steps_only(home: Path) -> None:
+    folder = home / "branched"
+    for which in ("trunk", "branch", "at_once"):
+        assert exit_code(spawn(_branched, folder, which)) == 0
+    model = Path(json.loads((home / "inputs.json").read_text())[0])
+    cells = made.branched_cells(made.cell(base=models.content_hash(model)))
+    tables = {
+        which: {
+            name: pl.read_parquet(folder / one.run_id / f"{name}.parquet") for name in ("evals", "ledger", "pass_rates")
+        }
+        for which, one in cells.items()
+    }
+    later = {
+        which: {name: table.filter(pl.col("step") > 9).drop("run_id") for name, table in own.items()}
+        for which, own in tables.items()
+    }
+    assert tables["branch"]["evals"]["rollouts"].to_list() == [96]
+    assert tables["branch"]["ledger"].filter(pl.col("cohort") == "trained")["step"].to_list() == [10, 11, 12]
+    for name in ("evals", "ledger", "pass_rates"):
+        assert later["branch"][name].equals(later["at_once"][name]), name
+    # The trunk went on at its own rate.
+    assert not later["branch"]["pass_rates"].equals(later["trunk"]["pass_rates"])
+    training = pl.read_parquet(folder / cells["trunk"].run_id / "training_pass_rates.parquet")
+    assert training.group_by("step").len().sort("step").rows() == [(4, 12), (12, 12)]
+    assert set(training["samples"]) == {2}

@@ -41,13 +41,17 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("base.hidden", 48, "smoke.base.hidden is 48; it must be a multiple of 32"),
         ("base.largest_slip", 12, "smoke.base.largest_slip is 12; it must lie between 1 and 9"),
         ("base", {"kind": "model", "model": "m", "revision": 5}, "smoke.base.revision is 5; it must be of type str"),
-        ("base", {"steps": 3}, "smoke.base lacks kind; it must be tiny or model"),
+        ("base", {"steps": 3}, "smoke.base lacks kind; it must be one of tiny, needle, mixture, model"),
         ("problems", [{"kind": "file", "path": "p", "sed": 1}], r"problems\[0\] has no setting 'sed'.*'seed'"),
-        ("problems", [{"kind": "web"}], r"problems\[0\].kind is 'web'; it must be one of reasoning_gym, hub, file"),
+        (
+            "problems",
+            [{"kind": "web"}],
+            r"kind is 'web'; it must be one of reasoning_gym, hub, file, needle, mixture",
+        ),
         ("resources.sampler", "hf", "sampler is 'hf'; it must be one of auto, vllm, transformers"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("base", {"kind": "huge"}, "tiny or model"),
+        ("base", {"kind": "huge"}, "one of tiny, needle, mixture, model"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
         ("resources.checkpoints", {"every_evaluations": None}, "resources.checkpoints has no interval"),
@@ -196,7 +200,8 @@ def test_the_papers_preset_is_the_papers_experiment() -> None:
     easy = paper.sweep["easy"]
     assert [n * size for n, size in easy.searched()] == [1024]
     assert easy.learning_rate.rule == "sqrt"
-    rates = easy.learning_rate.learning_rates
+    assert easy.search is not None
+    rates = easy.search.learning_rates
     assert 1e-6 in rates
     assert min(rates) < 1e-6 < max(rates)
     assert (paper.sampling.max_new_tokens, paper.sampling.top_p, paper.sampling.temperature) == (8192, 1.0, 0.6)
@@ -266,3 +271,32 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     shared = load(changed(tmp_path, "resources", {"sampler": "vllm", "device": "cuda"}), "smoke").resources
     assert shared.resolved_engine().memory_share == 0.4
     assert set(preset.generation) == {"sampling", "prompting", "scoring"}
+
+
+def test_problems_of_a_task_need_a_base_that_was_taught_it(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    path = tmp_path / "params.yaml"
+
+    def refusal(problem: dict[str, object], base: dict[str, object]) -> str:
+        raw["smoke"] |= {"problems": [problem], "base": base}
+        path.write_text(yaml.safe_dump(raw))
+        try:
+            load(path, "smoke")
+        except ExperimentError as error:
+            return str(error).removeprefix(f"{path}: smoke.")
+        return ""
+
+    assert not refusal({"kind": "needle", "codes": 3, "seed": 1}, {"kind": "needle", "codes": 3, "seed": 2})
+    assert not refusal({"kind": "mixture", "share": 0.25}, {"kind": "mixture", "share": 0.25})
+    assert not refusal({"kind": "mixture"}, {"kind": "model", "model": str(tmp_path)})
+    found = refusal({"kind": "needle"}, {"kind": "tiny"})
+    assert found == "problems[0].kind is needle, and the base model is taught chains"
+    found = refusal({"kind": "needle", "codes": 3}, {"kind": "needle"})
+    assert found == "problems[0].codes is 3; it must be 0, with which the base is taught"
+    found = refusal({"kind": "mixture"}, {"kind": "mixture", "share": 0.25})
+    assert found == "problems[0].share is 0.5; it must be 0.25, with which the base is taught"
+    assert "base has no setting 'digits'" in refusal({"kind": "needle"}, {"kind": "needle", "digits": "12"})
+    assert "problems[0] has no setting 'share'" in refusal({"kind": "needle", "share": 0.5}, {"kind": "needle"})
+    assert "min_terms is 6; it must be at most max_terms, 5" in refusal(
+        {"kind": "mixture", "min_terms": 6}, {"kind": "mixture"}
+    )

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 import psutil
 import yaml
-from experiments import tiny_model
+from experiments.tiny import model as tiny_model
 from experiments.running import models
 from experiments.running.opening import workers
 from experiments.settings import load
@@ -28,7 +28,7 @@ raw = yaml.safe_load(Path(sys.argv[1]).read_text())
 raw["smoke"]["resources"] = {"workers": 1, "sampler": sys.argv[2]}
 Path("params.yaml").write_text(yaml.safe_dump(raw))
 preset = load(Path("params.yaml"), "smoke")
-config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=2, batch=16, max_terms=3)
+config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=2, batch=16, max_terms=3)
 tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
 with workers(preset, "model", models.content_hash(Path("model"))):
     import ray

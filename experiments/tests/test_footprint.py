@@ -2,16 +2,15 @@
 
 import pytest
 
-from experiments import tiny_model
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan
-from experiments.tiny_config import TinyModelConfig
+from experiments.tiny import model as tiny_model
+from experiments.tiny.config import ChainsModelConfig
 
 
 def test_the_tiny_model_has_the_shape_that_its_memory_is_predicted_from() -> None:
-    assert len(tiny_model.new_tokenizer()) == footprint.TINY_VOCABULARY
     preset = load(preset="tiny")
-    assert isinstance(preset.base, TinyModelConfig)
+    assert isinstance(preset.base, ChainsModelConfig)
     shape = footprint.shape(preset)
     assert shape is not None
     assert shape.parameters == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())

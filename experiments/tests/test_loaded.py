@@ -16,27 +16,37 @@ import sys
 import time
 from pathlib import Path
 import yaml
-from experiments import tiny_model
+from experiments.tiny import model as tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models
+from experiments.running.cluster import cluster
 from experiments.running.opening import workers
 from experiments.settings import load
 
-edited, new, other_base = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+edited, comment, change = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 preset = load(Path("params.yaml"), "smoke")
-config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
+config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
 tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
-try:
-    with workers(preset, "model", other_base or models.content_hash(Path("model"))) as pool:
-        if new:
-            edited.write_text(edited.read_text().replace("loss=-advantages", new))
-        pool.lost(pool.take())
-        while pool.take() is None:
-            pool.tend()
-            time.sleep(0.1)
-        print("replaced")
-except ExperimentError as error:
-    print(error)
+
+
+def replaced(pool, new):
+    edited.write_text(edited.read_text().replace("loss=-advantages", new))
+    pool.lost(pool.take())
+    while (worker := pool.take()) is None:
+        pool.tend()
+        time.sleep(0.1)
+    pool.give_back(worker)
+    return "replaced"
+
+
+with cluster(1):
+    for base, edits in (("0123456789abcdef", []), (models.content_hash(Path("model")), [comment, change])):
+        try:
+            with workers(preset, "model", base) as pool:
+                for new in edits:
+                    print(replaced(pool, new))
+        except ExperimentError as error:
+            print(error)
 """
 
 
@@ -55,27 +65,19 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def drive(tree: Path, *, new: str = "", base: str = "") -> str:
-    """What is said when a worker is replaced after the code was edited."""
+def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused_and_a_comment_is_neither(tree: Path) -> None:
     sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
     kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "ISOCOMPUTE_SESSION")}
+    comment, change = "# A comment.\n        loss=-advantages", "loss=advantages"
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, SURROGATES, new, base], cwd=tree, capture_output=True, text=True, check=False,
-        env={**kept, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
+        [sys.executable, "-c", DRIVER, SURROGATES, comment, change], cwd=tree, capture_output=True, text=True,
+        check=False, env={**kept, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout.splitlines()[-1]
-
-
-def test_a_worker_that_loads_code_edited_since_the_sweep_began_is_refused(tree: Path) -> None:
-    said = drive(tree, new="loss=advantages")
-    assert "isocompute.learner.objective.surrogates" in said
-    assert "other code" in said
-
-
-def test_a_comment_is_no_other_code(tree: Path) -> None:
-    assert drive(tree, new="# A comment.\n        loss=-advantages") == "replaced"
-
-
-def test_a_worker_that_loads_another_base_model_is_refused(tree: Path) -> None:
-    assert "base model" in drive(tree, base="0123456789abcdef")
+    said = [line for line in done.stdout.splitlines() if line.startswith(("the worker", "replaced"))]
+    assert len(said) == 3, done.stdout
+    other_base, after_comment, after_change = said
+    assert "another base model" in other_base
+    assert after_comment == "replaced"
+    assert "other code" in after_change
+    assert "isocompute.learner.objective.surrogates" in after_change

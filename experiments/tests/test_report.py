@@ -14,7 +14,7 @@ from experiments.running.work import write_json
 from experiments.settings import load
 from experiments.stages import prescribe, report
 
-from .rates.made import found, line, pilot
+from .rates.made import declared, found, line, pilot
 from .rates.test_leaders import easy
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -58,15 +58,17 @@ def test_a_gains_error_is_no_lower_than_that_of_sampling() -> None:
     """Two seeds that end alike: 48 responses each of mean 0.5."""
     (same,) = gains(evals(ends={(2, 0): (128, 0.5), (2, 1): (128, 0.5)}), "avg_at_4", STATES, base=0.2)
     assert same.error == pytest.approx((0.25 / 48 / 2) ** 0.5)
-    assert "+0.300 ± 0.051" in gains_table([same], "avg_at_4")
+    assert "+0.300 ± 0.051" in gains_table([same], pilot(easy()))
 
 
 def test_the_base_models_score_is_measured_again_only_in_a_mean_of_responses() -> None:
     (gain,) = gains(evals(ends={(2, 0): (128, 0.5)}), "avg_at_4", STATES, base=0.2)
     assert gain.error is None
-    assert "<th>base model, measured again</th>" in gains_table([gain], "avg_at_4")
+    assert "<th>base model, measured again</th>" in gains_table([gain], pilot(easy()))
     for metric in ("best_at_4", "worst_at_4"):
-        assert "<th>base model, the pilots&#x27; first evaluations</th>" in gains_table([gain], metric)
+        searched, known = pilot(easy(), metric=metric), declared(metric=metric)
+        assert "<th>base model, the pilots&#x27; first evaluations</th>" in gains_table([gain], searched)
+        assert "<th>base model, the cells&#x27; first evaluations</th>" in gains_table([gain], known)
 
 
 def test_what_pilots_generated_for_evaluation_has_a_row_of_its_own(tmp_path: Path) -> None:
@@ -105,6 +107,13 @@ def test_the_closing_words_give_the_rate_of_every_n_and_no_order_of_n() -> None:
         assert f"({rule}): {rate} at n = 4, B_p = 8; " in _rates(
             pilot([found(16, [line(1e-4, 0.4), line(2e-4, 0.6)])], rule=rule), [*cells, (4, 32)]
         )
+
+
+def test_the_closing_words_say_that_a_rate_was_declared() -> None:
+    assert _rates(declared(), [(4, 64), (16, 256)]) == (
+        "  learning rates (sqrt): 5e-07 at n = 4, B_p = 64; 2e-06 at n = 16, B_p = 256; 1e-06 as declared at "
+        "B = 1,024, scaled with the root of B"
+    )
 
 
 def test_the_report_names_runs_that_diverged_and_only_those() -> None:

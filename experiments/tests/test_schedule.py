@@ -22,7 +22,6 @@ from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
-from experiments import tiny_model
 from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
 from experiments.running.design import Design
@@ -37,6 +36,7 @@ from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
 from experiments.stages.anchor import search_within
+from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, cell
 
@@ -48,7 +48,7 @@ PARAMS = ROOT / "params.yaml"
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A work folder with a base model of a few steps, problems, and an MLflow store."""
     folder = tmp_path_factory.mktemp("scheduled")
-    config = tiny_model.TinyModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
+    config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
     tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
     terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}

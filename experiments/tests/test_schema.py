@@ -71,6 +71,24 @@ def test_what_reading_refuses_is_marked_in_an_editor(
         jsonschema.validate(wrong, document, cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.parametrize(
+    ("rate", "valid"),
+    [
+        ({"rule": "sqrt", "learning_rate": 1e-6}, True),
+        ({"rule": "constant", "learning_rate": 1e-6, "batch_rollouts": 8}, True),
+        ({"rule": "tuned", "learning_rate": 1e-6}, False),
+        ({"rule": "sqrt", "learning_rate": 1e-6, "learning_rates": [1e-6]}, False),
+        ({"rule": "sqrt", "learning_rate": 1e-6, "seeds": [900]}, False),
+    ],
+)
+def test_a_declared_rate_is_told_from_a_search_in_an_editor(
+    rate: dict[str, Any], valid: bool, document: dict[str, Any], params: dict[str, Any]
+) -> None:
+    changed = copy.deepcopy(params)
+    changed["smoke"]["sweep"]["easy"]["learning_rate"] = rate
+    assert jsonschema.Draft202012Validator(document).is_valid(changed) == valid
+
+
 def settings_of(part: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every setting in a schema that is not described elsewhere in it, with where it is."""
     if isinstance(part, dict):

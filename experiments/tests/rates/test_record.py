@@ -3,6 +3,7 @@
 import json
 from math import sqrt
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,17 @@ def pilot(*searches: list[Tried], rule: str = "tuned") -> Pilot:
 def test_a_pilot_is_read_as_it_was_written(searches: list[list[Tried]]) -> None:
     written = pilot(*searches)
     assert Pilot.read(json.loads(json.dumps(written.document()))) == written
+
+
+@pytest.mark.parametrize("rule", ["constant", "linear", "sqrt"])
+def test_a_declared_rate_is_read_as_it_was_written(rule: str) -> None:
+    written = made.declared(rule=rule)
+    document = json.loads(json.dumps(written.document()))
+    assert (document["searches"], document["rollouts"]) == ([], 0)
+    assert document["declared"] == {"learning_rate": 1e-6, "batch_rollouts": 1024}
+    assert Pilot.read(document) == written
+    assert Pilot.read(document).rates().at(8, 128).learning_rate == 1e-6
+    assert "declared" not in pilot([line(1e-3, 0.5)]).document()
 
 
 def test_the_rates_are_those_chosen() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.rates.rule import Found, Rates
+from experiments.rates.rule import Declared, Found, Rates
 
 SIZES = st.integers(1, 2048)
 RATE = st.floats(1e-7, 1e-1)
@@ -26,6 +26,25 @@ def test_a_rule_scales_with_the_batch_and_gives_the_anchor_at_its_own(
         anchored = rates(rule, (n, size, rate))
         assert anchored.at(n, size).learning_rate == rate
         assert anchored.at(other, more).learning_rate == pytest.approx(rate * factor)
+
+
+@given(SIZES, SIZES, SIZES, SIZES, RATE)
+def test_a_declared_rate_scales_as_one_that_was_searched_at_that_batch(
+    n: int, size: int, other: int, more: int, rate: float
+) -> None:
+    for rule in ("constant", "linear", "sqrt"):
+        declared = Rates(rule=rule, declared=Declared(learning_rate=rate, batch_rollouts=n * size))
+        assert declared.at(other, more).learning_rate == rates(rule, (n, size, rate)).at(other, more).learning_rate
+
+
+def test_a_declared_rate_says_that_it_is() -> None:
+    for rule, source in (
+        ("sqrt", "1e-06 as declared at B = 1,024, scaled with the root of B"),
+        ("linear", "1e-06 as declared at B = 1,024, scaled with B"),
+        ("constant", "1e-06 as declared, the same at every batch"),
+    ):
+        declared = Rates(rule=rule, declared=Declared(learning_rate=1e-6, batch_rollouts=1024))
+        assert declared.at(8, 32).source == source
 
 
 def test_what_was_tuned_is_given_exactly_and_says_so() -> None:

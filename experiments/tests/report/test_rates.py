@@ -8,7 +8,7 @@ from experiments.rates.figure import rates_figure
 from experiments.rates.search import Search
 from experiments.report.rates import caveats, leader_lines, section
 
-from ..rates.made import found, line, pilot
+from ..rates.made import declared, found, line, pilot
 from ..rates.test_leaders import crossed, easy
 
 ONE_SEED = "; one seed: not told apart from noise between seeds"
@@ -182,6 +182,31 @@ def test_rates_scaled_from_one_batch_are_a_caveat_of_an_order_of_n_and_of_no_sin
     ]
     assert caveats(anchored, [16]) == []
     assert "in proportion to the root of their size B" in section(anchored, tmp_path / "none.png")
+
+
+def test_a_declared_rate_is_said_to_be_one_and_no_pilot_is_shown(tmp_path: Path) -> None:
+    rates_figure(pilot(easy()), tmp_path / "rates")
+    shown = section(declared(), tmp_path / "rates.png", cells=[(4, 64), (16, 256)])
+    assert (
+        "No pilot was trained: the learning rate is declared. The base model's score is 0.300 (measured again)."
+        in shown
+    )
+    source = "1e-06 as declared at B = 1,024, scaled with the root of B"
+    for row in (
+        f"<td>n = 4</td><td>64</td><td>5e-07</td><td>{source}</td>",
+        "<td>n = 16</td><td>256</td><td>2e-06</td>",
+    ):
+        assert row in shown, row
+    assert "<img " not in shown
+    assert leader_lines(declared()) == []
+
+
+def test_a_declared_rate_is_a_caveat_and_one_of_the_order_of_n_where_there_are_several() -> None:
+    said = "the rate was declared, not searched: another may be better"
+    assert caveats(declared(), [16], longest=16384) == [("the learning rates", said)]
+    assert caveats(declared(), [4, 16], longest=16384) == [
+        ("the learning rates", f"{said}, and with one tuned for each n the order of n may differ")
+    ]
 
 
 def test_the_figure_is_in_the_page_and_no_text_of_it_is_markup(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from isocompute.learner.recipes import RECIPES
 from experiments.errors import ExperimentError
 from experiments.settings import load
 from experiments.settings.learner import learner_config
+from experiments.settings.rates import DeclaredRate
 
 from ..made import PARAMS, changed
 
@@ -23,6 +24,8 @@ ANCHOR = {
     "evaluate_every": 64, "seeds": [9],
 }  # fmt: skip
 
+DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
+
 
 @pytest.mark.parametrize(
     ("change", "value", "message"),
@@ -32,7 +35,25 @@ ANCHOR = {
         (f"{RATE}.rule", "cubic", "rule is 'cubic'; it must be one of constant, linear, sqrt, tuned"),
         (RATE, 1.0e-3, "smoke.sweep.easy.learning_rate is 0.001; it must be a mapping"),
         (f"{RATE}.problems_per_batch", 4, "learning_rate has no setting 'problems_per_batch'"),
-        ("sweep.hard.learning_rate.learning_rate", [1.0], r"sweep.hard.learning_rate has no .*mean 'learning_rates'"),
+        (f"{RATE}.learning_rate_s", [1.0], r"sweep.easy.learning_rate has no .*mean 'learning_rates'"),
+        ("sweep.hard.learning_rate.learning_rate", 1.0, "hard.learning_rate has both learning_rate, which declares a"),
+        (f"{RATE}.learning_rate", 1.0, "easy.learning_rate has both learning_rate, .* learning_rates, .* leave one"),
+        (
+            RATE,
+            {"rule": "tuned", "learning_rate": 1.0},
+            "learning_rate has no setting 'learning_rate' .*'learning_rates'",
+        ),
+        (RATE, DECLARED | {"rule": "root"}, "rule is 'root'; it must be one of constant, linear, sqrt, tuned"),
+        (RATE, {"learning_rate": 1.0}, "learning_rate lacks rule; it must be one of constant, linear, sqrt, tuned"),
+        (
+            RATE,
+            DECLARED | {"seeds": [900]},
+            "has no setting 'seeds'; it has batch_rollouts, learning_rate, rule",
+        ),
+        (RATE, DECLARED | {"batch_rollout": 8}, "no setting 'batch_rollout' .did you mean 'batch_rollouts'"),
+        (RATE, DECLARED | {"batch_rollouts": 0}, "learning_rate.batch_rollouts is 0; it must be at least 1"),
+        (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate.learning_rate is 0.0; it must be greater than 0"),
+        (RATE, DECLARED | {"learning_rate": "1e-6"}, r"is '1e-6'; it must be of type float \(.*: 1.0e-6\)"),
         (
             "sweep.hard.learning_rate",
             ANCHOR | {"problems_per_batch": 32},
@@ -152,6 +173,19 @@ def test_what_is_searched_is_every_pair_or_those_of_some_n_or_the_anchors(tmp_pa
     assert preset.sweep["hard"].searched() == [(4, 4)]
     some = load(changed(tmp_path, f"{RATE}.rollouts_per_problem", [4]), "smoke")
     assert some.sweep["easy"].searched() == [(4, 4)]
+
+
+def test_a_declared_rate_is_for_the_batch_of_the_playbook_and_searches_nothing(tmp_path: Path) -> None:
+    sweep = load(changed(tmp_path, RATE, DECLARED), "smoke").sweep["easy"]
+    assert sweep.learning_rate == DeclaredRate(rule="sqrt", learning_rate=1e-6, batch_rollouts=1024)
+    assert (sweep.search, sweep.searched(), sweep.selecting_seeds()) == (None, [], {0, 1})
+
+
+def test_a_search_is_one_though_a_rate_could_be_declared(tmp_path: Path) -> None:
+    preset = load(PARAMS, "smoke")
+    for name, seeds in (("easy", {0, 1, 900}), ("hard", {0, 900})):
+        assert preset.sweep[name].search is preset.sweep[name].learning_rate
+        assert preset.sweep[name].selecting_seeds() == seeds
 
 
 def test_a_runs_identity_does_not_depend_on_how_a_number_was_written(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ BATCHES_AND_STEPS: dict[str, tuple[Case, ...]] = {
     ),
     "optimizer.warmup_steps": (acts(PPO, 4, *STEPS, "learning_rate"), idle(PPO, 1)),
     "optimizer.decay": (acts(COSINE, "linear", *STEPS, "learning_rate"), idle(WARMING, "linear")),
+    "optimizer.decay_after": (acts(COSINE, 3, *STEPS, "learning_rate"), idle(WARMING, 3)),
     "optimizer.decay_steps": (acts(COSINE, 20, *STEPS, "learning_rate"), idle(WARMING, 20)),
     "compute.micro_batch_tokens": (
         # The sampler is compared in the first micro-batch.

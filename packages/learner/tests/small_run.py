@@ -9,6 +9,7 @@ import pytest
 import torch
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
+from isocompute.learner.training.starting import branch, restore
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)
@@ -74,22 +75,27 @@ def run(
     records: list[Any] | None = None,
     meter: Steps | None = None,
     every: dict[str, Any] | None = None,
+    cell: loop.RunConfig = RUN,
+    trunk: Path | None = None,
 ) -> loop.Progress:
-    """Train, or go on training, for so many steps in all."""
+    """Train, or go on training, for so many steps in all; begin as a branch of a trunk if there is one."""
     store = Checkpoints(folder, **every or {})
-    progress = loop.restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
+    if trunk is not None and store.newest() is None:
+        progress = branch(learner=learner, trunk=Checkpoints(trunk), run=cell, problems=PROBLEMS)
+    else:
+        progress = restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
     loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
-        run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),
+        run=cell, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),
         meter=meter or Steps(steps), checkpoints=store, progress=progress,
         watch=[].append if records is None else records.append,
     )  # fmt: skip
 
 
-def kill(learner: Any, sampler: Any, folder: Path, *, after: int, every: dict[str, Any] | None = None) -> None:
+def kill(learner: Any, sampler: Any, folder: Path, *, after: int, **settings: Any) -> None:
     """Train, and be killed after so many steps."""
     with pytest.raises(Killed):
-        run(learner, sampler, folder, steps=0, meter=Mortal(after), every=every)
+        run(learner, sampler, folder, steps=0, meter=Mortal(after), **settings)
 
 
 def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:

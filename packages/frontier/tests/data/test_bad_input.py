@@ -116,13 +116,13 @@ def test_a_table_in_several_chunks_is_read(table: pl.DataFrame, tmp_path: Path) 
     assert tables.check(chunked, "evals", where="memory").equals(tables.check(table, "evals", where="memory"))
 
 
-def test_a_million_rows_are_fitted() -> None:
-    # 4 curves × 250 seeds × 1,000 evaluations: memory goes with distinct compute, not with rows times candidates.
+def test_two_hundred_thousand_rows_are_fitted() -> None:
+    # 4 curves × 50 seeds × 1,000 evaluations: memory goes with distinct compute, not with rows times candidates.
     rng = np.random.default_rng(0)
-    compute = np.tile(np.arange(1, 1001) * 4096, 250)
+    compute = np.tile(np.arange(1, 1001) * 4096, 50)
     parts = [
         pl.DataFrame(
-            {"rollouts": compute, "seed": np.repeat(np.arange(250), 1000),
+            {"rollouts": compute, "seed": np.repeat(np.arange(50), 1000),
              "avg_at_4": 0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + rng.normal(0, 0.014, len(compute))}
         ).with_columns(rollouts_per_problem=pl.lit(n), problems_per_batch=pl.lit(8), problem_set=pl.lit("easy"),
                        split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4))

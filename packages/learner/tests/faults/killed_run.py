@@ -20,6 +20,7 @@ from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
+from isocompute.learner.training.starting import restore
 from isocompute.learner.updates.learner import Learner
 
 STEPS, EVERY = 8, 2
@@ -80,7 +81,7 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     """Run to the end, or what is left of it, and write down what is compared."""
     count(sampler, home / "answers")
     store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
-    progress = loop.restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
+    progress = restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
     answered = loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     # Paid for in an attempt that training replaces, so that the ledger of a run does not depend on its starts.

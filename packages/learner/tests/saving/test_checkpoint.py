@@ -1,6 +1,7 @@
 import resource
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,10 +53,11 @@ def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
         ({"every_evaluations": 3}, [0, 6]),
         ({"every_evaluations": None, "every_steps": 3}, [3, 6]),
         ({"every_evaluations": 2, "every_steps": 3}, [0, 3, 4, 6, 8]),
+        ({"every_evaluations": 3, "keep_steps": [5, 6]}, [0, 5, 6]),
     ],
 )
 def test_checkpoints_are_due_by_evaluations_and_by_steps(
-    settings: dict[str, int | None], expected: list[int], tmp_path: Path
+    settings: dict[str, Any], expected: list[int], tmp_path: Path
 ) -> None:
     """Evaluations are before the first step and after every second one."""
     store = Checkpoints(tmp_path, **settings)
@@ -69,11 +71,10 @@ def test_checkpoints_are_due_by_evaluations_and_by_steps(
         ({"keep": 0}, "keep is 0; it must be 1 or more"),
         ({"every_steps": 0}, "every_steps is 0; it must be 1 or more"),
         ({"every_evaluations": None}, "one must say when to save"),
+        ({"keep_steps": [8, 0]}, r"keep_steps is \[0, 8\]; steps are counted from 1"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(
-    settings: dict[str, int | None], message: str, tmp_path: Path
-) -> None:
+def test_a_setting_that_makes_no_sense_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         Checkpoints(tmp_path, **settings)
 
@@ -210,3 +211,36 @@ def test_a_kill_before_the_deletion_of_old_checkpoints_leaves_none_for_good(tmp_
         Checkpoints(tmp_path, keep=3).save(checkpoint(step))
     Checkpoints(tmp_path, keep=2).prune()
     assert [folder.name for folder in sorted(tmp_path.iterdir())] == ["step-000000006", "step-000000008"]
+
+
+def test_checkpoints_of_some_steps_are_kept_for_good_beside_the_newest_others(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path, keep=2, keep_steps={2, 4, 7})
+    for step in range(1, 8):
+        store.save(checkpoint(step))
+    assert names(tmp_path) == [f"step-00000000{step}" for step in (2, 4, 5, 6, 7)]
+    assert newest(tmp_path).step == 7
+    assert store.read(2).tensors["w"].tolist() == [2.0] * 3
+    # Killed between the two renames of a replacement, what was there is kept as well, and only while nothing else is.
+    (tmp_path / "step-000000002").rename(tmp_path / "step-000000002.before")
+    store.save(checkpoint(8))
+    assert store.read(2).tensors["w"].tolist() == [2.0] * 3
+    store.save(checkpoint(2, value=7.0))
+    shutil.copytree(tmp_path / "step-000000004", tmp_path / "step-000000004.before")
+    store.prune()
+    assert names(tmp_path) == [f"step-00000000{step}" for step in (2, 4, 6, 7, 8)]
+
+
+def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint of step 3 \(of others: none\)"):
+        Checkpoints(tmp_path / "c").read(3)
+    store = Checkpoints(tmp_path)
+    for step in (1, 2):
+        store.save(checkpoint(step))
+    with pytest.raises(
+        CheckpointError, match=r"step 3 \(of others: step-000000001, step-000000002\); .* in keep_steps"
+    ):
+        store.read(3)
+    flip(tmp_path / "step-000000001" / "tensors.safetensors", at=0.5)
+    with pytest.raises(CheckpointError, match=r"step-000000001: the checkpoint is damaged \(tensors\.safetensors"):
+        store.read(1)
+    assert names(tmp_path) == ["step-000000001", "step-000000002"]

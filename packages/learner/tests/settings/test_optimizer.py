@@ -1,5 +1,10 @@
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.learner.config import LearnerConfig, OptimizerConfig
 from isocompute.learner.errors import LearnerError
 
@@ -22,6 +27,39 @@ def test_after_the_warm_up_the_learning_rate_falls_to_0_after_the_last_step_of_i
 ) -> None:
     config = OptimizerConfig(warmup_steps=2, decay=decay, decay_steps=6)
     assert [config.factor_at(step) for step in range(1, 8)] == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("decay_after", "expected"),
+    [
+        (0, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        (1, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        (2, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        (4, [0.5, 1.0, 1.0, 1.0, 2 / 3, 1 / 3, 0.0]),
+        (5, [0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]),
+    ],
+)
+def test_a_decay_begins_after_the_warm_up_and_after_the_last_step_at_the_peak(
+    decay_after: int, expected: list[float]
+) -> None:
+    config = OptimizerConfig(warmup_steps=2, decay="linear", decay_after=decay_after, decay_steps=6)
+    assert [config.factor_at(step) for step in range(1, 8)] == pytest.approx(expected, abs=1e-12)
+
+
+@given(st.sampled_from(["linear", "cosine"]), st.integers(0, 30), st.integers(0, 60), st.integers(1, 60))
+def test_up_to_the_last_step_at_the_peak_a_decay_is_the_constant_rate(
+    decay: str, warmup_steps: int, decay_after: int, more: int
+) -> None:
+    constant = OptimizerConfig(warmup_steps=warmup_steps)
+    last = max(warmup_steps, decay_after) + more
+    decaying = replace(constant, decay=decay, decay_after=decay_after, decay_steps=last)
+    same = range(1, decay_after + 1)
+    assert [decaying.factor_at(step) for step in same] == [constant.factor_at(step) for step in same]
+    peak = max(warmup_steps, decay_after)
+    assert peak == 0 or decaying.factor_at(peak) == 1.0
+    falling = [decaying.factor_at(step) for step in range(max(peak, 1), last + 2)]
+    assert all(before > after for before, after in pairwise(falling))
+    assert falling[-1] == 0.0
 
 
 @pytest.mark.parametrize(("decay", "build"), [("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")])
@@ -47,6 +85,9 @@ def test_a_decay_is_that_of_torch(decay: str, build: str) -> None:
         ({"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
         ({"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 steps"),
         ({"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 steps"),
+        ({"decay_after": 5}, "decay_after is 5, and a constant learning rate never falls: it must be 0"),
+        ({"decay": "linear", "decay_after": -1, "decay_steps": 99}, "decay_after is -1; it must be a whole number"),
+        ({"decay": "linear", "decay_after": 99, "decay_steps": 99}, "decay_after is 99; a decay must begin before"),
         ({"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5; it must be a whole number"),
     ],
 )

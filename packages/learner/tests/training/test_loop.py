@@ -29,6 +29,12 @@ def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner,
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
 
 
+def test_a_run_evaluates_on_a_grid_of_octaves(learner: Learner, replay: Any, tmp_path: Path) -> None:
+    octaves = replace(RUN, evaluate_every=16, evaluations_per_octave=2)
+    progress = run(learner, replay, tmp_path, steps=7, cell=octaves)
+    assert [row["step"] for row in progress.evals] == [0, 1, 2, 3, 4, 6]
+
+
 def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
     model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
@@ -193,6 +199,7 @@ def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: 
         ({"problems_per_batch": 0}, "a batch needs 1 or more"),
         ({"evaluate_every": 24}, "not a multiple of the batch of 16"),
         ({"evaluate_every": 0}, "not a multiple of the batch of 16"),
+        ({"evaluations_per_octave": 0}, "evaluations_per_octave is 0: it must be 1 or more, or None"),
     ],
 )
 def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: str) -> None:

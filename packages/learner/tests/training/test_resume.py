@@ -19,7 +19,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training import loop
+from isocompute.learner.training.starting import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, by_name, kill, paid, run, weights
 
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_
     write_checksums(state.parent)
     fresh = Learner(model, config)
     with pytest.raises(CheckpointError, match=r"the progress in the checkpoint of step 2 cannot be read .*place"):
-        loop.restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
+        restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
     assert fresh.version == 0
 
 
@@ -195,7 +195,7 @@ def test_a_run_under_other_settings_does_not_continue_and_they_are_named(
     fresh = Learner(model, replace(config, **others.get("config", {})))
     before = weights(fresh)
     with pytest.raises(CheckpointError, match=message):
-        loop.restore(
+        restore(
             learner=fresh,
             checkpoints=Checkpoints(tmp_path),
             run=replace(RUN, **others.get("run", {})),
@@ -208,7 +208,7 @@ def test_what_changes_no_result_may_change(model: Path, config: LearnerConfig, r
     """The order of rows, how hard problems were found to be, tolerances, when checkpoints are saved."""
     run(Learner(model, config), replay, tmp_path, steps=2)
     fresh = Learner(model, replace(config, sync=SyncConfig(tolerance=0.5)))
-    found = loop.restore(
+    found = restore(
         learner=fresh,
         checkpoints=Checkpoints(tmp_path, every_steps=7, keep=5),
         run=RUN,

@@ -45,9 +45,10 @@ if TYPE_CHECKING:
     from .records.timings import timings_table
     from .saving.checkpoint import Checkpoint, Checkpoints
     from .saving.export import save_policy
-    from .training.loop import canary, restore, train
+    from .training.loop import canary, train
     from .training.order import Place, ProblemOrder
     from .training.run import Progress, RunConfig
+    from .training.starting import branch, restore
     from .updates.learner import Learner
 
 _MODULES = {
@@ -56,7 +57,7 @@ _MODULES = {
     "ranks.group": ("LearnerGroup",),
     "records.health": ("Flag", "Thresholds", "flags", "judged"),
     "updates.learner": ("Learner",),
-    "training.loop": ("canary", "restore", "train"),
+    "training.loop": ("canary", "train"),
     "objective.advantages": ("group_advantages",),
     "objective.cohorts": ("with_cohorts",),
     "objective.minibatches": ("minibatches",),
@@ -74,6 +75,7 @@ _MODULES = {
         "UpdateReport",
     ),
     "training.run": ("Progress", "RunConfig"),
+    "training.starting": ("branch", "restore"),
     "records.timings": ("timings_table",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -116,6 +118,7 @@ __all__ = [
     "Thresholds",
     "UpdateReport",
     "Updater",
+    "branch",
     "canary",
     "flags",
     "group_advantages",

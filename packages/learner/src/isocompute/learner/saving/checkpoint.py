@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,22 +52,33 @@ class Checkpoints:
         every_evaluations: Evaluations between checkpoints, or None.
         every_steps: Steps between checkpoints, or None.
         keep: How many of the newest are kept; with 1 there is none to continue from where that one is damaged later.
+        keep_steps: Steps after which a checkpoint is saved, too, and kept for good, beside ``keep`` others: those from
+            which a ``branch`` begins.
 
     Raises:
         CheckpointError: A number is below 1, or there is no interval.
     """
 
     def __init__(
-        self, folder: str | Path, *, every_evaluations: int | None = 1, every_steps: int | None = None, keep: int = 2
+        self,
+        folder: str | Path,
+        *,
+        every_evaluations: int | None = 1,
+        every_steps: int | None = None,
+        keep: int = 2,
+        keep_steps: Collection[int] = (),
     ) -> None:
         given = {"every_evaluations": every_evaluations, "every_steps": every_steps, "keep": keep}
         for name, value in given.items():
             if value is not None and value < 1:
                 raise CheckpointError(f"{name} is {value}; it must be 1 or more")
+        if any(step < 1 for step in keep_steps):
+            raise CheckpointError(f"keep_steps is {sorted(keep_steps)}; steps are counted from 1")
         if every_evaluations is None and every_steps is None:
             raise CheckpointError("every_evaluations and every_steps are both None; one must say when to save")
         self.folder = Path(folder)
         self._every_evaluations, self._every_steps, self._keep = every_evaluations, every_steps, keep
+        self._keep_steps = frozenset(keep_steps)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
         """Whether a checkpoint is to be saved now.
@@ -75,6 +87,7 @@ class Checkpoints:
             evaluations: Evaluations made so far, where one was made after this step; None where none was.
         """
         by_steps = self._every_steps is not None and step > 0 and step % self._every_steps == 0
+        by_steps = by_steps or step in self._keep_steps
         if evaluations is None or self._every_evaluations is None:
             return by_steps
         # The first one is that of the base model, before the first step.
@@ -89,7 +102,7 @@ class Checkpoints:
         Raises:
             CheckpointError: It cannot be written; those before stay.
         """
-        final = self.folder / f"step-{checkpoint.step:09d}"
+        final = self._folder_of(checkpoint.step)
         with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
             save_file(checkpoint.tensors, aside / "tensors.safetensors")
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
@@ -105,7 +118,10 @@ class Checkpoints:
             CheckpointError: One cannot be deleted.
         """
         try:
-            for old in self._complete()[: -self._keep]:
+            forever = {self._folder_of(step) for step in self._keep_steps}
+            # One that another of its step has replaced is like any other.
+            forever |= {_before(folder) for folder in forever if not folder.exists()}
+            for old in [folder for folder in self._complete() if folder not in forever][: -self._keep]:
                 remove_folder(old)
             for left in self.folder.glob(".step-*"):
                 shutil.rmtree(left, ignore_errors=True)
@@ -136,6 +152,28 @@ class Checkpoints:
             )
         return None
 
+    def read(self, step: int) -> Checkpoint:
+        """Read the checkpoint of a step.
+
+        Raises:
+            CheckpointError: There is none, or it is damaged; it stays where it is.
+        """
+        folder = self._folder_of(step)
+        folder = folder if folder.exists() else _before(folder)
+        if not folder.exists():
+            there = ", ".join(each.name for each in self._complete()) or "none"
+            raise CheckpointError(
+                f"{self.folder}: there is no checkpoint of step {step} (of others: {there}); one that is needed later "
+                "must be in keep_steps when the run gets there"
+            )
+        try:
+            return _read(folder)
+        except Exception as error:
+            raise CheckpointError(f"{folder}: the checkpoint is damaged ({error})") from None
+
+    def _folder_of(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}"
+
     def _complete(self) -> list[Path]:
         """Those that were written whole, the newest last; one that another of its step has replaced, before it."""
         return sorted(self.folder.glob("step-*"), key=_age) if self.folder.is_dir() else []
@@ -158,6 +196,11 @@ def _read(folder: Path) -> Checkpoint:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _before(folder: Path) -> Path:
+    """Where a checkpoint is while another of its step takes its place."""
+    return folder.with_name(f"{folder.name}.before")
 
 
 def _age(folder: Path) -> tuple[str, bool]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import polars as pl
 
-from ..errors import CheckpointError, DivergenceError
+from ..errors import DivergenceError
 from ..objective.cohorts import with_cohorts
 from ..protocols import Evaluator, Meter, Sampler, Updater, Watch
 from ..records.statistics import response_statistics
@@ -20,47 +19,7 @@ from .learning import learn
 from .order import ProblemOrder
 from .run import Progress, RunConfig, settings_of
 
-__all__ = ["Progress", "RunConfig", "canary", "restore", "train"]
-
-
-def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
-    """Continue from the newest checkpoint that is whole, or start at step 0.
-
-    Args:
-        learner: Takes over the state of the checkpoint; left as it is where there is none.
-        run: The cell, as ``train`` is given it.
-        problems: Training problems, as ``train`` is given them.
-
-    Returns:
-        How far the run is.
-
-    Raises:
-        CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
-            problems.
-        LearnerError: It is one of another model.
-    """
-    saved = checkpoints.newest()
-    if saved is None:
-        return Progress(step=0, rollouts=0, tokens=0, evals=[])
-    # Through JSON, as the others were.
-    now = json.loads(json.dumps(settings_of(run, learner.config, problems)))
-    changed = [name for name in sorted(now.keys() | saved.settings) if now.get(name) != saved.settings.get(name)]
-    if changed:
-        told = ", ".join(f"{name} was {saved.settings.get(name)!r} and is {now.get(name)!r}" for name in changed)
-        raise CheckpointError(
-            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings ({told}): "
-            "continue with those, or start the run in another folder"
-        )
-    try:
-        progress = Progress.restored(saved.step, saved.progress)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{checkpoints.folder}: the progress in the checkpoint of step {saved.step} cannot be read "
-            f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
-            "again"
-        ) from None
-    learner.load_state(saved.tensors, saved.values)
-    return progress
+__all__ = ["Progress", "RunConfig", "canary", "train"]
 
 
 def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
@@ -112,7 +71,7 @@ def train(
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
         meter: The budget; charged with what each step and each evaluation generated.
         checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.
-        progress: From ``restore``.
+        progress: From ``restore`` or ``branch``.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Returns:
@@ -138,7 +97,7 @@ def train(
         if not cell.take(progress.step + 1):
             return progress
         # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        evaluated = progress.step * run.batch_rollouts % run.evaluate_every == 0
+        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
         if evaluated:
             cell.evaluate()
         # After the evaluation: a run that continues from here would not make it.

@@ -23,11 +23,14 @@ class RunConfig:
         rollouts_per_problem: n; 1 only where the advantage is not relative to the group (``check``).
         problems_per_batch: B_p.
         seed: Fixes the order of problems and every response's seed.
-        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n.
+        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with
+            ``evaluations_per_octave`` between the first of them.
+        evaluations_per_octave: p, how many evaluations there are while the rollouts double, from p · ``evaluate_every``
+            on (see ``evaluated_at``); None for one at every multiple of ``evaluate_every``.
 
     Raises:
-        LearnerError: There is no rollout of a problem or no problem in a batch, or the grid is not a multiple of the
-            batch.
+        LearnerError: There is no rollout of a problem or no problem in a batch, the grid is not a multiple of the
+            batch, or there is no evaluation in an octave.
     """
 
     run_id: str
@@ -35,6 +38,7 @@ class RunConfig:
     problems_per_batch: int
     seed: int
     evaluate_every: int
+    evaluations_per_octave: int | None = None
 
     def __post_init__(self) -> None:
         if self.rollouts_per_problem < 1:
@@ -46,11 +50,32 @@ class RunConfig:
                 f"evaluate_every is {self.evaluate_every} rollouts, which is not a multiple of the batch of "
                 f"{self.batch_rollouts}: evaluations would not fall on a common grid"
             )
+        if self.evaluations_per_octave is not None and self.evaluations_per_octave < 1:
+            raise LearnerError(
+                f"evaluations_per_octave is {self.evaluations_per_octave}: it must be 1 or more, or None for a grid of "
+                "equal distances"
+            )
 
     @property
     def batch_rollouts(self) -> int:
         """B = B_p · n."""
         return self.problems_per_batch * self.rollouts_per_problem
+
+    def evaluated_at(self, rollouts: int) -> bool:
+        """Whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
+
+        With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
+        o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
+        a factor of 1 + 1/p apart from p · ``evaluate_every`` on.
+
+        Args:
+            rollouts: step · B.
+        """
+        k, rest = divmod(rollouts, self.evaluate_every)
+        if rest or self.evaluations_per_octave is None:
+            return not rest
+        octave = max(0, (k // self.evaluations_per_octave).bit_length() - 1)
+        return k % (1 << octave) == 0
 
     def check(self, config: LearnerConfig) -> None:
         """Refuse a number of rollouts that the learner's settings cannot learn from.

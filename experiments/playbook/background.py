@@ -1,0 +1,178 @@
+"""The panel in the background: frozen code in an environment of its own at one place, started, paused, continued."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import ExperimentError
+from . import study as panel
+from .prepare import INPUTS
+from .study import Study
+
+FROZEN = Path(__file__).with_name("frozen.json")
+"""The commit whose code trains every cell, in a later commit than that one."""
+PLACE = "ISOCOMPUTE_PANEL"
+"""Variable that names another place than the usual one."""
+VARIABLES = {
+    "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "", "DO_NOT_TRACK": "1",
+}  # fmt: skip
+"""One thread, no telemetry, libraries compiled once."""
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).with_name("results")
+
+
+def home() -> Path:
+    """Where the panel runs, outside of any checkout."""
+    return Path(os.environ.get(PLACE, "~/.isocompute/panel")).expanduser()
+
+
+def frozen() -> str:
+    """The commit that the panel runs at.
+
+    Raises:
+        ExperimentError: The study is not frozen.
+    """
+    if not FROZEN.exists():
+        raise ExperimentError(f"{FROZEN.name}: there is none, so that the study is not frozen")
+    return str(json.loads(FROZEN.read_text())["commit"])
+
+
+def start() -> None:
+    """Start the panel, or what is left of it, niced, from the frozen commit.
+
+    Raises:
+        ExperimentError: It runs already, or its code or environment cannot be made.
+    """
+    if process() is not None:
+        raise ExperimentError(f"the panel runs already (process {process()}); see `status`")
+    code = home() / "code"
+    python = code / ".nox" / "repro" / "bin" / "python"
+    if not code.exists():
+        aside = code.with_name(".code.writing")
+        shutil.rmtree(aside, ignore_errors=True)
+        _run("git", "clone", "--quiet", "--no-checkout", str(ROOT), str(aside))
+        _run("git", "-C", str(aside), "checkout", "--quiet", "--detach", frozen())
+        aside.rename(code)
+    at = subprocess.run(
+        ["git", "-C", str(code), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if at != frozen():
+        raise ExperimentError(f"{code} is at {at}, and the study is frozen at {frozen()}: move that folder away")
+    if not python.exists():
+        _run(_nox(), "-s", "repro", "--install-only", folder=code)
+    with (home() / "log").open("ab") as log:
+        begun = subprocess.Popen(
+            ["nice", "-n", "19", str(python), "-m", "experiments.playbook", "run"],
+            cwd=code, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **VARIABLES, PLACE: str(home())},
+        )  # fmt: skip
+    (home() / "pid").write_text(str(begun.pid))
+    print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")
+
+
+def _nox() -> str:
+    """The command that makes environments.
+
+    Raises:
+        ExperimentError: It is not installed.
+    """
+    command = shutil.which("nox")
+    if command is None:
+        raise ExperimentError('nox was not found, which makes the environment: `python3 -m pip install "nox[uv]"`')
+    return command
+
+
+def _run(*command: str, folder: Path | None = None) -> None:
+    """Run a command that makes code or environment."""
+    ended = subprocess.run(command, cwd=folder, check=False)
+    if ended.returncode:
+        raise ExperimentError(f"`{' '.join(command)}` failed with exit code {ended.returncode}")
+
+
+def process() -> int | None:
+    """Process id of the panel's command, which leads a group of its own; None where it does not run."""
+    with suppress(OSError, ValueError):
+        number = int((home() / "pid").read_text())
+        if "experiments.playbook" in Path(f"/proc/{number}/cmdline").read_text():
+            return number
+    return None
+
+
+def send(number: signal.Signals) -> None:
+    """Pause (SIGSTOP), continue (SIGCONT) or end (SIGTERM) the panel and all that it has started.
+
+    Raises:
+        ExperimentError: It does not run.
+    """
+    running = process()
+    if running is None:
+        raise ExperimentError("the panel does not run; `start` starts what is left of it")
+    if number == signal.SIGTERM:
+        os.kill(running, number)
+        # What is paused takes no signal.
+        os.killpg(running, signal.SIGCONT)
+    else:
+        os.killpg(running, number)
+
+
+def run(study: Study) -> int:
+    """Run every unit in a process of its own; one that fails leaves the others, a signal ends them all.
+
+    Returns:
+        The exit code.
+    """
+    failed = []
+    with _alone(home() / "lock"):
+        for unit in study.units():
+            if (home() / "units" / unit.name / "results" / "finished.json").exists():
+                continue
+            begun = subprocess.Popen([sys.executable, "-m", "experiments.playbook", "unit", unit.name], cwd=ROOT)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda number, _, begun=begun: begun.send_signal(number))
+            code = begun.wait()
+            if code < 0 or code >= 128:
+                return code if code > 0 else 128 - code
+            failed += [unit.name] if code else []
+    if failed:
+        print(f"failed: {', '.join(failed)}; the same command tries these again", file=sys.stderr)
+    return int(bool(failed))
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ExperimentError(f"another process runs the panel in {path.parent}") from None
+        yield
+
+
+def collect() -> list[str]:
+    """Copy inputs and tables of finished cells into the checkout, to be committed; returns the folders that changed."""
+    units = panel.load().units()
+    pairs = {RESULTS / unit.name: home() / "units" / unit.name / "results" for unit in units}
+    pairs |= {INPUTS / f"{u.task}-{u.base_seed}": home() / "inputs" / f"{u.task}-{u.base_seed}" for u in units}
+    return [target.name for target, source in pairs.items() if _copied(source, target)]
+
+
+def _copied(source: Path, target: Path) -> bool:
+    """Copy the files of a folder that differ; returns whether there was one."""
+    files = [path for path in source.rglob("*") if path.is_file()]
+    new = {path: target / path.relative_to(source) for path in files}
+    new = {path: to for path, to in new.items() if not to.exists() or to.read_bytes() != path.read_bytes()}
+    for path, to in new.items():
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    return bool(new)
