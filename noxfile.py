@@ -195,9 +195,12 @@ def trainers(session: nox.Session) -> None:
     # veRL pins an older transformers for its engines; its configuration and losses need only these requirements.
     of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")
     ours = ("packages/budget[test]", "-e", "packages/learner")
-    session.install(*ours, "trl==1.16.*", "datasets", "uv", *of_verl, *torch, env=uv_variables())
+    session.install(
+        *ours, "trl==1.16.*", "datasets", "tensorboard", "wandb", "trackio", "uv", *of_verl, *torch, env=uv_variables()
+    )
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
-    tests = ["packages/budget/tests/test_trainers.py", "packages/learner/tests/parity", "-rs", *session.posargs]
+    own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "verl")]
+    tests = [*own, "packages/learner/tests/parity", "-rs", *session.posargs]
     session.run("python", "-m", "pytest", "-q", *tests, env={**test_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
     newer_trainers(session)
 
@@ -220,7 +223,7 @@ def newer_trainers(session: nox.Session) -> None:
     into = ("uv", "pip", "install", "-q", "--python", executable)
     session.run(*into, "packages/budget[test]", *needed, env=uv)
     session.run(*into, "--no-deps", "skyrl==0.4.*", "skyrl-gym==0.4.*", "openrlhf==0.11.*", env=uv)
-    tests = ["packages/budget/tests/test_trainers_newer.py", "-rs", *session.posargs]
+    tests = [*(f"packages/budget/tests/trainers/test_{name}.py" for name in ("skyrl", "openrlhf")), "-rs"]
     variables = {**test_variables(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
     session.run(executable, "-m", "pytest", "-q", *tests, external=True, env=variables)
 
@@ -252,7 +255,7 @@ def figures(session: nox.Session) -> None:
     out.mkdir(parents=True)
     shutil.copytree(docs, out / "docs")
     text = (docs.parent / "README.md").read_text()
-    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other frameworks")]
+    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other trainers")]
     with session.chdir(out):
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):

@@ -60,6 +60,7 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         found = [c for c in frame.columns if re.match(METRIC_PATTERN, c)]
         if not found:
             raise TableError(f"{where}: the {name} table has no metric column such as avg_at_4")
+        frame = _with_averages(frame, [c for c in found if c.startswith("avg_at_")])
         present += [Column(name=c, type="f64", description="metric", min=0, max=1) for c in found]
     for column in present:
         frame = frame.with_columns(_checked(frame[column.name], column, name, where))
@@ -71,6 +72,15 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
         raise TableError(f"{where}: row {row + 1} of the {name} table repeats the key {key}")
     first = [c.name for c in present]
     return frame.select(first + [c for c in frame.columns if c not in first]).sort(keys)
+
+
+def _with_averages(frame: pl.DataFrame, averages: list[str]) -> pl.DataFrame:
+    """Fill each ``avg_at_k`` from the others: the mean over samples estimates one quantity, whatever k."""
+    import polars as pl
+
+    if len(averages) < 2:
+        return frame
+    return frame.with_columns(pl.coalesce(c, *(o for o in averages if o != c)).alias(c) for c in averages)
 
 
 def _checked(series: pl.Series, column: Column, table: str, where: str) -> pl.Series:

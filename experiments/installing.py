@@ -33,10 +33,10 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
     chosen = environment.of_this_machine(uv=uv)
     packages: list[str] = []
     for name, extras in (
-        ("budget", "mlflow"),
+        ("budget", "mlflow,yaml"),
         ("rollout", "mlflow,math,reasoning-gym,bubblewrap,hub,transformers"),
         ("learner", "mlflow"),
-        ("frontier", "mlflow,ingest"),
+        ("frontier", "mlflow"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]
     common = [*packages, "mlflow", "dvc", "pyyaml", "pydantic>=2.11,<3", *extra]

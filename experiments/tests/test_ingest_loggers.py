@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from isocompute.frontier.data.ingest import ingest
+from isocompute.budget.trainers import ingest
 
-FIXTURES = Path(__file__).parents[2] / "packages" / "frontier" / "tests" / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "packages" / "budget" / "tests" / "fixtures"
 QUESTIONS = {"questions": "16"}
 
 

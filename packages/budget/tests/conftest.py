@@ -11,3 +11,8 @@ if sys.platform == "win32":
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--trl-runs", default="20", help="real TRL runs of test_trl_runs.py (default: %(default)s)")
+    parser.addoption("--trl-seed", default="0", help="which random layouts (default: %(default)s)")

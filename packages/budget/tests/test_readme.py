@@ -1,5 +1,6 @@
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 from isocompute.budget.cli import main
@@ -8,6 +9,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_every_example_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    shutil.copytree(README.parent / "docs", tmp_path / "docs")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```(python|console)\n(.*?)^```", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert {kind for kind, _ in blocks} == {"python", "console"}

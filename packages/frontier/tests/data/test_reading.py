@@ -115,3 +115,31 @@ def test_a_constant_reward_and_a_single_point_are_flags_not_errors(table: pl.Dat
     assert all(c.parameters is not None and c.parameters.asymptote == pytest.approx(0.5, abs=1e-3) for c in fits.curves)
     one = fit(table.group_by("rollouts_per_problem").first(), FitConfig(bootstrap=20))
     assert all(c.parameters is None and c.reason for c in one.curves)
+
+
+def test_runs_of_other_samples_are_fitted_together(table: pl.DataFrame, tmp_path: Path) -> None:
+    # E[avg@k] does not depend on k: every avg_at_k is one quantity, as precise as its samples.
+    whole = table.filter(pl.col("seed") == 0)
+    few = whole.filter(pl.col("rollouts_per_problem") == 4)
+    many = whole.filter(pl.col("rollouts_per_problem") == 16).with_columns(samples=pl.lit(16))
+    many = many.rename({"avg_at_4": "avg_at_16"})
+    few.write_parquet(tmp_path / "few.parquet")
+    many.write_parquet(tmp_path / "many.parquet")
+    pl.concat([few, many], how="diagonal_relaxed").write_parquet(tmp_path / "both.parquet")
+    for sources in ([tmp_path / "few.parquet", tmp_path / "many.parquet"], [tmp_path / "both.parquet"]):
+        found = read_evals(sources)
+        assert found["avg_at_4"].null_count() == 0
+        assert sorted(found["samples"].unique().to_list()) == [4, 16]
+    alone = read_evals([tmp_path / "many.parquet"])
+    assert alone["avg_at_4"].to_list() == alone["avg_at_16"].to_list()
+
+
+def test_two_tables_of_one_seed_are_not_fitted_as_one_run(table: pl.DataFrame, tmp_path: Path) -> None:
+    one = table.filter(pl.col("seed") == 0, pl.col("rollouts_per_problem") == 4)
+    one.with_columns(recipe=pl.lit("a")).write_parquet(tmp_path / "a.parquet")
+    one.with_columns(run_id=pl.lit("other"), recipe=pl.lit("b")).write_parquet(tmp_path / "b.parquet")
+    tables = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    with pytest.raises(FrontierError, match=r"the runs \w+ and \w+ have one seed, 0, at n = 4 and B_p = 8"):
+        read_evals(tables)
+    # Told apart by a column, they are two curves.
+    assert len(read_evals(tables, group="recipe")) == 2 * len(one)

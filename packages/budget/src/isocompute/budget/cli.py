@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
 
-from .commands import allocate, convert, cost, export, plan, read, repair, show, waste
+from .commands import allocate, convert, cost, doctor, export, ingest, plan, read, repair, rollouts, show, waste
 from .contract.errors import IsoComputeError
 from .wording import printable, reason
 
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, allocate, cost, convert, read, show, export, repair, waste):
+    for command in (plan, allocate, cost, convert, read, doctor, ingest, show, export, repair, rollouts, waste):
         command.add(commands)
     return parser
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import BudgetError
 from ..planning.allocation import Allocation
-from ..translation import FRAMEWORKS, Parallelism, Run, convert, framework, nested, render
+from ..trainers import TRAINERS, Parallelism, Run, convert, nested, render, trainer
 from .text import number, whole, write_json
 
 
@@ -20,7 +20,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="The batch, micro-batch and step settings with which a trainer generates exactly B_p · n · M "
         "rollouts and takes M optimizer steps on a number of devices.",
     )
-    to.add_argument("--to", choices=FRAMEWORKS, required=True, help="the trainer")
+    to.add_argument("--to", choices=TRAINERS, required=True, help="the trainer")
     to.add_argument("--rollouts-per-problem", type=whole, required=True, metavar="n", help="responses per problem")
     to.add_argument("--problems-per-batch", type=whole, required=True, metavar="B_p", help="problems per step")
     to.add_argument("--update-steps", type=whole, required=True, metavar="M", help="optimizer steps")
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         problems=arguments.problems,
         learning_rate=_learning_rate(allocation, arguments),
     )
-    known = framework(arguments.to)
+    known = trainer(arguments.to)
     configuration = convert(known.name, wanted)
     a = allocation
     yield (

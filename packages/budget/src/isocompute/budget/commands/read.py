@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError
-from ..translation import FRAMEWORKS, Reading, framework, read
-from ..translation.forms import flags, load
-from ..translation.run import Value
+from ..trainers import TRAINERS, Batching, read, trainer
+from ..trainers.forms import flags, load
+from ..trainers.target import Value
 from .text import labelled_lines, whole, write_json
 
 
@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         description="What a trainer's settings generate, what they leave open, and where they contradict "
         "themselves. Flags go after --, and override the file.",
     )
-    back.add_argument("--from", dest="source", choices=FRAMEWORKS, required=True, help="the trainer")
+    back.add_argument("--from", dest="source", choices=TRAINERS, required=True, help="the trainer")
     back.add_argument("settings", nargs="+", metavar="FILE|FLAG", help="YAML, JSON, TOML, a launch script, or flags")
     back.add_argument("--world-size", type=whole, metavar="W", help="devices that train, if the settings do not say")
     back.add_argument("--problems", type=whole, metavar="D", help="training problems, where steps follow from epochs")
@@ -40,8 +40,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
             do not determine an allocation.
     """
     settings, where = _settings(arguments.settings)
-    known = framework(arguments.source)
+    known = trainer(arguments.source)
     found = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
+    split = found.problems_generated != found.problems_per_batch
     spread = found.data_parallel != found.world_size
     yield from labelled_lines(
         (label, "unknown" if value is None else f"{value:,}")
@@ -50,7 +51,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
             ("rollouts per problem", found.rollouts_per_problem),
             ("update steps", found.update_steps),
             ("rollouts", found.generated),
-            ("optimizer steps", found.optimizer_steps),
+            *((("problems generated at once", found.problems_generated),) if split else ()),
             ("devices", found.world_size),
             *((("data-parallel ranks", found.data_parallel),) if spread else ()),
         )
@@ -78,14 +79,14 @@ def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
     return settings, where
 
 
-def _document(found: Reading) -> dict[str, Any]:
-    """A reading with an allocation."""
+def _document(found: Batching) -> dict[str, Any]:
+    """A batching with an allocation."""
     assert found.allocation is not None
     return {
         **asdict(found.allocation),
         "rollouts": found.generated,
         "baseline_rollouts_per_problem": found.baseline_rollouts,
-        "optimizer_steps": found.optimizer_steps,
+        "problems_generated_at_once": found.problems_generated,
         "devices": found.world_size,
         "data_parallel_ranks": found.data_parallel,
         "inconsistent": found.inconsistent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ def read_evals(
     if not columns and not constants and all(_is_table(source) for source in sources):
         parts = [tables.read(source, "evals") for source in sources]
         whole = tables.concat(parts, "evals") if len(parts) > 1 else parts[0]
+        whole = _with_average(whole, metric)
         _refuse_mixed_units(whole, unit)
         _refuse_one_seed(whole, group)
         return whole
@@ -66,6 +68,14 @@ def read_evals(
     _refuse_mixed_units(once, unit)
     _refuse_one_seed(once, group)
     return once.sort(keys)
+
+
+def _with_average(evals: pl.DataFrame, metric: str) -> pl.DataFrame:
+    """A table with the ``avg_at_k`` asked for: the mean over samples is one quantity, so any other one is it."""
+    others = [c for c in evals.columns if c.startswith("avg_at_") and re.match(tables.METRIC_PATTERN, c)]
+    if metric in evals.columns or not others or not re.fullmatch(r"avg_at_\d+", metric):
+        return evals
+    return evals.with_columns(pl.col(others[0]).alias(metric))
 
 
 def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:

@@ -1,0 +1,194 @@
+"""Runs found below folders, whatever trainer and logger left them: what is understood of each, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ..contract import tracking
+from ..errors import BudgetError
+from .evals import SHARED, join_restarts, reader_of, rows_of, table
+from .logs.log import Log
+from .logs.sources import last_states, read_logs
+from .registry import TRAINERS
+from .settings import MissingSettingError
+from .trainer import LogReader, Trainer
+
+LOGS = (".jsonl", ".csv", ".wandb", ".db")
+"""Suffixes of files that may be logs."""
+SKIPPED = {".git", ".venv", "node_modules", "__pycache__", "completions"}
+MOST_QUESTIONS = 20
+"""A run of which more than this is missing is not understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patient:
+    """A run that was found.
+
+    Attributes:
+        name: Where its log is.
+        trainer: Of the run.
+        rows: Of ``evals``; none where something is missing.
+        missing: Settings that nothing says, and what each may be, where that is known.
+        training: Whether the rows are of the reward of training.
+        notes: Defaults that were used, and what is biased.
+        problem: Why it cannot be read, or an empty text.
+    """
+
+    name: str
+    trainer: Trainer
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    training: bool = False
+    notes: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def examine(sources: Sequence[str], given: Mapping[str, str]) -> list[Patient]:
+    """Find runs and say what is understood of each.
+
+    Args:
+        sources: Folders, files, MLflow experiments or tracking URIs.
+        given: What the user says of all runs.
+
+    Raises:
+        BudgetError: There is no such file or folder, or no run in it.
+        TrackingError: MLflow does not have it.
+    """
+    found: dict[str, list[Log]] = {}
+    for source in sources:
+        for place in _places(source):
+            name, logs = _read(place)
+            found.setdefault(name, []).extend(logs)
+    found.pop("", None)
+    if not found:
+        raise BudgetError(
+            f"{', '.join(sources)}: no run of {', '.join(n for n, t in TRAINERS.items() if t.logs)} found"
+        )
+    patients, used = [], set(SHARED)
+    for name, logs in found.items():
+        known = TRAINERS[name]
+        for log in join_restarts(_once(logs, reader_of(known)), reader_of(known)):
+            patients.append(_examine(known, log, given, used))
+    unused = sorted(set(given) - used)
+    if unused and not any(p.missing or p.problem for p in patients):
+        raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(used))}")
+    return patients
+
+
+def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
+    """One ``evals`` table of all runs that are understood, at least one, and notes; runs alike are numbered."""
+    whole = [p for p in patients if p.rows]
+    # A curve of evaluations and one of training rewards are not of one quantity.
+    measured = [p for p in whole if not p.training] or whole
+    parts, notes = [], []
+    seen: dict[tuple[Any, ...], int] = {}
+    for patient in measured:
+        frame = pl.DataFrame(patient.rows, infer_schema_length=None)
+        cell = (
+            *(frame[c][0] for c in ("rollouts_per_problem", "problems_per_batch", "learning_rate")),
+            frame["seed"][0],
+        )
+        if cell in seen:
+            number = frame["seed"][0] + seen[cell]
+            notes.append(f"{patient.name} has the seed of another run like it, and is numbered {number}")
+            frame = frame.with_columns(seed=pl.lit(number))
+        seen[cell] = seen.get(cell, 0) + 1
+        parts.append((patient.name, frame))
+    return table(parts, notes, where="the runs", numbered=False)
+
+
+def _places(source: str) -> Iterator[str]:
+    """What may be logs of a run below a source: each folder of a run, and each file that is one."""
+    if source.startswith(("mlflow:", "runs:/")) or tracking.is_store(source):
+        yield source
+        return
+    path = Path(source)
+    if not path.exists():
+        raise BudgetError(f"{path}: there is no such file or folder")
+    if path.is_file():
+        yield source
+        return
+    yield from map(str, last_states(path))
+    for folder, below, files in os.walk(path):
+        below[:] = sorted(d for d in below if d not in SKIPPED)
+        if any(f.startswith("events.out.tfevents.") for f in files):
+            yield from [str(Path(folder, f)) for f in files if f.startswith("events.out.tfevents.")][:1]
+        yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
+
+
+def _read(place: str) -> tuple[str, list[Log]]:
+    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known."""
+    source = str(Path(place).parent) if Path(place).name.startswith("events.out.tfevents.") else place
+    for name, known in TRAINERS.items():
+        if known.logs is None:
+            continue
+        try:
+            logs = read_logs(source, known.logs.layout)
+        except BudgetError:
+            continue
+        marks = known.logs.marks
+        logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]
+        if logs:
+            return name, logs
+    return "", []
+
+
+def _once(logs: Sequence[Log], reader: LogReader) -> list[Log]:
+    """Runs of which several loggers kept a log, once each: with the longest one's rows and all configurations."""
+    out: list[Log] = []
+    for log in sorted(logs, key=lambda log: -len(log.rows)):
+        same = next((k for k, other in enumerate(out) if _same(other, log, reader)), None)
+        if same is None:
+            out.append(log)
+        else:
+            saved = {s: {k: v for k, v in m.items() if k.startswith("trainer_state.")} for s, m in log.rows}
+            rows = {s: {**saved.get(s, {}), **m} for s, m in out[same].rows}
+            rows = {**{s: m for s, m in saved.items() if m}, **rows}
+            config = {**log.config, **out[same].config}
+            out[same] = replace(out[same], config=config, rows=sorted(rows.items()))
+    return sorted(out, key=lambda log: log.name)
+
+
+def _same(one: Log, other: Log, reader: LogReader) -> bool:
+    """Whether two logs are of one run: everything that both logged is alike."""
+    first = dict(one.rows)
+    pairs = [
+        (first[step][key], value)
+        for step, metrics in other.rows
+        for key, value in metrics.items()
+        if step in first and key in first[step] and reader.layout.needed.match(key)
+    ]
+    return len(pairs) > 1 and all(isclose(a, b, rel_tol=1e-5, abs_tol=1e-6) for a, b in pairs)
+
+
+def _examine(known: Trainer, log: Log, given: Mapping[str, str], used: set[str]) -> Patient:
+    """What is understood of a run; whatever is missing is all asked for."""
+    said, missing, training = dict(given), {}, given.get("train_reward") == "true"
+    for _ in range(MOST_QUESTIONS):
+        try:
+            rows, notes = rows_of(known, log, {}, said, used=used)
+        except MissingSettingError as error:
+            # What is asked for next does not depend on the value.
+            missing[error.name] = error.choices
+            said[error.name] = re.split(",| or ", error.choices)[-1].strip() or "1"
+            continue
+        except BudgetError as error:
+            return Patient(name=log.name, trainer=known, missing=missing, problem="" if missing else str(error))
+        if not rows and not training and known.name == "trl":
+            said["train_reward"], training = "true", True
+            continue
+        problem = "" if rows else "it logged neither evaluations nor rewards"
+        kept = [] if missing else rows
+        return Patient(
+            name=log.name, trainer=known, rows=kept, missing=missing, training=training, problem=problem,
+            notes=(*log.notes, *notes),
+        )  # fmt: skip
+    return Patient(name=log.name, trainer=known, missing=missing, problem="too much of it is missing")

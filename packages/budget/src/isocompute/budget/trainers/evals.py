@@ -1,0 +1,280 @@
+"""``evals`` tables from the logs of trainers: runs of any source are read, checked, numbered and joined."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ..contract import tables
+from ..errors import BudgetError
+from .counting import LARGEST_COUNT, Evaluation
+from .forms import load, parse_value
+from .logs.lines import flat
+from .logs.log import Log, join
+from .logs.sources import read_logs
+from .registry import TRAINERS, trainer
+from .settings import Settings
+from .trainer import LogReader, Trainer
+
+SHARED = ("metric", "problem_set", "problems", "questions", "rollouts_per_step", "scale", "seed", "step_column",
+          "train_reward")  # fmt: skip
+"""What ``--set`` accepts beside the trainer's own settings."""
+INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
+"""Settings that may differ between two starts of one run."""
+
+
+def ingest(
+    name: str, sources: Sequence[str], *, config: Path | None = None, constants: Mapping[str, str] | None = None
+) -> tuple[pl.DataFrame, list[str]]:
+    """Turn a trainer's logs into an ``evals`` table.
+
+    Args:
+        name: A trainer whose logs are known.
+        sources: Files, folders, ``runs:/ID``, ``mlflow:EXPERIMENT`` or tracking URIs; each run found stays a run of
+            its own.
+        config: The runs' configuration, where the logs do not hold it.
+        constants: What neither says, such as ``questions`` or a setting by the trainer's own name; these take
+            precedence over both.
+
+    Returns:
+        The table, and notes on which defaults of the trainer were used and what is biased.
+
+    Raises:
+        BudgetError: The trainer is unknown, a source cannot be read or holds no evaluation, two runs have one seed, or
+            nothing says a setting that is needed; its name is in the message.
+    """
+    known = trainer(name)
+    reader, given = reader_of(known), dict(constants or {})
+    shared = _plain(load(config)) if config else {}
+    parts: list[tuple[str, pl.DataFrame]] = []
+    notes: list[str] = []
+    for source in sources:
+        for log in join_restarts(read_logs(source, reader.layout, step_column=given.get("step_column")), reader):
+            rows, said = rows_of(known, log, shared, given)
+            if not rows:
+                raise BudgetError(
+                    f"{log.name}: holds no evaluation that {known.title} would have logged"
+                    + ("; --set train_reward=true reads the reward of training instead" if known.name == "trl" else "")
+                )
+            parts.append((log.name, pl.DataFrame(rows, infer_schema_length=None)))
+            notes += [note for note in (*log.notes, *said) if note not in notes]
+    return table(parts, notes, where=", ".join(sources), numbered=given.get("seed") == "auto")
+
+
+def table(
+    parts: Sequence[tuple[str, pl.DataFrame]], notes: list[str], *, where: str, numbered: bool
+) -> tuple[pl.DataFrame, list[str]]:
+    """The rows of several runs as one checked table.
+
+    Args:
+        parts: Runs by name.
+        notes: What is to be said so far.
+        where: The sources, for messages.
+        numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
+
+    Raises:
+        BudgetError: Two runs have one seed.
+    """
+    if numbered:
+        parts = _with_seed_numbers(parts)
+    _refuse_one_seed(parts)
+    frame, dropped = _without_partial_metrics(pl.concat([part for _, part in parts], how="diagonal_relaxed"))
+    return tables.check(frame, "evals", where=where), notes + dropped
+
+
+def reader_of(known: Trainer) -> LogReader:
+    """How a trainer's logs are read.
+
+    Raises:
+        BudgetError: Only its settings are known.
+    """
+    if known.logs is None:
+        able = ", ".join(name for name, other in TRAINERS.items() if other.logs)
+        raise BudgetError(f"the logs of {known.title} are not read, only its settings; those of {able} are")
+    return known.logs
+
+
+def rows_of(
+    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], *, used: set[str] | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of ``evals`` for one run, none where it has no evaluation, and notes.
+
+    Args:
+        shared: The configuration of all runs, with dotted keys.
+        given: What the user says; it takes precedence.
+        used: Gathers the settings that were looked for, where another run may use what this one does not.
+
+    Raises:
+        BudgetError: A setting is missing, contradicted or unknown, or a count is impossible.
+    """
+    reader = reader_of(known)
+    settings = settings_of(log, shared, given)
+    batching = known.parse(settings)
+    settings.notes[:] = [n for n in settings.notes if "default" in n or "B_p is rounded" in n]
+    evaluations = reader.evaluations(log, settings, batching)
+    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    if used is not None:
+        used |= settings.read
+    unused = sorted(set(given) - settings.read)
+    if unused and used is None:
+        raise BudgetError(
+            f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
+            f"{', '.join(sorted(settings.read))}"
+        )
+    if not evaluations:
+        return [], []
+    n, problems = batching.rollouts_per_problem, batching.problems_per_batch
+    if n is None or problems is None:
+        # Readers ask for what they need, so this is what only the settings could say.
+        raise BudgetError(f"{log.name}: {'; '.join(batching.unknown + batching.inconsistent)}")
+    common = {
+        "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
+        "rollouts_per_problem": n, "problems_per_batch": problems, "seed": _seed(settings, reader),
+        "learning_rate": _rate(settings, reader),
+    }  # fmt: skip
+    rows = [{**common, **_row(settings, evaluation)} for evaluation in evaluations]
+    for row in rows:
+        for count in ("step", "rollouts", "tokens"):
+            if not 0 <= row[count] < LARGEST_COUNT:
+                raise BudgetError(
+                    f"{log.name}: adds up to {row[count]:.3g} {count}, which is impossible: a count in it is wrong"
+                )
+    return rows, sorted(set(settings.notes))
+
+
+def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
+    """What a log, a configuration file and the user say together.
+
+    Raises:
+        BudgetError: Log and file contradict each other where the user says nothing.
+    """
+    logged = _plain(log.config)
+    said = {key: parse_value(value) for key, value in given.items()}
+    for key in logged.keys() & shared.keys() - said.keys():
+        if None not in (logged[key], shared[key]) and str(logged[key]) != str(shared[key]):
+            raise BudgetError(
+                f"{log.name}: {key} is {logged[key]} in its logs and {shared[key]} in the configuration file; say "
+                f"which with --set {key}=VALUE"
+            )
+    merged = {**shared, **{k: v for k, v in logged.items() if v is not None}, **said}
+    settings = Settings(values=merged, where=log.name, given=frozenset(said))
+    # A trainer's state is not a configuration, whatever it repeats of one.
+    settings.has_defaults = any(not key.startswith("trainer_state.") for key in (*logged, *shared))
+    settings.problems = settings.whole("problems")
+    return settings
+
+
+def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
+    """Runs in which those that only go on with another one, from a checkpoint, are joined to it.
+
+    Loggers open a further folder or run for every start. Two runs of one configuration of which the second begins where
+    the first had come to are one run; two that begin alike are two.
+    """
+    out: list[Log] = []
+    for log in sorted(logs, key=lambda log: _first(log, reader)):
+        before = next((k for k, other in enumerate(out) if _goes_on(other, log, reader)), None)
+        if before is None:
+            out.append(log)
+            continue
+        other = out[before]
+        layout = replace(reader.layout, entry=None)
+        joined = join(other.name, [other.rows, log.rows], layout, other.config)
+        notes = (*other.notes, f"{log.name} goes on with {other.name} and is read as the same run")
+        restarts = tuple(sorted({*other.restarts, *joined.restarts, *log.restarts}))
+        out[before] = replace(joined, restarts=restarts, notes=notes)
+    order = {log.name: k for k, log in enumerate(logs)}
+    return sorted(out, key=lambda log: order[log.name])
+
+
+def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
+    if not first.config or not second.config or _first(second, reader) <= _first(first, reader):
+        return False
+    keys = {k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k)}
+    return all(str(first.config.get(k)) == str(second.config.get(k)) for k in keys) and (
+        _first(second, reader) <= max(step for step, _ in first.rows) + 1 + _first(first, reader)
+    )
+
+
+def _first(log: Log, reader: LogReader) -> int:
+    """The first step with a metric that is read."""
+    needed = reader.layout.needed
+    return min((step for step, metrics in log.rows if any(map(needed.match, metrics))), default=0)
+
+
+def _row(settings: Settings, found: Evaluation) -> dict[str, Any]:
+    questions = settings.whole("questions") or found.questions
+    if questions is None:
+        raise settings.missing("questions")
+    name = settings.text("problem_set") or found.problem_set
+    return {
+        "step": found.step, "rollouts": found.rollouts, "tokens": found.tokens, "problem_set": name,
+        "split": found.split, "questions": questions, "samples": found.samples, "count_source": found.count_source,
+        "rollouts_error": found.rollouts_error, **found.scores,
+    }  # fmt: skip
+
+
+def _seed(settings: Settings, reader: LogReader) -> int:
+    value = settings.find("seed", *reader.seeds)[1]
+    if value in (None, "auto"):
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or abs(value) >= 2**53:
+        raise BudgetError(f"{settings.where}: seed is {value}; it must be a whole number, or auto")
+    return int(value)
+
+
+def _rate(settings: Settings, reader: LogReader) -> float | None:
+    value = settings.find(*reader.learning_rates)[1]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys, and the values of what MLflow keeps as text."""
+    nested = flat(found)
+    return {
+        key.replace("/", "."): parse_value(value) if isinstance(value, str) else value for key, value in nested.items()
+    }
+
+
+def _with_seed_numbers(parts: Sequence[tuple[str, pl.DataFrame]]) -> list[tuple[str, pl.DataFrame]]:
+    """Runs of one n and B_p with the seeds 0, 1, 2, … in the order of their sources."""
+    counts: dict[tuple[int, int], int] = {}
+    out = []
+    for name, part in parts:
+        cell = (part["rollouts_per_problem"][0], part["problems_per_batch"][0])
+        out.append((name, part.with_columns(seed=pl.lit(counts.get(cell, 0)))))
+        counts[cell] = counts.get(cell, 0) + 1
+    return out
+
+
+def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
+    """Refuse two runs that a fit would take for one.
+
+    Raises:
+        BudgetError: Two runs have the same n, B_p, seed and problem set.
+    """
+    seen: dict[tuple[int, int, int, str], str] = {}
+    for name, part in parts:
+        keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set"]
+        for cell in part.select(keys).unique().sort(keys).iter_rows():
+            other = seen.setdefault(cell, name)
+            if other != name:
+                raise BudgetError(
+                    f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}, so that one "
+                    "curve would be drawn through both: leave one out if they are the same run, else ingest them "
+                    "apart with --set seed=NUMBER each, or number them all with --set seed=auto"
+                )
+
+
+def _without_partial_metrics(frame: pl.DataFrame) -> tuple[pl.DataFrame, list[str]]:
+    """Leave out metrics that some evaluations lack, where others are of all; every avg_at_k is one quantity."""
+    metrics = [column for column in frame.columns if re.match(tables.METRIC_PATTERN, column)]
+    partial = [c for c in metrics if frame[c].null_count() and not c.startswith("avg_at_")]
+    if not partial:
+        return frame, []
+    return frame.drop(partial), [f"left out, because not every evaluation has it: {', '.join(partial)}"]

@@ -1,0 +1,246 @@
+"""OpenRLHF: ``rollout.batch_size`` counts prompts and ``train.batch_size`` counts samples.
+
+Read in ``openrlhf/cli/train_ppo_ray.py`` and ``openrlhf/trainer`` of 0.11.2: a rollout batch gets
+``rollout.batch_size × rollout.n_samples_per_prompt // train.batch_size`` optimizer steps, times ``train.max_epochs``.
+There is no setting for a number of steps: a run ends with its last episode, so M follows from ``data.max_samples``
+(prompts) and ``train.num_episodes``. An episode's last batch may be incomplete, and is trained on. Devices over
+``ds.tensor_parallel_size`` × ``ds.ring_attn_size`` are data-parallel ranks. The reference model has devices of its own,
+8 unless it is said, and colocation wants as many as the actor has. Releases before 0.10 spell the flags with
+underscores only.
+
+``train/global_step`` counts rollout batches. Up to 0.9.8 ``train/dynamic_filtering_pass_rate`` is the percentage of
+prompts (or of responses, alike) that passed; since 0.9.9 it is the responses that passed per 100 prompts, so n times as
+large.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..errors import BudgetError
+from .batching import Batching
+from .counting import Evaluation, Tally, lengths
+from .logs.log import Layout, Log
+from .settings import Settings, exact_quotient
+from .target import Configuration, Run, Value
+from .trainer import LogReader, Trainer
+
+METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")
+RATE = "train/dynamic_filtering_pass_rate"
+LENGTH = "train/response_length"
+
+
+def write(run: Run) -> Configuration:
+    """Settings for a run.
+
+    Raises:
+        BudgetError: M is not a whole number of episodes over D problems.
+    """
+    a = run.allocation
+    needed = a.problems_per_batch * a.update_steps
+    episodes, samples = 1, needed
+    if run.problems is not None and run.problems < needed:
+        batches = run.problems // a.problems_per_batch
+        if a.update_steps % batches:
+            below = a.update_steps // batches * batches
+            raise BudgetError(
+                f"OpenRLHF ends a run with an episode, and {run.problems:,} problems make episodes of {batches:,} "
+                f"batches, so it cannot take {a.update_steps:,} steps; {below:,} or {below + batches:,} would do"
+            )
+        episodes, samples = a.update_steps // batches, batches * a.problems_per_batch
+    nodes, per_node = run.nodes
+    notes = ["rollout.batch_size counts prompts, train.batch_size counts samples"]
+    if run.problems is None:
+        notes.append(f"the prompt set must hold {samples:,} prompts or the run ends early; give --problems D if fewer")
+    elif episodes > 1 and samples < run.problems:
+        notes.append(f"{run.problems - samples:,} of {run.problems:,} problems are left out, so that batches are whole")
+    parallel: dict[str, Value] = {
+        "ds.tensor_parallel_size": run.parallelism.tensor,
+        "ds.ring_attn_size": run.parallelism.context,
+    }
+    if run.parallelism.context > 1:
+        notes.append("ring attention turns on ds.packing_samples, which needs vllm.num_engines")
+    return Configuration(
+        framework="openrlhf",
+        settings={
+            "rollout.batch_size": a.problems_per_batch,
+            "rollout.n_samples_per_prompt": a.rollouts_per_problem,
+            "train.batch_size": a.batch_rollouts,
+            "train.max_epochs": 1,
+            "train.micro_batch_size": run.pass_rollouts,
+            "rollout.micro_batch_size": run.pass_rollouts,
+            "data.max_samples": samples,
+            "train.num_episodes": episodes,
+            "actor.num_nodes": nodes,
+            "actor.num_gpus_per_node": per_node,
+            "ref.num_nodes": nodes,
+            "ref.num_gpus_per_node": per_node,
+            **{key: degree for key, degree in parallel.items() if degree != 1},
+            **run.learning_rate_setting("actor.adam.lr"),
+        },
+        notes=tuple(notes),
+    )
+
+
+def parse(settings: Settings) -> Batching:
+    """Interpret OpenRLHF's settings."""
+    problems = settings.whole("rollout.batch_size", "rollout_batch_size", default=1024)
+    n = settings.whole("rollout.n_samples_per_prompt", "n_samples_per_prompt", default=1)
+    batch = settings.whole("train.batch_size", "train_batch_size", default=128)
+    passes = settings.whole("train.max_epochs", "max_epochs") or 1
+    episodes = settings.whole("train.num_episodes", "num_episodes", default=1)
+    nodes = settings.whole("actor.num_nodes", "actor_num_nodes", default=1)
+    per_node = settings.whole("actor.num_gpus_per_node", "actor_num_gpus_per_node", default=8)
+    world = nodes * per_node if nodes and per_node else None
+    generated = problems * n if problems and n else None
+    parts = exact_quotient(generated, batch)
+    if generated and batch and parts is None:
+        settings.inconsistent.append(
+            f"train.batch_size counts samples: the {generated:,} of a rollout batch ({problems:,} prompts × {n:,}) "
+            f"are not a multiple of {batch:,}, and what is left over is not trained on"
+        )
+    ranks = settings.ranks(
+        world,
+        tensor=("ds.tensor_parallel_size", "ds_tensor_parallel_size"),
+        context=("ds.ring_attn_size", "ring_attn_size"),
+    )
+    settings.check_divides(batch, ranks, world, "train.batch_size")
+    samples = settings.whole("data.max_samples", "max_samples")
+    if samples and settings.problems:
+        samples = min(samples, settings.problems)
+    held = samples or settings.problems
+    steps = None
+    if held is None:
+        settings.unknown.append(
+            "update steps: they follow from train.num_episodes and the number of prompts; give --problems D"
+        )
+    elif problems and episodes:
+        if settings.problems is None:
+            settings.notes.append(f"the prompt set is assumed to hold data.max_samples = {held:,} prompts")
+        if held % problems:
+            settings.inconsistent.append(
+                f"{held:,} prompts end each episode with an incomplete batch of {held % problems:,} of {problems:,}; "
+                f"data.max_samples {held // problems * problems:,} would leave it out, and it is not counted here"
+            )
+        steps = held // problems * episodes
+    if settings.is_on("algo.dynamic_filtering_enable", "dynamic_filtering"):
+        settings.notes.append(
+            "dynamic filtering generates more than B_p · n · M rollouts; how many is known only afterwards"
+        )
+    if settings.is_on("train.async_enable", "async_train"):
+        settings.notes.append("asynchronous training generates ahead of the steps it takes")
+    return settings.batching(
+        problems_generated=problems,
+        rollouts_per_problem=n,
+        generations=steps,
+        updates=parts * passes if parts else None,
+        passes=passes,
+        world_size=world,
+        data_parallel=ranks,
+    )
+
+
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+    """The evaluations of a run: pass1 is the mean over the evaluation's samples, pass-k its best of k.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, or a count or a metric in the log is impossible.
+    """
+    evaluated = {step for step, metrics in log.rows if any(METRIC.match(name) for name in metrics)}
+    if not evaluated:
+        return []
+    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
+    problems = settings.required("rollout.batch_size", "rollout_batch_size")
+    train = settings.required("train.batch_size", "train_batch_size")
+    epochs = settings.required("train.max_epochs", "max_epochs", default=1)
+    samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
+    updates = max(problems * n // train, 1) * epochs
+    tally, share = _counting(log, settings, n, problems)
+    found: list[Evaluation] = []
+    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+        if step > max(evaluated):
+            break
+        own = None
+        if share is not None and metrics.get(RATE, 0.0) > 0:
+            # As many prompts were taken as passed the filter, over the share of them that did.
+            own = round(problems * share / metrics[RATE]) * n
+            settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}")
+        tally.advance(step, own, length)
+        for source, scores in _scores(metrics, samples).items():
+            found.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
+    if tally.tokens == 0 and found:
+        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
+    return found
+
+
+def _counting(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
+    """The run's count, and what its pass rate is where every prompt passes; None where no rate is logged."""
+    rates = [metrics[RATE] for _, metrics in log.rows if RATE in metrics]
+    at_once = settings.whole("rollout.vllm_generate_batch_size",
+                             "vllm_generate_batch_size") or problems  # fmt: skip
+    given = settings.whole("rollouts_per_step")
+    share = None
+    reason_unknown = ""
+    if at_once != problems:
+        reason_unknown = f"{at_once} prompts are generated at once for batches of {problems}, ahead of the steps"
+    elif rates:
+        reason_unknown = f"dynamic filtering logs it as {RATE}"
+        share = 100.0 * (n if _is_of_responses(settings, rates, n) else 1)
+    elif settings.required_switch("algo.dynamic_filtering_enable", "dynamic_filtering"):
+        reason_unknown = f"prompts were filtered and replaced, and {RATE} is not logged"
+    per_step = given or (None if reason_unknown else problems * n)
+    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown), share
+
+
+def _is_of_responses(settings: Settings, rates: list[float], n: int) -> bool:
+    """Whether the pass rate counts responses per prompt.
+
+    Raises:
+        BudgetError: Neither the log nor the configuration says.
+    """
+    said = settings.text("pass_rate_of")
+    if said not in {"", "prompts", "responses"}:
+        raise BudgetError(f"{settings.where}: pass_rate_of is {said!r}; it must be prompts or responses")
+    if said == "prompts" and max(rates) > 100:
+        raise BudgetError(f"{settings.where}: {RATE} is {max(rates):g}, which is not a percentage of prompts")
+    # Dotted options came with OpenRLHF 0.11.
+    if said or n == 1 or max(rates) > 100 or settings.matching(r"(?:rollout|algo)\..*"):
+        return said != "prompts"
+    raise BudgetError(
+        f"{settings.where}: {RATE} is a percentage of prompts up to OpenRLHF 0.9.8 and counts the {n} responses of "
+        "each prompt since 0.9.9, and the log does not say which: --set pass_rate_of=prompts for the former, --set "
+        "pass_rate_of=responses for the latter"
+    )
+
+
+def _scores(metrics: Mapping[str, float], samples: int) -> dict[str, dict[str, float]]:
+    by_set: dict[str, dict[str, float]] = {}
+    for name, value in metrics.items():
+        match = METRIC.match(name)
+        if match:
+            k = int(match["k"])
+            column = f"avg_at_{samples}" if k == 1 else f"best_at_{k}"
+            by_set.setdefault(match["set"], {})[column] = value
+    return {name: scores for name, scores in by_set.items() if f"avg_at_{samples}" in scores}
+
+
+OPENRLHF = Trainer(
+    name="openrlhf",
+    title="OpenRLHF",
+    style="dashes",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=Layout(
+            # Evaluations are rows of their own in W&B, with a step of their own.
+            steps=("train/global_step", "eval/global_step", "global_step", "step"),
+            needed=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
+        ),
+        marks=re.compile(rf"{METRIC.pattern}|{RATE}$|{LENGTH}$"),
+        seeds=("train.seed",),
+        learning_rates=("actor.adam.lr", "actor_learning_rate"),
+        evaluations=evaluations,
+    ),
+    parallelism=("tensor", "context"),
+)

@@ -1,0 +1,276 @@
+"""prime-rl: ``orchestrator.batch_size`` counts samples, in groups of ``orchestrator.group_size``.
+
+Read in ``packages/prime-rl-configs`` of August 2026 (``orchestrator.py``, ``trainer.py``, ``rl.py``): the batch must be
+a multiple of the group, a source of problems may set a ``group_size`` of its own, and ``max_steps`` is shared by
+trainer and orchestrator. Micro-batches are packed by tokens (``seq_len``), so there is no setting for them; the model
+is spread by ``trainer.model.cp`` (context) and by nothing else. On several machines ``deployment.num_infer_nodes``
+must be above 0, with an ``[inference]`` and a ``[slurm]`` section beside it. Before 2026 the group was
+``rollouts_per_example``.
+
+Logs (``src/prime_rl/orchestrator`` of November 2026): an evaluation's step has not been taken yet.
+``progress/rollouts`` and ``progress/tokens`` are of one step and of all that came back, prompts included;
+``progress/output_tokens`` is of what was shipped only, and ``train/agg/all/num_output_tokens/mean`` of all. What was
+cancelled on its way is counted apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..errors import BudgetError
+from .batching import Batching
+from .counting import Evaluation, Tally, best_samples
+from .logs.log import Layout, Log
+from .settings import Settings, exact_quotient
+from .target import Configuration, Run, Value
+from .trainer import LogReader, Trainer
+
+# A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
+METRIC = re.compile(r"^eval/(?P<env>.+?)(?:/(?P<subset>all|effective)(?P<agent>/[^/]+)?)?/"
+                    r"(?P<what>avg@|pass@|pass\^)(?P<k>\d+)$")  # fmt: skip
+COLUMNS = {"avg@": "avg", "pass@": "best", "pass^": "worst"}
+ROLLOUTS = "progress/rollouts"
+GROUP = ("orchestrator.group_size", "group_size", "orchestrator.rollouts_per_example", "rollouts_per_example")
+CANCELLED = re.compile(
+    r"dispatcher/cancelled(?:_rollouts|_train_rollouts|/train)$|(?P<groups>scheduler|batch)/cancelled_rollouts$"
+)
+
+SOURCES = ("orchestrator.train.source", "orchestrator.train.env", "orchestrator.env", "train.source", "train.env")
+
+
+def write(run: Run) -> Configuration:
+    """Settings for a run."""
+    a = run.allocation
+    nodes, per_node = run.nodes
+    # One machine holds at least one device for inference in addition to those that train.
+    one_machine = run.world_size < run.gpus_per_node
+    deployment: dict[str, Value] = (
+        {"deployment.type": "single_node", "deployment.num_train_gpus": run.world_size}
+        if one_machine
+        else {
+            "deployment.type": "multi_node",
+            "deployment.num_train_nodes": nodes,
+            "deployment.num_infer_nodes": 1,
+            "deployment.gpus_per_node": per_node,
+        }
+    )
+    return Configuration(
+        framework="prime-rl",
+        settings={
+            "max_steps": a.update_steps,
+            "orchestrator.batch_size": a.batch_rollouts,
+            "orchestrator.group_size": a.rollouts_per_problem,
+            **deployment,
+            **({"trainer.model.cp": run.parallelism.context} if run.parallelism.context > 1 else {}),
+            **run.learning_rate_setting("trainer.optim.lr"),
+        },
+        notes=(
+            "orchestrator.batch_size counts samples, not prompts",
+            *(
+                ()
+                if one_machine
+                else (
+                    "several machines need [inference] and [slurm] sections; num_infer_nodes is 1, the minimum; "
+                    "raise it as sampling needs",
+                )
+            ),
+            "a group_size of a source of problems would override orchestrator.group_size",
+            "prime-rl samples ahead: rollouts in flight at the end, stale (max_off_policy_steps) or failed, and groups "
+            "that replace discarded ones (constant_trainer_batch_size, since September 2026), are "
+            f"generated in addition to the {a.rollouts:,} that are trained on",
+        ),
+    )
+
+
+def parse(settings: Settings) -> Batching:
+    """Interpret prime-rl's settings."""
+    batch = settings.whole("orchestrator.batch_size", "batch_size")
+    tokens = settings.whole("orchestrator.token_batch_size", "token_batch_size")
+    if batch is None and tokens is None:
+        batch = settings.whole("orchestrator.batch_size", default=128)
+    elif tokens is not None:
+        settings.unknown.append(
+            f"problems per batch: token_batch_size of {tokens:,} makes batches of tokens; set orchestrator.batch_size"
+        )
+        if batch is not None:
+            settings.inconsistent.append("batch_size and token_batch_size are both set, which prime-rl refuses")
+            batch = None
+    n = _group(settings)
+    problems = exact_quotient(batch, n)
+    if batch and n and problems is None:
+        settings.inconsistent.append(
+            f"orchestrator.batch_size counts samples: {batch:,} do not hold whole groups of {n:,}; prime-rl refuses"
+        )
+    shared = settings.whole("max_steps")
+    parts = {settings.whole(f"{part}.max_steps") for part in ("trainer", "orchestrator")} - {None}
+    if len(parts) > 1 or (shared and parts - {shared}):
+        settings.inconsistent.append("max_steps differs between the trainer and the orchestrator; they must agree")
+    steps = shared or next(iter(parts), None)
+    if steps is None and not settings.unknown:
+        settings.note_missing("update steps (prime-rl then runs for ever)", "max_steps")
+    settings.notes.append(
+        "prime-rl samples ahead; stale and failed rollouts, and groups that replace discarded ones, are generated in "
+        "addition"
+    )
+    world = _world(settings)
+    return settings.batching(
+        problems_generated=problems,
+        rollouts_per_problem=n,
+        generations=steps,
+        world_size=world,
+        data_parallel=settings.ranks(world, context=("trainer.model.cp", "model.cp")),
+    )
+
+
+def _group(settings: Settings) -> int | None:
+    """The group: that of the sources of problems where they set one, otherwise the orchestrator's."""
+    names = GROUP
+    sources = _sources(settings)
+    own = {place: value for place, value in sources.items() if value is not None}
+    shared = None
+    if len(own) < max(1, len(sources)):
+        shared = settings.whole(*names, default=1)
+        if shared is None:
+            return None
+    sizes = {settings.check_whole(value, f"{SOURCES[0]}.{place}.group_size") for place, value in own.items()}
+    if shared is not None:
+        sizes.add(shared)
+    if len(sizes) > 1:
+        settings.unknown.append(
+            f"rollouts per problem: groups of {' and '.join(f'{size:,}' for size in sorted(sizes))} are mixed, because "
+            "a source's group_size overrides orchestrator.group_size"
+        )
+        return None
+    n = sizes.pop()
+    overridden, value = settings.find(*names)
+    if own and value is not None and value != n:
+        settings.notes.append(f"the group_size of the sources, {n:,}, overrides {overridden}")
+    return n
+
+
+def _sources(settings: Settings) -> dict[str, Value]:
+    """The ``group_size`` of every source of training problems, by its place; None where a source leaves it open."""
+    found: dict[str, Value] = {}
+    for name in SOURCES:
+        listed = settings.values.get(name)
+        for place, source in enumerate(listed if isinstance(listed, list) else ()):
+            found[str(place)] = source.get("group_size") if isinstance(source, dict) else None
+        for key, value in settings.values.items():
+            number, _, field = key.removeprefix(f"{name}.").partition(".")
+            if key.startswith(f"{name}.") and number.isdigit():
+                found[number] = value if field == "group_size" else found.get(number)
+    return found
+
+
+def _world(settings: Settings) -> int | None:
+    nodes = settings.whole("deployment.num_train_nodes")
+    if nodes is None:
+        return settings.whole("deployment.num_train_gpus", default=1)
+    per_node = settings.whole("deployment.gpus_per_node", default=8)
+    return nodes * per_node if per_node else None
+
+
+def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
+    """The evaluations of a run; pass^k, all of k right, is the unbiased worst@k.
+
+    An evaluation logged at step s began when the batches of the steps before s had been shipped.
+
+    Raises:
+        BudgetError: A setting that is needed is missing, or the batch does not hold whole groups.
+    """
+    scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
+    if not scored:
+        return []
+    n = batching.rollouts_per_problem
+    if n is None or batching.problems_generated is None:
+        settings.required("orchestrator.batch_size", "batch_size")
+        settings.required(*GROUP)
+        raise BudgetError(f"{log.name}: {'; '.join([*settings.unknown, *settings.inconsistent])}")
+    tally, first = _counting(log, settings, min(scored))
+    found: list[Evaluation] = []
+    with_prompts = False
+    for step, metrics in log.rows:
+        if step > max(scored):
+            break
+        tally.advance(step - 1, None, 0.0)
+        for env, (subset, scores) in scored.get(step, {}).items():
+            if subset:
+                settings.notes.append(f"of each evaluation the {subset} rollouts are read")
+            samples = best_samples({f"avg_at_{name.split('_')[2]}": 0 for name in scores}) or 1
+            found.append(tally.evaluation(step=step - first, problem_set=env, samples=samples, scores=scores))
+        if ROLLOUTS in metrics:
+            length, exact = _length(metrics)
+            with_prompts |= not exact
+            tally.advance(step, int(metrics[ROLLOUTS]), length, error=_cancelled(metrics, n))
+    if tally.rollouts_error:
+        settings.notes.append("rollouts cancelled on their way are not counted, and are the count's error")
+    if with_prompts:
+        settings.notes.append("tokens are progress/tokens, which counts prompts too")
+    return found
+
+
+def _length(metrics: Mapping[str, float]) -> tuple[float, bool]:
+    """Mean response tokens of a step, and whether prompts are left out."""
+    mean = metrics.get("train/agg/all/num_output_tokens/mean")
+    if mean is not None:
+        return mean, True
+    decoded = metrics.get("progress/decode_tokens")
+    tokens, count = metrics.get("progress/tokens", 0.0) if decoded is None else decoded, metrics[ROLLOUTS]
+    out, into = metrics.get("progress/output_tokens"), metrics.get("progress/input_tokens")
+    if decoded is None and out is not None and into is not None and out + into > 0:
+        # Of what was shipped; what was discarded is taken to be like it.
+        return tokens * out / (out + into) / max(count, 1), True
+    return tokens / max(count, 1), decoded is not None
+
+
+def _cancelled(metrics: Mapping[str, float], n: int) -> int:
+    """Rollouts that were started and cancelled; older releases count groups."""
+    return int(sum(v * (n if m["groups"] else 1) for k, v in metrics.items() if (m := CANCELLED.match(k))))
+
+
+def _counting(log: Log, settings: Settings, evaluated: int) -> tuple[Tally, int]:
+    """The run's count, and its first step: 0 before prime-rl 0.7, then 1.
+
+    A batch takes what trains; groups whose rewards are all equal are discarded and replaced, so that more is
+    generated than the batch holds.
+    """
+    logged = {key for _, metrics in log.rows for key in metrics}
+    reason_unknown = f"its log holds no {ROLLOUTS}, which counts discarded groups too, where the batch does not"
+    if ROLLOUTS not in logged and "progress/samples" in logged:
+        reason_unknown = (
+            f"progress/samples counts what was trained on, and {ROLLOUTS} (since prime-rl 0.7) is not logged"
+        )
+    trained = [step for step, metrics in log.rows if ROLLOUTS in metrics or "progress/samples" in metrics]
+    first = min([evaluated, *trained, 1])
+    per_step = settings.whole("rollouts_per_step")
+    return Tally(where=log.name, per_step=per_step, reason_unknown=reason_unknown, step=first - 1), first
+
+
+def _scores(metrics: Mapping[str, float]) -> dict[str, tuple[str, dict[str, float]]]:
+    """Metric columns by environment, and the subset they are of: the clean rollouts where there are two."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name, value in metrics.items():
+        match = METRIC.match(name)
+        if match:
+            env, subset = match["env"] + (match["agent"] or ""), match["subset"] or ""
+            found.setdefault(env, {}).setdefault(subset, {})[f"{COLUMNS[match['what']]}_at_{match['k']}"] = value
+    best = {env: max(subsets, key=["", "all", "effective"].index) for env, subsets in found.items()}
+    return {env: (subset, found[env][subset]) for env, subset in best.items()}
+
+
+PRIME_RL = Trainer(
+    name="prime-rl",
+    title="prime-rl",
+    style="dashes",
+    write=write,
+    parse=parse,
+    logs=LogReader(
+        layout=Layout(steps=("step",), needed=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$")),
+        marks=re.compile(rf"{METRIC.pattern}|{ROLLOUTS}$"),
+        seeds=("orchestrator.seed",),
+        learning_rates=("trainer.optim.lr", "optim.lr"),
+        evaluations=evaluations,
+    ),
+    parallelism=("context",),
+)

@@ -1,0 +1,78 @@
+"""The supported trainers, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..checks import whole
+from ..errors import BudgetError
+from .batching import Batching
+from .nemo_rl import NEMO_RL
+from .open_instruct import OPEN_INSTRUCT
+from .openrlhf import OPENRLHF
+from .prime_rl import PRIME_RL
+from .settings import Settings
+from .skyrl import SKYRL
+from .target import Configuration, Run, Value
+from .trainer import Trainer
+from .trl import TRL
+from .verl import VERL
+
+TRAINERS: Mapping[str, Trainer] = {
+    known.name: known for known in (TRL, VERL, OPENRLHF, PRIME_RL, SKYRL, OPEN_INSTRUCT, NEMO_RL)
+}
+"""Every trainer that an allocation can be written for."""
+
+
+def trainer(name: str) -> Trainer:
+    """The trainer called ``name``.
+
+    Raises:
+        BudgetError: There is no such trainer.
+    """
+    if name not in TRAINERS:
+        raise BudgetError(f"{name!r} is not a known trainer; the known ones are {', '.join(TRAINERS)}")
+    return TRAINERS[name]
+
+
+def convert(name: str, run: Run) -> Configuration:
+    """Settings with which a trainer generates exactly C = B_p · n · M rollouts in M optimizer steps.
+
+    Args:
+        run: Allocation, devices, how the model is spread over them, and what else is known.
+
+    Raises:
+        BudgetError: There is no such trainer, or it cannot do exactly this; the message says what would work.
+    """
+    known = trainer(name)
+    lacking = [kind for kind, degree in run.parallelism.degrees.items() if degree > 1 and kind not in known.parallelism]
+    if lacking:
+        has = f"it has {' and '.join(known.parallelism)} parallelism" if known.parallelism else "it has none"
+        raise BudgetError(f"{known.title} trains without {' and '.join(lacking)} parallelism; {has}, so leave it out")
+    return known.write(run)
+
+
+def read(
+    name: str,
+    settings: Mapping[str, Value],
+    *,
+    world_size: int | None = None,
+    problems: int | None = None,
+    where: str = "the settings",
+) -> Batching:
+    """What a trainer's settings say.
+
+    Args:
+        settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
+        world_size: Devices that train, where the settings do not say (TRL).
+        problems: D, problems in the training set, where steps follow from epochs.
+        where: The file, for error messages.
+
+    Raises:
+        BudgetError: There is no such trainer, or a value is not a number of the right kind.
+    """
+    if world_size is not None:
+        whole(world_size, "world_size", least=1)
+    if problems is not None:
+        whole(problems, "problems", least=1)
+    return trainer(name).parse(Settings(values=settings, where=where, world_size=world_size, problems=problems))

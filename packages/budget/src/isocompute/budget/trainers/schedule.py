@@ -1,0 +1,196 @@
+"""Batches that are generated every so many micro-steps, counted where logs say in which steps that was.
+
+A process generates in its first micro-step and then after every ``every`` of them, so that a restart begins anew.
+``count`` finds the histories with the fewest restarts that fit all that a log says, and what follows for every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import BudgetError
+
+MOST_UNEXPLAINED = 3
+"""More restarts, or entries at odds with the tokens generated, are a contradiction; one in 20 entries in long runs."""
+SLACK = 2
+"""Histories that need so many more restarts than the best one so far are followed."""
+
+State = tuple[int, int, int, int]
+"""Residue of the micro-steps that generate; batches since the last entry or start, and since the last count of tokens;
+starts from a checkpoint that are known to have happened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When a trainer generates.
+
+    Attributes:
+        every: Micro-steps from one generation batch to the next.
+        accumulation: Micro-steps of an optimizer step.
+        batches: Generation batches in an epoch, whose last optimizer step may be short; None for one endless epoch.
+    """
+
+    every: int
+    accumulation: int
+    batches: int | None = None
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Optimizer steps of an epoch."""
+        return None if self.batches is None else -(-self.batches * self.every // self.accumulation)
+
+    def micro(self, step: int) -> int:
+        """Micro-steps taken up to and including an optimizer step."""
+        if self.batches is None or not self.epoch_steps:
+            return step * self.accumulation
+        epochs, rest = divmod(step, self.epoch_steps)
+        whole = self.batches * self.every
+        return epochs * whole + min(rest * self.accumulation, whole)
+
+    def between(self, residue: int, start: int, stop: int) -> int:
+        """Batches generated in the optimizer steps after ``start``, up to and including ``stop``."""
+        return -(-(self.micro(stop) - residue) // self.every) + (residue - self.micro(start)) // self.every
+
+    def generations(self, start: int, stop: int) -> int:
+        """Batches that a process generates which starts after one optimizer step and ends with another."""
+        return self.between(self.micro(start), start, stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a log says at an optimizer step.
+
+    Attributes:
+        entry: Whether the values logged can be of so many batches, those since the last entry or start; None where
+            nothing was logged.
+        tokens: Whether the tokens counted agree with so many batches since the last count: False where they are only
+            unlikely to, None where they cannot; None itself where tokens were not counted.
+    """
+
+    entry: Callable[[int], bool] | None = None
+    tokens: Callable[[int], bool | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """Batches generated up to and including each optimizer step: the fewest and the most that the log allows.
+
+    Attributes:
+        least: By step, from 0 on.
+        most: By step, from 0 on.
+        unexplained: Restarts, or entries at odds with the tokens generated, that had to be assumed.
+    """
+
+    least: Sequence[int]
+    most: Sequence[int]
+    unexplained: int
+
+
+def count(
+    schedule: Schedule, last: int, evidence: Mapping[int, Evidence], restarts: Sequence[tuple[int, int]], *, where: str
+) -> Count:
+    """What a log says of the batches generated.
+
+    Args:
+        last: Last optimizer step.
+        evidence: By optimizer step.
+        restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
+        where: The run, for messages.
+
+    Raises:
+        BudgetError: No history fits the log, or only one with many restarts.
+    """
+    allowed = MOST_UNEXPLAINED + len(evidence) // 20
+    layers: list[dict[State, tuple[int, set[State]]]] = [{(0, 0, 0, 0): (0, set())}]
+    for step in range(1, last + 1):
+        layer = _step(schedule, step, layers[-1], evidence.get(step), restarts)
+        layer = {state: found for state, found in layer.items() if found[0] <= allowed}
+        if not layer:
+            raise BudgetError(
+                f"{where}: its log contradicts its settings at step {step:,}: generating every {schedule.every:,} "
+                f"micro-steps, {schedule.accumulation:,} to an optimizer step, does not give what is logged there"
+            )
+        layers.append(layer)
+    whole = {state for state in layers[-1] if state[3] == len(restarts)}
+    least = min((layers[-1][state][0] for state in whole), default=allowed + 1)
+    if least > allowed:
+        raise BudgetError(f"{where}: its log shows more starts from a checkpoint than can be told apart")
+    kept = [{state for state in whole if layers[-1][state][0] == least}]
+    for layer in reversed(layers[1:]):
+        kept.insert(0, {before for state in kept[0] for before in layer[state][1]})
+    return _ranges(schedule, layers, kept, least)
+
+
+def merged(counts: Sequence[Count]) -> Count:
+    """What counts leave open together, of those that explain the most."""
+    fewest = min(c.unexplained for c in counts)
+    best = [c for c in counts if c.unexplained == fewest]
+    return Count(
+        least=[min(values) for values in zip(*(c.least for c in best), strict=True)],
+        most=[max(values) for values in zip(*(c.most for c in best), strict=True)],
+        unexplained=fewest,
+    )
+
+
+def _step(
+    schedule: Schedule,
+    step: int,
+    before: Mapping[State, tuple[int, set[State]]],
+    said: Evidence | None,
+    restarts: Sequence[tuple[int, int]],
+) -> dict[State, tuple[int, set[State]]]:
+    """The states after a step, with what it cost to get there and from where; a restart may follow the step."""
+    after: dict[State, tuple[int, set[State]]] = {}
+
+    def reach(state: State, cost: int, origin: State) -> None:
+        old, origins = after.get(state, (cost + 1, set()))
+        if cost < old:
+            after[state] = (cost, {origin})
+        elif cost == old:
+            origins.add(origin)
+
+    for origin, (cost, _) in before.items():
+        residue, seen, total, starts = origin
+        made = schedule.between(residue, step - 1, step)
+        seen, total = seen + made, total + made
+        if said is not None and said.entry is not None:
+            if not said.entry(seen):
+                continue
+            seen = 0
+        if said is not None and said.tokens is not None:
+            agrees = said.tokens(total)
+            if agrees is None:
+                continue
+            cost, total = cost + (not agrees), 0
+        if starts < len(restarts) and restarts[starts][1] < step:
+            continue
+        reach((residue, seen, total, starts), cost, origin)
+        anew = schedule.micro(step) % schedule.every
+        if starts < len(restarts) and restarts[starts][0] <= step <= restarts[starts][1]:
+            reach((anew, 0, total, starts + 1), cost, origin)
+        if anew != residue or seen:
+            reach((anew, 0, total, starts), cost + 1, origin)
+    best = min((cost for cost, _ in after.values()), default=0)
+    return {state: found for state, found in after.items() if found[0] <= best + SLACK}
+
+
+def _ranges(
+    schedule: Schedule, layers: Sequence[Mapping[State, tuple[int, set[State]]]], kept: Sequence[set[State]], cost: int
+) -> Count:
+    """The fewest and the most batches by step, over the histories that are kept."""
+    least, most = [0], [0]
+    ranges: dict[State, tuple[int, int]] = dict.fromkeys(kept[0], (0, 0))
+    for step, states in enumerate(kept[1:], 1):
+        reached: dict[State, tuple[int, int]] = {}
+        for state in states:
+            bounds = [
+                tuple(bound + schedule.between(before[0], step - 1, step) for bound in ranges[before])
+                for before in layers[step][state][1]
+                if before in ranges
+            ]
+            reached[state] = (min(b[0] for b in bounds), max(b[1] for b in bounds))
+        ranges = reached
+        least.append(min(low for low, _ in ranges.values()))
+        most.append(max(high for _, high in ranges.values()))
+    return Count(least=least, most=most, unexplained=cost)

@@ -1,0 +1,59 @@
+"""A trainer: how a run is written for it, how its settings are read, and how its logs are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .batching import Batching
+from .counting import Evaluation
+from .logs.log import Layout, Log
+from .rollout_files import RolloutFiles
+from .settings import Settings
+from .target import Configuration, Run, Style
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogReader:
+    """How a trainer's logs are read.
+
+    Attributes:
+        layout: Where they have their steps, and what is read of them.
+        marks: Metrics that no other trainer logs.
+        seeds: Names of the setting of the seed.
+        learning_rates: Names of the setting of the learning rate.
+        evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
+            needed is missing, or a count or a metric in the log is impossible.
+    """
+
+    layout: Layout
+    marks: re.Pattern[str]
+    seeds: tuple[str, ...]
+    learning_rates: tuple[str, ...]
+    evaluations: Callable[[Log, Settings, Batching], list[Evaluation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """A trainer.
+
+    Attributes:
+        name: Name on the command line.
+        title: Name in its own spelling.
+        style: Form of its flags.
+        write: Returns the settings for a run.
+        parse: Interprets settings.
+        logs: How its logs are read, or None where only its settings are known.
+        rollouts: The files that it writes responses to, or None.
+        parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
+    """
+
+    name: str
+    title: str
+    style: Style
+    write: Callable[[Run], Configuration]
+    parse: Callable[[Settings], Batching]
+    logs: LogReader | None = None
+    rollouts: RolloutFiles | None = None
+    parallelism: tuple[str, ...] = ()

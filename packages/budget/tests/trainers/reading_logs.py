@@ -1,0 +1,52 @@
+"""What the tests of each trainer share: reading the logs of one run by way of files, and the trainers, installed."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from isocompute.budget import Allocation
+from isocompute.budget.trainers import Run, convert, ingest, render, trainer
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+QUESTIONS = {"questions": "16"}
+
+
+def needed(name: str, *, session: str = "ISOCOMPUTE_TRAINERS") -> Any:
+    """A trainer's module; the session that installs the trainers (``nox -s trainers``) does not let one be missing."""
+    if session in os.environ:
+        return importlib.import_module(name)
+    return pytest.importorskip(name, exc_type=ImportError)
+
+
+def run_of(problems: int, n: int, steps: int, **other: Any) -> Run:
+    """A run to be configured."""
+    split = Allocation(problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps)
+    return Run(allocation=split, **other)
+
+
+def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | None, **given: str) -> list[int]:
+    """Cumulative rollouts of a run's evaluations.
+
+    Args:
+        config: Its configuration, or None where there is none.
+        given: What the user says.
+    """
+    with TemporaryDirectory() as folder:
+        log, settings = Path(folder) / "log.jsonl", Path(folder) / "config.json"
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        settings.write_text(json.dumps(config or {}))
+        given_all = {**QUESTIONS, **{name.replace("__", "."): value for name, value in given.items()}}
+        evals, _ = ingest(name, [str(log)], config=settings if config else None, constants=given_all)
+        return evals["rollouts"].to_list()
+
+
+def words(name: str, run: Run) -> list[str]:
+    """The settings of a run as the words of a command line."""
+    return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))

@@ -1,0 +1,76 @@
+"""Runs found below folders."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from isocompute.budget.cli import main
+from reading_logs import FIXTURES
+from test_loggers import CONFIG, DOCS, entries
+
+
+def lines(path: Path, rows: list[dict[str, Any]], **config: Any) -> None:
+    """A log in JSON lines, whose first one repeats the configuration."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_runs_of_several_trainers_are_found_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(DOCS, tmp_path / "runs" / "trl")
+    shutil.copy(FIXTURES / "wandb" / "run.wandb", tmp_path / "runs")
+    (tmp_path / "runs" / "notes.csv").write_text("a,b\n1,2\n")
+    assert main(["doctor", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["run_id"].n_unique() == 3
+    assert sorted(evals["rollouts_per_problem"].unique().to_list()) == [4, 16]
+    # Every average is one quantity, whatever it was taken of.
+    assert evals["avg_at_4"].null_count() == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [run["trainer"] for run in manifest["runs"]] == ["trl"] * 3
+    said = capsys.readouterr().out
+    assert "7,680 rollouts and 35,134 response tokens in 120 steps, by its log and formula" in said
+    assert "--group learning_rate" in said
+
+
+def test_a_run_of_two_loggers_counts_once(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "trl", tmp_path / "run")
+    assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["rollouts"].to_list() == [32, 64, 96]
+
+
+def test_all_that_is_missing_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(FIXTURES / "verl" / "run.jsonl", tmp_path / "run.jsonl")
+    assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().out
+    assert "no run is understood completely" in said
+    assert not (tmp_path / "out").exists()
+    assert "missing, for all runs:" in said
+    for name in ("actor_rollout_ref.rollout.n", "data.train_batch_size", "questions"):
+        assert f"--set {name}=VALUE" in said
+    assert "--set algorithm.filter_groups.enable=true or false" in said
+
+
+def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row for row in entries() if "train/loss" in row]
+    for number, row in enumerate(rows):
+        row["train/rewards/right/mean"], row["train/reward"] = number / 8, number / 8
+    state = [{k.removeprefix("train/").replace("global_", ""): v for k, v in row.items()} for row in rows]
+    (tmp_path / "n4").mkdir()
+    (tmp_path / "n4" / "trainer_state.json").write_text(json.dumps({"log_history": state}))
+    given = [word for name, value in CONFIG.items() for word in ("--set", f"{name}={value}")]
+    assert main(["doctor", str(tmp_path), "--out", str(tmp_path / "out"), *given]) == 0
+    assert "note: TRAINING REWARD: measured on the problems that are trained on" in capsys.readouterr().out
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["split"].unique().to_list() == ["train"]
+    assert evals["rollouts"].to_list() == [16, 32, 48, 64, 80, 96]
+
+
+def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", str(tmp_path)]) == 2
+    assert "no run of trl, verl, openrlhf, prime-rl found" in capsys.readouterr().err

@@ -1,0 +1,350 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget import Allocation, BudgetError
+from isocompute.budget.trainers import TRAINERS, Parallelism, Run, convert, read, render, trainer
+from isocompute.budget.trainers.forms import flags
+
+names = st.sampled_from(sorted(TRAINERS))
+worlds = st.integers(1, 64)
+parts = {
+    "problems_per_batch": st.integers(1, 512),
+    "rollouts_per_problem": st.integers(1, 128),
+    "update_steps": st.integers(1, 3000),
+}
+
+
+def run_of(batch, rollouts, steps, **other):
+    allocation = Allocation(problems_per_batch=batch, rollouts_per_problem=rollouts, update_steps=steps)
+    return Run(allocation=allocation, **other)
+
+
+degrees = st.builds(
+    Parallelism,
+    tensor=st.sampled_from([1, 1, 2, 4]),
+    pipeline=st.sampled_from([1, 1, 2]),
+    context=st.sampled_from([1, 2]),
+)
+
+
+@given(
+    names,
+    worlds,
+    degrees,
+    st.booleans(),
+    st.sampled_from([1, 4, 8]),
+    st.integers(0, 3),
+    st.builds(dict, **parts),
+)
+def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies, spread, as_flags, gpus, spare, split):
+    allocation = Allocation(**split)
+    batch, n, steps = allocation.batch_rollouts, allocation.rollouts_per_problem, allocation.update_steps
+    problems = None if spare == 3 else allocation.problems_per_batch * steps + spare
+    world = copies * spread.devices
+    if batch % copies:
+        with pytest.raises(BudgetError, match=r"cannot be split evenly over .*; problems_per_batch .* would"):
+            Run(allocation=allocation, world_size=world, parallelism=spread, problems=problems)
+        return
+    run = Run(allocation=allocation, world_size=world, parallelism=spread, gpus_per_node=gpus, problems=problems)
+    assert run.data_parallel == copies
+    asked = {kind for kind, degree in spread.degrees.items() if degree > 1}
+    if not asked <= set(trainer(name).parallelism):
+        with pytest.raises(BudgetError, match=r"trains without .* parallelism"):
+            convert(name, run)
+        return
+    if name == "trl" and n == 1:
+        with pytest.raises(BudgetError, match="take 2 or more"):
+            convert(name, run)
+        return
+    if name == "verl" and asked == {"context"} and batch % world:
+        with pytest.raises(BudgetError, match="split evenly over all"):
+            convert(name, run)
+        return
+    configuration = convert(name, run)
+    settings = configuration.settings
+    if as_flags:
+        settings = flags(word for line in render(configuration, trainer(name).style) for word in line.split())
+    found = read(name, settings, world_size=world, problems=problems)
+    assert found.allocation == allocation
+    assert found.generated == allocation.rollouts
+    assert found.problems_generated == found.problems_per_batch
+    assert (found.world_size, found.data_parallel) == (world, copies)
+    assert found.unknown == ()
+    assert found.inconsistent == ()
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_every_world_size_up_to_64_gives_back_every_allocation_that_divides(name):
+    divided = 0
+    for world in range(1, 65):
+        for problems, n, steps in [(world, 2, 3), (2 * world, 7, 500), (32, 64, 100), (60, 48, 9), (3, world + 1, 1)]:
+            if problems * n % world:
+                continue
+            configuration = convert(name, run_of(problems, n, steps, world_size=world))
+            found = read(name, configuration.settings, world_size=world)
+            assert found.allocation == Allocation(
+                problems_per_batch=problems, rollouts_per_problem=n, update_steps=steps
+            )
+            assert (found.world_size, found.inconsistent, found.unknown) == (world, (), ())
+            divided += 1
+    assert divided > 150
+
+
+@given(names, worlds, st.builds(dict, **parts), st.integers(1, 2000))
+def test_the_batch_that_a_refusal_names_divides(name, world, split, more):
+    try:
+        Run(allocation=Allocation(**split), world_size=world)
+    except BudgetError as error:
+        named = str(error).split("problems_per_batch ")[1].removesuffix(" would").replace(",", "")
+        for problems in named.split(" or "):
+            Run(allocation=Allocation(**{**split, "problems_per_batch": int(problems)}), world_size=world)
+
+
+@given(st.builds(dict, **parts), st.integers(1, 20_000))
+def test_openrlhf_takes_whole_episodes_or_says_how_many_steps_it_can(split, problems):
+    allocation = Allocation(**split)
+    if problems < allocation.problems_per_batch:
+        with pytest.raises(BudgetError, match="cannot be drawn from"):
+            Run(allocation=allocation, problems=problems)
+        return
+    run = Run(allocation=allocation, problems=problems)
+    batches = problems // allocation.problems_per_batch
+    if allocation.update_steps <= problems // allocation.problems_per_batch or allocation.update_steps % batches == 0:
+        configuration = convert("openrlhf", run)
+    else:
+        with pytest.raises(BudgetError, match="ends a run with an episode") as error:
+            convert("openrlhf", run)
+        steps = int(str(error.value).split(" or ")[-1].split()[0].replace(",", ""))
+        configuration = convert("openrlhf", run_of(*list(split.values())[:2], steps, problems=problems))
+        allocation = Allocation(**{**split, "update_steps": steps})
+    found = read("openrlhf", configuration.settings, problems=problems)
+    assert found.allocation == allocation
+    assert found.inconsistent == ()
+
+
+@pytest.mark.parametrize("name", ["verl", "skyrl", "nemo-rl"])
+def test_epochs_are_enough_for_the_steps_whatever_the_number_of_problems(name):
+    settings = convert(name, run_of(32, 4, 100)).settings
+    for problems in (32, 50, 640, 10**6):
+        found = read(name, settings, problems=problems)
+        assert (found.update_steps, found.inconsistent) == (100, ())
+    exact = convert(name, run_of(32, 4, 100, problems=640))
+    assert 5 in exact.settings.values()
+    short = {**exact.settings, "trainer.total_epochs": 2, "trainer.epochs": 2, "grpo.max_num_epochs": 2}
+    found = read(name, short, problems=640)
+    assert found.update_steps == 40
+    assert "of 2 ends the run after 40 steps, before the 100 asked for; 5 would do" in found.inconsistent[0]
+
+
+ENGINE = "policy.generation.colocated"
+
+WRONG = [
+    ("trl", {"num_generations": 8, "per_device_train_batch_size": 3, "max_steps": 10}, "counts completions"),
+    ("trl", {"generation_batch_size": 32, "steps_per_generation": 2}, "of which TRL takes one: 8 completions × 1"),
+    ("trl", {"num_generations": 1, "per_device_train_batch_size": 4}, "num_generations is 1"),
+    ("trl", {"generation_batch_size": 12, "per_device_train_batch_size": 8}, "not a multiple of the 8 completions"),
+    ("verl", {"data.train_batch_size": 4, "actor_rollout_ref.actor.ppo_mini_batch_size": 1024}, "both count prompts"),
+    ("verl", {"data.train_batch_size": 4, "trainer.n_gpus_per_node": 3}, "cannot be split evenly over 3 devices"),
+    ("openrlhf", {"rollout.batch_size": 8, "rollout.n_samples_per_prompt": 3, "train.batch_size": 16}, "count"),
+    ("openrlhf", {"rollout.batch_size": 128, "data.max_samples": 200}, "incomplete batch of 72 of 128"),
+    ("prime-rl", {"orchestrator.batch_size": 100, "orchestrator.group_size": 16}, "whole groups of 16"),
+    ("prime-rl", {"max_steps": 5, "trainer.max_steps": 6}, "max_steps differs"),
+    ("prime-rl", {"orchestrator.batch_size": 8, "orchestrator.token_batch_size": 9}, "both set"),
+    ("skyrl", {"trainer.train_batch_size": 100, "trainer.policy_mini_batch_size": 64}, "both count prompts"),
+    ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
+    ("open-instruct", {"total_episodes": 1000, "num_unique_prompts_rollout": 48}, "the last 40 are never generated"),
+    ("nemo-rl", {"grpo.num_prompts_per_step": 10, "policy.train_global_batch_size": 48}, "counts samples"),
+    ("nemo-rl", {f"{ENGINE}.enabled": False, f"{ENGINE}.resources.gpus_per_node": 1}, "leaves no device"),
+    ("trl", {"parallelism_config_cp_size": 2}, "which TRL's GRPO trainer refuses"),
+    ("skyrl", {"trainer.placement.policy_num_gpus_per_node": 8}, "1 engines of 1 devices are 1, and the policy has 8"),
+    ("skyrl", {"trainer.placement.colocate_all": False, "trainer.placement.policy_num_gpus_per_node": 4},
+     "the policy has 1 × 4 devices and the reference model 1 × 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "remark"), WRONG)
+def test_what_contradicts_itself_is_named(name, settings, remark):
+    found = read(name, settings, world_size=1 if name == "trl" else None)
+    assert any(remark in told for told in found.inconsistent), found
+
+
+OPEN = [
+    ("trl", {"max_steps": 5}, "give --world-size"),
+    ("trl", {}, "give --problems D"),
+    ("verl", {}, "give --problems D"),
+    ("openrlhf", {}, "give --problems D"),
+    ("skyrl", {}, "give --problems D"),
+    ("prime-rl", {}, "max_steps is not set"),
+    ("prime-rl", {"orchestrator.token_batch_size": 4096}, "makes batches of tokens"),
+    ("verl", {"data.train_batch_size": "$BATCH"}, "data.train_batch_size is $BATCH, which is only known when"),
+    ("open-instruct", {"num_learners_per_node": "eight"}, "num_learners_per_node is 'eight'"),
+    ("trl", {"num_processes": "$NPROC"}, "num_processes is '$NPROC', which is only known when the script runs"),
+    ("trl", {"num_processes": 8, "parallelism_config_tp_size": 2}, "counts every process as a data-parallel rank"),
+    ("nemo-rl", {f"{ENGINE}.enabled": False}, "colocated.resources.gpus_per_node is not set"),
+    ("verl", {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": "$SP"}, "parallel_size is $SP"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "remark"), OPEN)
+def test_what_cannot_be_known_is_named(name, settings, remark):
+    found = read(name, settings)
+    assert any(remark in told for told in found.unknown), found
+
+
+def test_steps_follow_from_epochs_where_the_number_of_problems_is_known():
+    settings = {"num_generations": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    found = read("trl", {**settings, "num_train_epochs": 2}, world_size=3, problems=8000)
+    assert found.problems_per_batch == 4  # 4 × 2 × 3 = 24 completions, 6 to a problem
+    assert found.update_steps == found.generations == 4000
+    assert read("trl", {**settings, "num_train_epochs": 0.5}, world_size=3, problems=8000).update_steps == 1000
+    verl = read("verl", {"trainer.total_epochs": 2}, problems=4096)
+    assert (verl.generations, verl.update_steps, verl.problems_per_batch) == (8, 32, 256)
+    assert read("openrlhf", {"train.num_episodes": 3}, problems=4096).generations == 12
+
+
+def test_several_optimizer_steps_on_a_batch_are_a_note():
+    settings = {"data.train_batch_size": 1024, "actor_rollout_ref.actor.ppo_mini_batch_size": 256}
+    for found in (
+        read("trl", {"num_iterations": 4, "max_steps": 8}, world_size=1),
+        read("verl", {**settings, "trainer.total_training_steps": 2}),
+    ):
+        assert found.update_steps == 8
+        assert found.inconsistent == ()
+        assert "each batch gets 4 optimizer steps, of which only the first is on-policy" in found.notes
+
+
+def test_trl_generates_several_times_in_a_step_or_every_few_steps():
+    layout = {"num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 10}
+    often = read("trl", {**layout, "gradient_accumulation_steps": 4, "steps_per_generation": 1}, world_size=1)
+    assert (often.problems_per_batch, often.problems_generated, often.generated) == (4, 1, 160)
+    rarely = read("trl", {**layout, "steps_per_generation": 4}, world_size=1)
+    assert (rarely.problems_per_batch, rarely.problems_generated, rarely.generated) == (1, 4, 48)
+    for found in (often, rarely):
+        assert (found.inconsistent, found.unknown) == ((), ())
+
+
+def test_trl_generates_nothing_where_no_batch_is_complete():
+    layout = {"num_generations": 4, "per_device_train_batch_size": 16, "max_steps": 10}
+    found = read("trl", layout, world_size=1, problems=3)
+    assert found.generated == 0
+    assert "hold no whole generation batch of 4: TRL generates nothing" in found.inconsistent[0]
+
+
+def test_the_last_step_of_a_trl_epoch_may_be_short():
+    layout = {"num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    epochs = {**layout, "steps_per_generation": 1, "num_train_epochs": 3}
+    found = read("trl", epochs, world_size=1, problems=5)
+    assert (found.update_steps, found.generated) == (6, 60)
+
+
+def test_verls_asynchronous_modes_generate_in_addition():
+    settings = {"trainer.total_training_steps": 10, "trainer.v1.trainer_mode": "separate_async"}
+    notes = read("verl", settings, problems=10**6).notes
+    assert any("starts 1 batches ahead" in note for note in notes)
+    assert any("further devices" in note for note in notes)
+
+
+def test_batches_that_are_split_generate_once_and_step_often():
+    found = read("verl", {"trainer.total_training_steps": 100, "actor_rollout_ref.rollout.n": 5}, problems=10**6)
+    assert (found.problems_per_batch, found.problems_generated) == (256, 1024)
+    assert found.update_steps == 400
+    assert found.generated == found.allocation.rollouts == 1024 * 5 * 100
+
+
+def test_older_names_of_settings_are_understood():
+    found = read("prime-rl", {"batch_size": 64, "rollouts_per_example": 16, "max_steps": 3})
+    assert (found.problems_per_batch, found.rollouts_per_problem, found.update_steps) == (4, 16, 3)
+    old = {"rollout_batch_size": 32, "n_samples_per_prompt": 4, "train_batch_size": 128, "max_samples": 320}
+    assert read("openrlhf", old).generated == 1280
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "many", True, [8]])
+def test_a_number_that_is_none_is_an_error_that_names_file_and_key(value):
+    with pytest.raises(BudgetError, match=r"run.yaml: data.train_batch_size is .*whole number of at least 1"):
+        read("verl", {"data.train_batch_size": value}, where="run.yaml")
+
+
+def test_an_unknown_trainer_is_refused_with_the_known_ones():
+    with pytest.raises(BudgetError, match="'rl4lms' is not a known trainer; the known ones are trl, verl"):
+        convert("rl4lms", run_of(8, 4, 1))
+
+
+def test_a_micro_batch_must_divide_a_ranks_share():
+    assert convert("trl", run_of(8, 4, 1, micro_batch=16)).settings["per_device_train_batch_size"] == 16
+    assert convert("trl", run_of(9, 4, 1)).settings["per_device_train_batch_size"] == 6
+    with pytest.raises(BudgetError, match=r"micro_batch is 3, .* 32 rollouts of a batch; 1, 2, 4, 8, 16, 32 would"):
+        run_of(8, 4, 1, micro_batch=3)
+
+
+def test_a_world_or_a_training_set_of_nothing_is_refused():
+    with pytest.raises(BudgetError, match="world_size is 0"):
+        read("trl", {}, world_size=0)
+    with pytest.raises(BudgetError, match="problems is 0"):
+        read("trl", {}, problems=0)
+
+
+def test_the_launch_line_says_how_many_processes_trl_has(tmp_path):
+    line = "accelerate launch --config_file a.yaml --num_processes 8 train.py --num_generations 8 "
+    line += "--per_device_train_batch_size 2 --gradient_accumulation_steps 4 --max_steps 10"
+    found = read("trl", flags(line.split()))
+    assert (found.world_size, found.problems_per_batch, found.unknown) == (8, 8, ())
+    torchrun = line.replace("--num_processes 8", "--nnodes 2 --nproc_per_node 4")
+    assert read("trl", flags(torchrun.split())).world_size == 8
+    assert "for 8 devices, not for 4" in read("trl", flags(line.split()), world_size=4).inconsistent[0]
+    for unknown in ("--nnodes 1:4 --nproc_per_node 4", "--nproc_per_node gpu"):
+        found = read("trl", flags(line.replace("--num_processes 8", unknown).split()), world_size=8)
+        assert "which is only known when the script runs" in found.unknown[0]
+        assert found.world_size == 8
+
+
+def test_remax_pays_for_one_more_response_a_problem():
+    settings = {"data.train_batch_size": 256, "actor_rollout_ref.rollout.n": 1, "trainer.total_training_steps": 10}
+    former = {"algorithm.adv_estimator": "remax", "trainer.use_v1": False}
+    found = read("verl", {**settings, **former}, problems=10**6)
+    assert found.allocation.rollouts == 2_560
+    assert found.generated == 5_120
+    assert any("remax samples one greedy response per prompt" in note for note in found.notes)
+    # The default trainer since 0.9 has no such baseline.
+    assert read("verl", {**settings, "algorithm.adv_estimator": "remax"}, problems=10**6).generated == 2_560
+
+
+def test_the_group_size_of_a_source_overrides_the_orchestrators():
+    def sizes(*own, **shared):
+        sources = [{"name": "a"} if size is None else {"name": "a", "group_size": size} for size in own]
+        listed = {"orchestrator.train.source": sources, "orchestrator.batch_size": 64, "max_steps": 3}
+        return read("prime-rl", {**listed, **{f"orchestrator.{key}": value for key, value in shared.items()}})
+
+    assert sizes(8, 8, group_size=4).rollouts_per_problem == 8
+    assert any("overrides orchestrator.group_size" in note for note in sizes(8, group_size=4).notes)
+    assert sizes(None, None, group_size=4).rollouts_per_problem == 4
+    assert sizes(4, None, group_size=4).rollouts_per_problem == 4
+    mixed = sizes(8, None, group_size=4)
+    assert mixed.rollouts_per_problem is None
+    assert "groups of 4 and 8 are mixed" in mixed.unknown[0]
+    words = "--orchestrator.batch-size 64 --max-steps 3 --orchestrator.train.source.0.name a "
+    words += "--orchestrator.train.source.0.group-size 16"
+    assert read("prime-rl", flags(words.split())).problems_per_batch == 4
+    with pytest.raises(BudgetError, match=r"orchestrator.train.source.0.group_size is 0"):
+        sizes(0)
+
+
+def test_prime_rl_on_several_machines_has_inference_nodes_too():
+    settings = convert("prime-rl", run_of(16, 4, 10, world_size=16)).settings
+    assert (settings["deployment.num_train_nodes"], settings["deployment.num_infer_nodes"]) == (2, 1)
+    assert "deployment.num_infer_nodes" not in convert("prime-rl", run_of(16, 4, 10, world_size=4)).settings
+
+
+def test_a_learning_rate_stands_where_the_trainer_looks_for_it():
+    keys = {name: convert(name, run_of(8, 4, 10, learning_rate=3e-6)) for name in TRAINERS}
+    found = {name: [k for k, v in c.settings.items() if v == 3e-6] for name, c in keys.items()}
+    assert found == {
+        "trl": ["learning_rate"],
+        "verl": ["actor_rollout_ref.actor.optim.lr"],
+        "openrlhf": ["actor.adam.lr"],
+        "prime-rl": ["trainer.optim.lr"],
+        "skyrl": ["trainer.policy.optimizer_config.lr"],
+        "open-instruct": ["learning_rate"],
+        "nemo-rl": ["policy.optimizer.kwargs.lr"],
+    }
+    with pytest.raises(BudgetError, match="learning_rate is -1"):
+        run_of(8, 4, 1, learning_rate=-1)

@@ -1,0 +1,110 @@
+import json
+
+import pytest
+from isocompute.budget import BudgetError
+from isocompute.budget.cli import main
+from isocompute.budget.trainers import TRAINERS, load, nested, read
+from isocompute.budget.trainers.forms import flags
+
+SCRIPT = """#!/bin/bash
+# data.train_batch_size=1
+export CUDA_VISIBLE_DEVICES=0,1
+python3 -m verl.trainer.main_ppo \\
+    data.train_batch_size=64 \\
+    actor_rollout_ref.rollout.n=8 +trainer.nnodes=1 \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+    trainer.n_gpus_per_node=$GPUS trainer.total_training_steps=100 "$@"
+"""
+
+
+def test_a_launch_script_is_read_for_its_flags(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(SCRIPT)
+    found = read("verl", load(path), problems=6400)
+    assert found.allocation.rollouts == 64 * 8 * 100
+    assert "trainer.n_gpus_per_node is $GPUS" in found.unknown[0]
+
+
+def test_every_kind_of_file_holds_the_same_settings(tmp_path):
+    settings = {"data.train_batch_size": 64, "trainer.nnodes": 1, "trainer.val": False}
+    (tmp_path / "a.json").write_text(json.dumps(nested(settings)))
+    (tmp_path / "a.yaml").write_text("data:\n  train_batch_size: 64\ntrainer: {nnodes: 1, val: false}\n")
+    (tmp_path / "a.toml").write_text("[data]\ntrain_batch_size = 64\n[trainer]\nnnodes = 1\nval = false\n")
+    (tmp_path / "a.sh").write_text("data.train_batch_size=64 trainer.nnodes=1 trainer.val=False")
+    for suffix in ("json", "yaml", "toml", "sh"):
+        assert load(tmp_path / f"a.{suffix}") == settings
+
+
+def test_flags_of_every_style_are_understood():
+    words = "run @ rl.toml --max-steps 20 --trainer.lr=3e-6 --clean --nodes 4 4 ++a.b=null x=[1,2] -- left over"
+    assert flags(words.split()) == {
+        "max_steps": 20,
+        "trainer.lr": 3e-6,
+        "clean": True,
+        "nodes": [4, 4],
+        "a.b": None,
+        "x": [1, 2],
+    }
+
+
+def test_references_are_followed_and_circles_left_alone(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: {b: '${c.d}', e: '${e.f}'}\nc: {d: 5}\nx: '${y}'\ny: '${x}'\n")
+    assert load(path) == {"a.b": 5, "a.e": "${e.f}", "c.d": 5, "x": "${x}", "y": "${x}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.json", "{", "not json"),
+        ("a.toml", "= 1", "not toml"),
+        ("a.json", "[1]", "holds no settings"),
+        ("a.sh", "echo 'open", "not sh"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_one_line_and_exit_code_2(tmp_path, capsys, name, text, said):
+    path = tmp_path / name
+    path.write_text(text)
+    assert main(["read", "--from", "verl", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.startswith(f"error: {path}: ")
+    assert err.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_or_empty_of_flags_is_told(tmp_path, capsys):
+    assert main(["read", "--from", "trl", str(tmp_path / "none.yaml")]) == 2
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "a.sh").write_text("echo nothing")
+    assert main(["read", "--from", "trl", str(tmp_path / "a.sh")]) == 2
+    assert "no settings were given" in capsys.readouterr().err
+    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BudgetError, match="it is not text"):
+        load(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("name", sorted(TRAINERS))
+def test_the_commands_take_an_allocation_there_and_back(name, tmp_path, capsys):
+    split = ["--rollouts-per-problem", "16", "--problems-per-batch", "8", "--update-steps", "5e2"]
+    document, back = tmp_path / "settings.json", tmp_path / "allocation.json"
+    assert main(["convert", "--to", name, *split, "--world-size", "16", "--json", str(document)]) == 0
+    printed = capsys.readouterr().out
+    words = [word for line in printed.splitlines() if not line.startswith("#") for word in line.split()]
+    for source in ([str(document)], ["--", *words]):
+        assert main(["read", "--from", name, "--world-size", "16", "--json", str(back), *source]) == 0
+        assert "rollouts              64,000\n" in capsys.readouterr().out
+        assert json.loads(back.read_text())["update_steps"] == 500
+
+
+def test_flags_override_the_file(tmp_path, capsys):
+    (tmp_path / "a.json").write_text(json.dumps({"max_steps": 7, "num_generations": 8}))
+    assert main(["read", "--from", "trl", "--world-size", "1", str(tmp_path / "a.json"), "--", "--max_steps", "9"]) == 0
+    assert "update steps          9\n" in capsys.readouterr().out
+
+
+def test_an_allocation_that_is_not_known_is_not_written(tmp_path, capsys):
+    out = tmp_path / "allocation.json"
+    assert main(["read", "--from", "prime-rl", "--json", str(out), "--", "--batch_size", "8"]) == 2
+    assert "no allocation to write: update steps" in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,141 @@
+"""One curve is one run: what tells runs apart, and what is refused because nothing does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers import ingest
+
+CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
+          "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16,
+          "num_iterations": 1, "seed": 42}  # fmt: skip
+QUESTIONS = {"questions": "16"}
+
+
+def lines(path: Path, rewards: dict[int, float], **more: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        for step, reward in rewards.items():
+            stream.write(json.dumps({"step": step, "eval_reward": reward, **more}) + "\n")
+    return path
+
+
+def state(path: Path, rewards: dict[int, float]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    history = [{"step": step, "eval_reward": reward} for step, reward in rewards.items()]
+    path.write_text(json.dumps({"global_step": max(rewards), "log_history": history}))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def read(config: Path, *sources: Path, **given: str) -> tuple[pl.DataFrame, list[str]]:
+    return ingest("trl", [str(s) for s in sources], config=config, constants={**QUESTIONS, **given})
+
+
+def test_two_runs_of_one_configured_seed_are_not_one_curve(tmp_path: Path, config: Path) -> None:
+    a = lines(tmp_path / "a.jsonl", {2: 0.1, 4: 0.2})
+    b = lines(tmp_path / "b.jsonl", {2: 0.5, 4: 0.6})
+    with pytest.raises(BudgetError, match=r"a.jsonl and .*b.jsonl have one seed, 42, at n = 4 .*--set seed="):
+        read(config, a, b)
+    evals, _ = read(config, a, b, seed="auto")
+    assert evals.sort("seed", "step")["seed"].to_list() == [0, 0, 1, 1]
+    assert evals.sort("seed", "step")["avg_at_4"].to_list() == [0.1, 0.2, 0.5, 0.6]
+
+
+def test_one_file_of_several_runs_is_read_run_by_run(tmp_path: Path, config: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("run_id,step,eval_reward\nx,2,0.1\ny,2,0.5\nx,4,0.2\ny,4,0.6\n")
+    evals, _ = read(config, path, seed="auto")
+    assert evals.sort("seed", "step")["avg_at_4"].to_list() == [0.1, 0.2, 0.5, 0.6]
+    with pytest.raises(BudgetError, match=r"all.csv \(x\) and .*all.csv \(y\) have one seed"):
+        read(config, path)
+
+
+def test_a_file_that_interleaves_two_runs_is_refused(tmp_path: Path, config: Path) -> None:
+    path = lines(tmp_path / "log.jsonl", {2: 0.1})
+    lines(path, {2: 0.5})
+    lines(path, {4: 0.2})
+    lines(path, {4: 0.6})
+    with pytest.raises(BudgetError, match="begins again at step 2 after step 2: these are two runs"):
+        read(config, path)
+
+
+def test_a_file_of_one_run_after_another_is_refused(tmp_path: Path, config: Path) -> None:
+    path = lines(tmp_path / "log.jsonl", {2: 0.1, 4: 0.2, 6: 0.3})
+    lines(path, {2: 0.5, 4: 0.6})
+    with pytest.raises(BudgetError, match="begins again at step 2 after step 6: these are two runs"):
+        read(config, path)
+
+
+def test_of_a_run_that_went_back_to_a_checkpoint_the_later_attempt_counts(tmp_path: Path, config: Path) -> None:
+    path = lines(tmp_path / "log.jsonl", {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4})
+    lines(path, {6: 0.35, 8: 0.45})
+    evals, notes = read(config, path)
+    assert evals["avg_at_4"].to_list() == [0.1, 0.2, 0.35, 0.45]
+    assert any("went back to step 6" in note for note in notes)
+    # Killed again before it came as far: what the first attempt did beyond was lost.
+    lines(path, {4: 0.25})
+    assert read(config, path)[0]["avg_at_4"].to_list() == [0.1, 0.25]
+    lines(path, {4: 0.3, 6: 0.4})
+    assert read(config, path)[0]["avg_at_4"].to_list() == [0.1, 0.3, 0.4]
+
+
+def test_columns_of_two_runs_of_one_name_are_refused(tmp_path: Path, config: Path) -> None:
+    path = tmp_path / "export.csv"
+    path.write_text("train/global_step,a - eval/reward,a - eval/reward\n2,0.1,0.5\n4,0.2,0.6\n")
+    with pytest.raises(BudgetError, match="has the column 'a - eval/reward' twice"):
+        read(config, path)
+
+
+def test_a_folder_of_several_trainer_states_is_several_runs(tmp_path: Path, config: Path) -> None:
+    # The newest file is not the furthest one once a folder has been copied.
+    state(tmp_path / "out" / "a" / "checkpoint-10" / "trainer_state.json", {5: 0.1, 10: 0.2})
+    state(tmp_path / "out" / "a" / "checkpoint-5" / "trainer_state.json", {5: 0.1})
+    state(tmp_path / "out" / "b" / "checkpoint-5" / "trainer_state.json", {5: 0.6})
+    evals, _ = read(config, tmp_path / "out", seed="auto")
+    assert evals.sort("seed", "step")["avg_at_4"].to_list() == [0.1, 0.2, 0.6]
+    with pytest.raises(BudgetError, match="have one seed, 42"):
+        read(config, tmp_path / "out")
+
+
+def test_what_logs_and_configuration_say_differently_is_refused(tmp_path: Path) -> None:
+    trainer = tmp_path / "trainer_state.json"
+    trainer.write_text(json.dumps({"log_history": [{"step": 1, "eval_reward": 0.5}], "train_batch_size": 4}))
+    given = tmp_path / "config.json"
+    given.write_text(json.dumps(CONFIG))
+    with pytest.raises(BudgetError, match="per_device_train_batch_size is 4 in the trainer's state and 8 in"):
+        ingest("trl", [str(trainer)], config=given, constants=QUESTIONS)
+    evals, _ = ingest("trl", [str(trainer)], config=given, constants={**QUESTIONS, "per_device_train_batch_size": "8"})
+    assert evals["rollouts"].to_list() == [16]
+    # Any other setting that a log repeats is compared too.
+    table = tmp_path / "config2.json"
+    table.write_text(json.dumps({**CONFIG, "per_device_train_batch_size": 4, "steps_per_generation": 4}))
+    evals, _ = ingest("trl", [str(trainer)], config=table, constants=QUESTIONS)
+    assert evals["rollouts"].to_list() == [16]
+
+
+@pytest.mark.parametrize("name", ["config.json", "config.yaml", "config.toml"])
+def test_a_configuration_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
+    log = lines(tmp_path / "log.jsonl", {2: 0.1})
+    for content in (b"\xff\xfe\x00", b"{[", b"- 1\n- 2\n", b"[" * 5_000):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(BudgetError, match=name):
+            ingest("trl", [str(log)], config=path, constants=QUESTIONS)
+
+
+def test_lines_nested_too_deep_are_refused(tmp_path: Path, config: Path) -> None:
+    path = lines(tmp_path / "log.jsonl", {2: 0.1})
+    with path.open("a") as stream:
+        stream.write('{"a":' * 20_000 + "\n" + '{"step": 4, "eval_reward": 0.2}\n')
+    with pytest.raises(BudgetError, match="line 2 is not JSON"):
+        read(config, path)

@@ -1,0 +1,168 @@
+"""Runs in MLflow and TensorBoard: each is a run of its own, and reading leaves nothing behind."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from isocompute.budget import BudgetError
+from isocompute.budget.cli import main
+from isocompute.budget.contract import tables
+from isocompute.budget.contract.tracking import TrackingError
+from isocompute.budget.trainers import ingest
+
+CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
+          "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 128,
+          "num_iterations": 1, "seed": 42}  # fmt: skip
+QUESTIONS = {"questions": "16"}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store with an empty experiment, and one of two runs of one name, configuration and seed."""
+    pytest.importorskip("mlflow")
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+    mlflow.set_tracking_uri(uri)
+    client = mlflow.MlflowClient()
+    client.create_experiment("empty")
+    experiment = client.create_experiment("two")
+    for reward in (0.1, 0.5):
+        run = client.create_run(experiment, run_name="trl").info.run_id
+        for key, value in CONFIG.items():
+            client.log_param(run, key, value)
+        for step in (2, 4):
+            client.log_metric(run, "eval_reward", reward + step / 100, step=step)
+        client.set_terminated(run)
+    return uri
+
+
+def everything(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.fixture
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", ["mlflow:some", "runs:/abc", "sqlite:///no/such/mlflow.db"])
+def test_reading_a_store_that_does_not_exist_creates_nothing(
+    source: str, empty: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("mlflow")
+    assert main(["ingest", "trl", source, "--out", "e.parquet"]) == 2
+    assert "there is no MLflow store" in capsys.readouterr().err
+    assert everything(empty) == []
+
+
+@pytest.mark.parametrize("uri", ["sqlite:///elsewhere/mlflow.db", "./mlruns", "file:elsewhere/mlruns"])
+def test_a_tracking_uri_that_points_nowhere_is_named(uri: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for read in (lambda: ingest("trl", ["mlflow:some"]), lambda: tables.read("mlflow:some", "evals")):
+        with pytest.raises(
+            TrackingError, match=r"there is no MLflow store .*elsewhere|there is no MLflow store .*mlruns"
+        ):
+            read()
+    assert everything(empty) == []
+
+
+def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
+    pytest.importorskip("mlflow")
+    with sqlite3.connect(empty / "mine.db") as database:
+        database.execute("create table mine (a integer)")
+    before = (empty / "mine.db").read_bytes()
+    with pytest.raises(TrackingError, match=r"mine.db is not an MLflow store"):
+        tables.read("sqlite:///mine.db", "evals")
+    assert (empty / "mine.db").read_bytes() == before
+
+
+def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    with pytest.raises(TrackingError, match="mlflow:empty: the experiment holds no run"):
+        ingest("trl", ["mlflow:empty"], constants=QUESTIONS)
+    with pytest.raises(TrackingError, match=r"mlflow:none: .* has no such experiment .it has Default, empty, two"):
+        ingest("trl", ["mlflow:none"], constants=QUESTIONS)
+    assert everything(empty) == []
+
+
+def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    with pytest.raises(BudgetError, match=r"runs:/\w+ \(trl\) and runs:/\w+ \(trl\) have one seed, 42"):
+        ingest("trl", ["mlflow:two"], constants=QUESTIONS)
+    evals, _ = ingest("trl", ["mlflow:two"], constants={**QUESTIONS, "seed": "auto"})
+    assert evals["run_id"].n_unique() == 2
+    assert sorted(evals["avg_at_4"].to_list()) == pytest.approx([0.12, 0.14, 0.52, 0.54])
+    # Eight processes, though no parameter says so.
+    assert sorted(set(evals["rollouts"].to_list())) == [256, 512]
+    whole, _ = ingest("trl", [store], constants={**QUESTIONS, "seed": "auto"})
+    assert whole.equals(evals)
+
+
+def events(folder: Path, rewards: dict[int, float], *, name: str = "1", text: str = "") -> None:
+    """An event file as TensorBoard's own writer leaves it."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    found = [Event(step=step, summary=Summary(value=[Summary.Value(tag="eval/reward", simple_value=reward)]))
+             for step, reward in rewards.items()]  # fmt: skip
+    if text:
+        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
+        found.append(Event(summary=Summary(value=[Summary.Value(tag="args/text_summary", metadata=plugin,
+                                                                tensor=tensor)])))  # fmt: skip
+    with (folder / f"events.out.tfevents.{name}").open("wb") as stream:
+        writer = RecordWriter(stream)
+        for event in [Event(file_version="brain.Event:2"), *found]:
+            writer.write(event.SerializeToString())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    pytest.importorskip("tensorboard")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, config: Path) -> None:
+    events(tmp_path / "runs" / "a", {2: 0.1, 4: 0.2})
+    events(tmp_path / "runs" / "b", {2: 0.5, 4: 0.6})
+    # Hyperparameters are written into a folder of their own, without metrics.
+    events(tmp_path / "runs" / "b" / "1700000000.1", {})
+    with pytest.raises(BudgetError, match=r"runs/a and .*runs/b have one seed, 42"):
+        ingest("trl", [str(tmp_path / "runs")], config=config, constants=QUESTIONS)
+    evals, _ = ingest("trl", [str(tmp_path / "runs")], config=config, constants={**QUESTIONS, "seed": "auto"})
+    assert evals.sort("seed", "step")["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.5, 0.6])
+
+
+def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path: Path, config: Path) -> None:
+    events(tmp_path / "run", {2: 0.1, 4: 0.2, 6: 0.3}, name="1")
+    events(tmp_path / "run", {6: 0.35, 8: 0.4}, name="2")
+    evals, notes = ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
+    assert evals["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.35, 0.4])
+    assert any("went back to step 6" in note for note in notes)
+    events(tmp_path / "run", {2: 0.7}, name="3")
+    with pytest.raises(BudgetError, match="begins again at step 2 after step 8"):
+        ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
+
+
+def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    events(tmp_path / "run", {2: 0.1}, text=json.dumps(CONFIG))
+    evals, _ = ingest("trl", [str(tmp_path / "run")], constants=QUESTIONS)
+    assert evals["rollouts"].to_list() == [256]
+    assert evals["seed"].to_list() == [42]
+
+
+def test_a_folder_of_events_without_metrics_is_refused(tmp_path: Path, config: Path) -> None:
+    events(tmp_path / "run", {})
+    with pytest.raises(BudgetError, match="its event files hold no metrics"):
+        ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)

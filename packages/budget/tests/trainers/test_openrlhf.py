@@ -1,0 +1,142 @@
+"""OpenRLHF's logs, against simulations of how it generates."""
+
+import ast
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers import Parallelism, ingest, read
+from reading_logs import QUESTIONS, needed, rollouts, run_of, words
+
+quick = settings(max_examples=40, deadline=None)
+
+
+def openrlhf_run(seed: int, steps: int, *, n: int, batch: int, passing: float, responses: bool):  # type: ignore[no-untyped-def]
+    """Prompts are replaced until a batch has passed; the rate is of prompts, or (later) n times that."""
+    rng = random.Random(seed)
+    made, rows, truth = 0, [], []
+    for step in range(1, steps + 1):
+        consumed = accepted = 0
+        while accepted < batch:
+            consumed += 1
+            accepted += rng.random() < passing
+        made += consumed * n
+        rate = 100 * accepted * (n if responses else 1) / consumed
+        rows.append({"train/global_step": step, "train/dynamic_filtering_pass_rate": rate})
+        rows.append({"eval/global_step": step, "eval/eval_math_pass1": 0.5})
+        truth.append(made)
+    return rows, truth
+
+
+NESTED = {"rollout": {"n_samples_per_prompt": 8, "batch_size": 16}, "train": {"batch_size": 64, "max_epochs": 1},
+          "eval": {"n_samples_per_prompt": 4}, "algo": {"dynamic_filtering_enable": True}}  # fmt: skip
+FLAT = {"n_samples_per_prompt": 8, "rollout_batch_size": 16, "train_batch_size": 64, "max_epochs": 1,
+        "eval_n_samples_per_prompt": 4, "dynamic_filtering": True}  # fmt: skip
+
+
+@quick
+@given(seed=st.integers(0, 10**6), passing=st.floats(0.05, 0.95))
+def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed: int, passing: float) -> None:
+    rows, truth = openrlhf_run(seed, 4, n=8, batch=16, passing=passing, responses=True)
+    assert rollouts("openrlhf", rows, NESTED) == truth
+    assert rollouts("openrlhf", rows, FLAT, pass_rate_of="responses") == truth
+    rows, truth = openrlhf_run(seed, 4, n=8, batch=16, passing=passing, responses=False)
+    assert rollouts("openrlhf", rows, FLAT, pass_rate_of="prompts") == truth
+
+
+def test_openrlhf_asks_what_its_pass_rate_is_of() -> None:
+    # 80 % of the prompts, or 10 % of them with eight responses each: the log does not say.
+    rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=False)
+    with pytest.raises(BudgetError, match=r"--set pass_rate_of=prompts .*--set pass_rate_of=responses"):
+        rollouts("openrlhf", rows, FLAT)
+    rows, truth = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
+    assert rollouts("openrlhf", rows, FLAT) == truth
+
+
+def test_openrlhf_asks_where_filtering_left_no_rate() -> None:
+    rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
+    bare = [{k: v for k, v in row.items() if "filtering" not in k} for row in rows]
+    with pytest.raises(BudgetError, match=r"dynamic_filtering_pass_rate.*--set rollouts_per_step=NUMBER"):
+        rollouts("openrlhf", bare, NESTED)
+    off = {**NESTED, "algo": {"dynamic_filtering_enable": False}}
+    assert rollouts("openrlhf", bare, off) == [128, 256]
+
+
+def test_openrlhf_asks_for_a_filtered_step_that_is_not_logged() -> None:
+    rows, _ = openrlhf_run(0, 4, n=8, batch=16, passing=0.8, responses=True)
+    with pytest.raises(BudgetError, match="how many rollouts step 2 generated is not known"):
+        rollouts("openrlhf", rows[:2] + rows[4:], NESTED)
+
+
+def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None:
+    log = tmp_path / "wandb.csv"
+    log.write_text(
+        "train/global_step,train/dynamic_filtering_pass_rate,train/response_length,"
+        "eval/eval_math_pass1,eval/eval_math_pass4\n0,,,0.2,0.5\n1,400,100,,\n2,200,100,0.3,0.6\n"
+    )
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps({"rollout": {"n_samples_per_prompt": 8, "batch_size": 16}, "train": {"batch_size": 64, "seed": 1},
+                    "eval": {"n_samples_per_prompt": 4}})
+    )  # fmt: skip
+    evals, notes = ingest("openrlhf", [str(log)], config=config, constants=QUESTIONS)
+    # 400 responses per 100 prompts: half of the prompts passed, with eight responses each.
+    assert evals["rollouts"].to_list() == [0, 128 * 2 + 128 * 4]
+    assert evals["step"].to_list() == [0, 4]
+    assert evals["avg_at_4"].to_list() == [0.2, 0.3]
+    assert evals["best_at_4"].to_list() == [0.5, 0.6]
+    assert any("dynamic filtering" in note for note in notes)
+
+
+DEVICES = [1, 2, 4, 8, 16, 24]
+
+
+@pytest.fixture
+def openrlhf(monkeypatch):
+    """OpenRLHF's own parser and validation, without the training that its module begins with."""
+    needed("openrlhf.utils.config", session="ISOCOMPUTE_TRAINERS_NEWER")
+    package = Path(importlib.util.find_spec("openrlhf").submodule_search_locations[0])
+    source = package / "cli" / "train_ppo_ray.py"
+    tree = ast.parse(source.read_text("utf-8"))
+    plain = [n for n in tree.body if isinstance(n, ast.Import) and n.names[0].name in {"argparse", "os"}]
+    plain += [n for n in tree.body if isinstance(n, ast.ImportFrom) and n.module == "datetime"]
+    main = next(n for n in tree.body if isinstance(n, ast.If))
+    *checks, last = main.body
+    assert ast.unparse(last) == "train(args)"
+    code = compile(ast.Module([*plain, *checks], type_ignores=[]), str(source), "exec")
+
+    def check(arguments):
+        monkeypatch.setattr(sys, "argv", ["train_ppo_ray", *arguments])
+        names = {}
+        exec(code, names)
+        return names["args"]
+
+    return check
+
+
+@pytest.mark.parametrize("world", DEVICES)
+@pytest.mark.parametrize("spread", [Parallelism(), Parallelism(tensor=2), Parallelism(context=2)])
+def test_openrlhf_takes_the_settings(openrlhf, world, spread):
+    run = run_of(48, 4, 5, world_size=world * spread.devices, parallelism=spread, learning_rate=2e-6)
+    args = openrlhf([*words("openrlhf", run), "--reward.remote_url", "x", "--vllm.num_engines", "1"])
+    assert args.rollout.batch_size * args.rollout.n_samples_per_prompt == args.train.batch_size == 192
+    assert args.data.max_samples * args.train.num_episodes == 48 * 5
+    assert args.actor.num_nodes * args.actor.num_gpus_per_node == world * spread.devices
+    assert (args.ref.num_nodes, args.ref.num_gpus_per_node) == (args.actor.num_nodes, args.actor.num_gpus_per_node)
+    assert args.ds.tensor_parallel_size * args.ds.ring_attn_size == spread.devices
+    assert args.actor.adam.lr == 2e-6
+
+
+def test_openrlhfs_defaults_are_those_that_reading_takes(openrlhf):
+    args = openrlhf(["--reward.remote_url", "x", "--actor.model_name_or_path", "m"])
+    found = read("openrlhf", {}, problems=10_240)
+    assert found.problems_generated == args.rollout.batch_size
+    assert found.rollouts_per_problem == args.rollout.n_samples_per_prompt
+    assert found.update_steps == found.generations * args.rollout.batch_size // args.train.batch_size
+    assert found.world_size == args.actor.num_nodes * args.actor.num_gpus_per_node

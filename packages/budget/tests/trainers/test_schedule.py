@@ -1,0 +1,71 @@
+"""Batches counted from what a log says of every step, against a simulation of how they are generated."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers.schedule import Evidence, Schedule, count
+
+
+def simulated(schedule: Schedule, steps: int, restarts: list[int]) -> list[int]:
+    """Batches generated up to and including each step, in a process's first micro-step and then every so many."""
+    made, totals, since = 0, [0], 0
+    for step in range(1, steps + 1):
+        if step - 1 in restarts:
+            since = 0
+        for _ in range(schedule.micro(step) - schedule.micro(step - 1)):
+            made += since % schedule.every == 0
+            since += 1
+        totals.append(made)
+    return totals
+
+
+small = st.integers(1, 5)
+schedules = st.builds(lambda e, a, b: Schedule(every=e, accumulation=a, batches=b), small, small, st.none() | small)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules, st.integers(1, 30))
+def test_the_formula_is_the_simulation(schedule: Schedule, steps: int) -> None:
+    totals = simulated(schedule, steps, [])
+    assert [schedule.generations(0, step) for step in range(steps + 1)] == totals
+    found = count(schedule, steps, {}, [], where="a run")
+    assert (list(found.least), list(found.most), found.unexplained) == (totals, totals, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules, st.integers(2, 30), st.integers(0, 10**6))
+def test_a_restart_is_found_where_every_step_is_logged(schedule: Schedule, steps: int, seed: int) -> None:
+    restart = random.Random(seed).randrange(1, steps)
+    totals = simulated(schedule, steps, [restart])
+    new = [b - a for a, b in pairwise(totals)]
+    said = {s: Evidence(entry=lambda g, made=new[s - 1]: g == made) for s in range(1, steps + 1)}
+    found = count(schedule, steps, said, [], where="a run")
+    assert list(found.least) == list(found.most) == totals
+    known = count(schedule, steps, said, [(0, restart + 1)], where="a run")
+    assert list(known.least) == list(known.most) == totals
+    assert known.unexplained == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules, st.integers(2, 30), st.integers(0, 10**6))
+def test_a_known_restart_is_within_the_error_where_nothing_else_is_logged(
+    schedule: Schedule, steps: int, seed: int
+) -> None:
+    restart = random.Random(seed).randrange(1, steps)
+    totals = simulated(schedule, steps, [restart])
+    found = count(schedule, steps, {}, [(0, steps)], where="a run")
+    assert all(low <= true <= high for low, true, high in zip(found.least, totals, found.most, strict=True))
+
+
+def test_a_log_that_no_schedule_explains_is_refused() -> None:
+    schedule = Schedule(every=4, accumulation=1)
+    never = {s: Evidence(entry=lambda g: g == 0) for s in range(1, 9)}
+    with pytest.raises(BudgetError, match="its log contradicts its settings at step 1"):
+        count(schedule, 8, never, [], where="a run")
+    always = {s: Evidence(entry=lambda g: g == 1) for s in range(1, 9)}
+    with pytest.raises(BudgetError, match="its log contradicts its settings"):
+        count(schedule, 8, always, [], where="a run")

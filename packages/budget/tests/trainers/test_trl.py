@@ -1,0 +1,198 @@
+"""TRL's logs, against simulations of how it generates and logs that it wrote (fixtures/make.py)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers import convert, ingest
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+
+whole = st.integers(1, 4)
+quick = settings(max_examples=40, deadline=None)
+
+
+def trl_run(
+    *, per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
+) -> tuple[list[dict[str, Any]], list[int]]:
+    """TRL's loop: a batch is generated before every per_generation × iterations micro-batches."""
+    micro, made, rows, truth = 0, 0, [], []
+    for step in range(1, steps + 1):
+        for _ in range(accumulation):
+            if micro % (per_generation * iterations) == 0:
+                made += per_device * world * per_generation
+            micro += 1
+        generated = {"completions/mean_length": 7.0} if made > (truth[-1] if truth else 0) else {}
+        rows.append({"step": step, "loss": 0.1, "eval_reward": 0.5, **generated})
+        truth.append(made)
+    return rows, truth
+
+
+@quick
+@given(per_device=whole, world=st.sampled_from([1, 2, 8]), accumulation=whole, per_generation=whole, iterations=whole,
+       steps=st.integers(1, 12))  # fmt: skip
+def test_trl_counts_every_process(
+    per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
+) -> None:
+    per_device *= 2
+    rows, truth = trl_run(per_device=per_device, world=world, accumulation=accumulation,
+                          per_generation=per_generation, iterations=iterations, steps=steps)  # fmt: skip
+    # What TRL dumps of its configuration: the world size is a property and is not in it.
+    config = {
+        "num_generations": 2, "per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": per_generation, "generation_batch_size": per_device * world * per_generation,
+        "num_iterations": iterations, "per_device_eval_batch_size": 8,
+    }  # fmt: skip
+    assert rollouts("trl", rows, config, problems="1000000") == truth
+    # Older versions dump neither of the two sizes.
+    older = {k: v for k, v in config.items() if k not in {"steps_per_generation", "generation_batch_size"}}
+    said = {"problems": "1000000", "world_size": str(world), "steps_per_generation": str(per_generation)}
+    assert rollouts("trl", rows, older, **said) == truth
+
+
+TRL_ROWS, _ = trl_run(per_device=8, world=8, accumulation=2, per_generation=2, iterations=1, steps=4)
+TRL_CONFIG = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
+              "num_iterations": 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
+def test_trl_asks_for_a_world_size_that_does_not_follow(known: dict[str, int]) -> None:
+    with pytest.raises(BudgetError, match=r"world_size .* is not known: .*--set world_size=NUMBER"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
+
+
+def test_trl_refuses_sizes_that_contradict_each_other() -> None:
+    sizes = {"steps_per_generation": 2, "generation_batch_size": 128}
+    with pytest.raises(BudgetError, match=r"generation_batch_size is 128 and .* are 16"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **sizes, "world_size": 1})
+    with pytest.raises(BudgetError, match=r"generation_batch_size of 100 is not a multiple of the 16"):
+        rollouts("trl", TRL_ROWS, {**TRL_CONFIG, "generation_batch_size": 100, "world_size": 2})
+
+
+def test_trl_counts_completions_over_micro_batches() -> None:
+    trl = FIXTURES / "trl"
+    evals, notes = ingest("trl", [str(trl / "trainer_state.json")], config=trl / "config.json", constants=QUESTIONS)
+    assert evals["step"].to_list() == [2, 4, 6]
+    # Two micro-batches of 8 completions a step: 16, of 4 problems.
+    assert evals["rollouts"].to_list() == [32, 64, 96]
+    assert evals["rollouts_per_problem"].unique().to_list() == [4]
+    assert evals["problems_per_batch"].unique().to_list() == [4]
+    assert evals["seed"].unique().to_list() == [3]
+    logged = json.loads((trl / "trainer_state.json").read_text())["log_history"]
+    assert evals["avg_at_2"].to_list() == [e["eval_reward"] for e in logged if "eval_reward" in e]
+    lengths = [e["completions/mean_length"] for e in logged if "completions/mean_length" in e]
+    assert evals["tokens"][-1] == pytest.approx(16 * sum(lengths), abs=1)
+    assert "avg_at_2 is eval_rewards/right/mean" in notes
+    assert evals["count_source"].unique().to_list() == ["log and formula"]
+    assert evals["rollouts_error"].unique().to_list() == [0]
+
+
+def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> None:
+    trl = FIXTURES / "trl"
+    settings = json.loads((trl / "config.json").read_text())
+    # One batch of 32 completions for four micro-batches, each used twice: a batch lasts four optimizer steps.
+    config = tmp_path / "config.json"
+    sizes = {"generation_batch_size": 32, "steps_per_generation": 4, "num_iterations": 2}
+    config.write_text(json.dumps({**settings, **sizes}))
+    # The log says that every step generated.
+    with pytest.raises(BudgetError, match="its log contradicts its settings"):
+        ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
+
+
+def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
+    state = str(FIXTURES / "trl" / "trainer_state.json")
+    with pytest.raises(BudgetError, match=r"num_generations is not known.*--set num_generations=VALUE"):
+        ingest("trl", [state])
+    # How many problems were evaluated follows from how long that took, and how many a second.
+    assert ingest("trl", [state], config=FIXTURES / "trl" / "config.json")[0]["questions"].unique().to_list() == [16]
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e999", "0", "-3", "2.5", "many"])
+def test_a_setting_that_is_not_a_count_is_refused(value: str) -> None:
+    with pytest.raises(BudgetError, match="world_size is"):
+        rollouts("trl", TRL_ROWS, TRL_CONFIG, world_size=value)
+
+
+CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
+
+
+@pytest.fixture
+def trl():
+    os.environ.update(HF_HUB_OFFLINE="1", TRL_EXPERIMENTAL_SILENCE="1", CUDA_VISIBLE_DEVICES="")
+    return needed("trl")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trl_takes_the_settings_for_the_same_batches(trl, tmp_path, monkeypatch, case):
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    # The number of processes is the launcher's; its own class says what it makes of the rest.
+    monkeypatch.setattr(trl.GRPOConfig, "world_size", property(lambda self: run.world_size))
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], **convert("trl", run).settings
+    )
+    a = run.allocation
+    assert config.generation_batch_size == a.batch_rollouts
+    assert config.generation_batch_size // config.num_generations == a.problems_per_batch
+    assert config.steps_per_generation * config.num_iterations == config.gradient_accumulation_steps
+    assert config.max_steps == a.update_steps
+
+
+@pytest.mark.parametrize("case", [(3, 4, 3, 1, 2), (2, 3, 2, 1, None)])
+def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_path, case):
+    datasets = needed("datasets")
+    tokenizers = needed("tokenizers")
+    transformers = needed("transformers")
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    words = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+="])}
+    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+    )
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            vocab_size=len(words), num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
+        )
+    )
+    seen = []
+
+    def reward(prompts, completions, **_):
+        seen.append(list(prompts))
+        return [float(len(c) % 2) for c in completions]
+
+    trainer = trl.GRPOTrainer(
+        model=model,
+        reward_funcs=reward,
+        processing_class=tokenizer,
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], save_strategy="no", logging_steps=1,
+            max_completion_length=4, disable_tqdm=True, **convert("trl", run).settings,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(4) for b in range(4)]}),
+    )  # fmt: skip
+    trainer.train()
+    a = run.allocation
+    assert sum(map(len, seen)) == a.rollouts
+    assert trainer.state.global_step == a.update_steps
+    assert len(seen) == a.update_steps
+    for prompts in seen:
+        assert len(set(prompts)) == a.problems_per_batch
+        assert all(prompts.count(prompt) == a.rollouts_per_problem for prompt in prompts)
+
+
+def test_what_trl_generated_is_read_or_refused(trl, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """``nox -s trainers -- --trl-runs 200`` is the long campaign."""
+    from trl_runs import campaign, summary
+
+    runs = int(request.config.getoption("--trl-runs", 20))
+    outcomes = campaign(runs, tmp_path, int(request.config.getoption("--trl-seed", 0)))
+    said = summary(outcomes)
+    print(said)
+    refused = sum(outcome.kind == "refused" for outcome in outcomes)
+    assert not [outcome for outcome in outcomes if outcome.kind == "wrong"], said
+    assert refused <= max(1, 0.05 * runs), said

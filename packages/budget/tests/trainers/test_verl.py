@@ -1,0 +1,260 @@
+"""veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from isocompute.budget import BudgetError
+from isocompute.budget.trainers import Parallelism, convert, ingest, read
+from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+
+whole = st.integers(1, 4)
+quick = settings(max_examples=40, deadline=None)
+
+
+VERL: dict[str, Any] = {
+    "data": {"train_batch_size": 8, "gen_batch_size": 12}, "trainer": {"val_before_train": True},
+    "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
+    "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": True, "max_num_gen_batches": 0}},
+}  # fmt: skip
+
+
+def verl_row(step: int, data: dict[str, float]) -> dict[str, Any]:
+    evaluated = {"val-core/m/acc/mean@4": 0.5} if step % 2 == 0 else {}
+    return {"step": step, "data": {**data, **evaluated}}
+
+
+def verl_run(one_step: Callable[[random.Random], tuple[int, dict[str, float]]], seed: int, steps: int, per_prompt: int):  # type: ignore[no-untyped-def]
+    """Rows of a run evaluated before training and every other step, and the rollouts made by then."""
+    rng = random.Random(seed)
+    made, rows, truth = 0, [verl_row(0, {})], [0]
+    for step in range(1, steps + 1):
+        prompts, logged = one_step(rng)
+        made += prompts * per_prompt
+        rows.append(verl_row(step, {"training/global_step": step, "response_length/mean": 9.0, **logged}))
+        truth += [made] if step % 2 == 0 else []
+    return rows, truth
+
+
+def resampled(rng: random.Random) -> tuple[int, dict[str, float]]:
+    """DAPO: whole generation batches until enough groups have a spread of rewards; what is over is dropped."""
+    batches = kept = 0
+    while kept < 8:
+        batches += 1
+        kept += sum(rng.random() < 0.5 for _ in range(12))
+    return 12 * batches, {"train/num_gen_batches": batches}
+
+
+def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
+    """The V1 trainer: k evicted groups are refilled, and what is left over is discarded; zeros are not logged."""
+    counts = {
+        "training/filter_groups/evicted_samples": rng.randint(0, 5),
+        "training/filter_groups/discarded_surplus_samples": rng.randint(0, 5),
+        "training/off_policy/evicted_samples": rng.randint(0, 2),
+        "training/rollout_failure/evicted_samples": rng.randint(0, 1),
+    }
+    return 8 + sum(counts.values()), {key: count for key, count in counts.items() if count}
+
+
+@quick
+@given(seed=st.integers(0, 10**6), steps=st.integers(2, 12), remax=st.booleans())
+def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed: int, steps: int, remax: bool) -> None:
+    # ReMax samples one more response to each prompt, greedily, as its baseline.
+    rows, truth = verl_run(resampled, seed, steps, per_prompt=5 if remax else 4)
+    estimator = {"adv_estimator": "remax"} if remax else {}
+    former = {**VERL, "trainer": {"use_v1": False}}
+    assert rollouts("verl", rows, {**former, "algorithm": {**VERL["algorithm"], **estimator}}) == truth
+
+
+@quick
+@given(seed=st.integers(0, 10**6), steps=st.integers(3, 12))
+def test_verl_counts_evicted_prompts_with_all_their_responses(seed: int, steps: int) -> None:
+    rows, truth = verl_run(evicted, seed, steps, per_prompt=4)
+    if any("filter_groups" in key for row in rows for key in row["data"]):
+        assert rollouts("verl", rows, {**VERL, "data": {"train_batch_size": 8}}) == truth
+
+
+def test_verl_asks_where_filtering_left_no_count() -> None:
+    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
+    with pytest.raises(BudgetError, match=r"step 1 .*train/num_gen_batches.*--set rollouts_per_step=NUMBER"):
+        rollouts("verl", rows, VERL)
+    assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
+
+
+def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged() -> None:
+    rows, _ = verl_run(resampled, 0, 6, 4)
+    with pytest.raises(BudgetError, match="how many rollouts step 3 generated is not known"):
+        rollouts("verl", rows[:3] + rows[4:], VERL)
+
+
+def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() -> None:
+    rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
+    known = {"actor_rollout_ref__rollout__n": "4", "data__train_batch_size": "8", "data__gen_batch_size": "8",
+             "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
+             "actor_rollout_ref__actor__ppo_epochs": "1"}  # fmt: skip
+    with pytest.raises(BudgetError, match=r"filter_groups.enable is not known.*--set algorithm.filter_groups.enable="):
+        rollouts("verl", rows, None, **known)
+    assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]
+
+
+def test_verl_asks_where_the_generation_batch_is_not_the_training_batch() -> None:
+    rows, _ = verl_run(lambda _: (12, {}), 0, 4, 4)
+    unfiltered = {**VERL, "algorithm": {"filter_groups": {"enable": False}}}
+    with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .* train_batch_size 8"):
+        rollouts("verl", rows, unfiltered)
+
+
+def test_verl_asks_for_what_a_fully_asynchronous_run_generated() -> None:
+    rows, _ = verl_run(lambda _: (8, {"fully_async/count/stale_trajectory_processed": 1.0}), 0, 4, 4)
+    unfiltered = {**VERL, "data": {"train_batch_size": 8}, "algorithm": {"filter_groups": {"enable": False}}}
+    with pytest.raises(BudgetError, match=r"asynchronous.*--set rollouts_per_step=NUMBER"):
+        rollouts("verl", rows, unfiltered)
+
+
+def test_verl_counts_prompts_and_marks_what_is_biased() -> None:
+    verl = FIXTURES / "verl"
+    evals, notes = ingest("verl", [str(verl / "run.jsonl")], config=verl / "config.json", constants=QUESTIONS)
+    assert evals["rollouts"].to_list() == [0, 2 * 64, 4 * 64]
+    # Two updates for each logged step: mini-batches of half a batch.
+    assert evals["step"].to_list() == [0, 4, 8]
+    assert evals["tokens"].to_list() == [0, 64 * (11 + 12), 64 * (11 + 12 + 13 + 14)]
+    assert evals["problem_set"].unique().to_list() == ["gsm8k"]
+    # The accuracy, not the reward of the same name.
+    assert evals["avg_at_4"].to_list() == pytest.approx([0.3, 0.34, 0.38])
+    assert evals["problems_per_batch"].unique().to_list() == [8]
+    assert {"best_at_4_biased", "worst_at_4_biased"} <= set(evals.columns)
+    assert "best_at_4" not in evals.columns
+    assert any("resamples with replacement" in note for note in notes)
+
+
+def test_verl_counts_the_groups_that_filtering_evicted(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        line["data"]["training/filter_groups/evicted_samples"] = 8
+    (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = FIXTURES / "verl" / "config.json"
+    evals, _ = ingest("verl", [str(tmp_path)], config=config, constants=QUESTIONS)
+    # The metric counts prompts, whatever its name, and each of them had four responses.
+    assert evals["rollouts"].to_list() == [0, 2 * (64 + 32), 4 * (64 + 32)]
+
+
+PARALLEL = [
+    (Parallelism(context=2), 8),
+    (Parallelism(tensor=4, pipeline=2), 16),
+    (Parallelism(tensor=2, context=2), 8),
+    (Parallelism(pipeline=4), 4),
+]
+CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
+
+
+@pytest.fixture
+def stock():
+    """VeRL's configuration as it ships."""
+    return shipped("_generated_ppo_trainer.yaml")
+
+
+def shipped(name):
+    """One of veRL's configurations."""
+    verl = needed("verl")
+    omegaconf = needed("omegaconf")
+    document = Path(verl.__file__).parent / "trainer" / "config" / name
+    config = omegaconf.OmegaConf.load(document)
+    # As on veRL's command line: a key that it does not have is an error.
+    omegaconf.OmegaConf.set_struct(config, True)
+    return config
+
+
+def random_run(number):
+    """A run on one of many layouts, which its devices share evenly."""
+    rng = random.Random(number)
+    while True:
+        spread = rng.choice([Parallelism(), Parallelism(), Parallelism(tensor=2), Parallelism(pipeline=2, context=2)])
+        world = spread.devices * rng.choice([1, 2, 3, 4, 8])
+        problems, n = rng.choice([1, 3, 8, 12, 32, 96, 256]), rng.choice([1, 2, 5, 8, 16, 64])
+        if problems * n % world == 0:
+            rate = rng.choice([None, 1e-6])
+            return run_of(problems, n, rng.randint(1, 999), world_size=world, parallelism=spread, learning_rate=rate)
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_verl_takes_random_settings_and_they_read_back(number):
+    needed("verl")
+    from omegaconf import OmegaConf
+
+    run = random_run(number)
+    settings = dict(convert("verl", run).settings)
+    engine = settings.pop("model_engine", "dp")
+    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
+    for key, value in settings.items():
+        assert OmegaConf.select(config, key, throw_on_missing=False, default="absent") != "absent", key
+        OmegaConf.update(config, key, value)
+    validate(config)
+    flat = {key: OmegaConf.select(config, key) for key in settings}
+    found = read("verl", {**flat, "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy})
+    assert (found.allocation, found.generated) == (run.allocation, run.allocation.rollouts)
+    assert (found.world_size, found.data_parallel) == (run.world_size, run.data_parallel)
+    assert (found.unknown, found.inconsistent) == ((), ())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verl_takes_the_settings(stock, case):
+    from omegaconf import OmegaConf
+
+    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
+    for key, value in convert("verl", run).settings.items():
+        assert OmegaConf.select(stock, key, throw_on_missing=False, default="absent") != "absent", key
+        OmegaConf.update(stock, key, value)
+    found = read("verl", {key: OmegaConf.select(stock, key) for key in convert("verl", run).settings})
+    assert found.allocation == run.allocation
+    validate(stock)
+
+
+def validate(config):
+    """Put a configuration to veRL's own check."""
+    needed("verl.workers.config")
+    from verl.utils.config import validate_config
+
+    validate_config(config, use_reference_policy=True, use_critic=False)
+
+
+@pytest.mark.parametrize(("spread", "world"), PARALLEL)
+def test_verl_takes_the_parallelism(spread, world):
+    needed("verl")
+    from omegaconf import OmegaConf
+
+    run = run_of(16, 4, 10, world_size=world, parallelism=spread)
+    settings = dict(convert("verl", run).settings)
+    engine = settings.pop("model_engine", "dp")
+    config = shipped("_generated_ppo_trainer.yaml" if engine == "dp" else f"_generated_ppo_{engine}_trainer.yaml")
+    for key, value in settings.items():
+        OmegaConf.update(config, key, value)
+    validate(config)
+    flat = {key: OmegaConf.select(config, key) for key in settings} | {
+        "actor_rollout_ref.actor.strategy": config.actor_rollout_ref.actor.strategy
+    }
+    assert (read("verl", flat).data_parallel, read("verl", flat).inconsistent) == (world // spread.devices, ())
+    # One rollout fewer does not divide, which veRL refuses as well.
+    config.data.train_batch_size = 15
+    config.actor_rollout_ref.rollout.n = 1
+    with pytest.raises(AssertionError, match="must be divisible"):
+        validate(config)
+    smaller = {"data.train_batch_size": 15, "actor_rollout_ref.rollout.n": 1}
+    told = read("verl", flat | smaller).inconsistent
+    assert any("cannot be split evenly" in remark or "not divide" in remark for remark in told)
+
+
+def test_verls_own_configuration_reads_back(stock):
+    from omegaconf import OmegaConf
+
+    flat = {
+        key: OmegaConf.select(stock, key)
+        for key in ("data.train_batch_size", "actor_rollout_ref.rollout.n", "trainer.total_epochs", "trainer.nnodes")
+    }
+    found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
+    assert found.generations == 10 * flat["trainer.total_epochs"]
+    assert found.update_steps == 4 * found.generations
