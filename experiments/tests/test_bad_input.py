@@ -32,7 +32,9 @@ def stage(folder: Path, *arguments: str, limit: int | None = None) -> subprocess
 
     return subprocess.run(
         [sys.executable, "-m", "experiments", *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"},
+        # A limit on files would cut off what Python compiles.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+             "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=bound,
     )  # fmt: skip
 
