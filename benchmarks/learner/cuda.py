@@ -169,14 +169,15 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
     from experiments.tiny import model as tiny_model
+    from experiments.tiny.lessons import END, PAD
 
     known = tiny_model.new_tokenizer().get_vocab()
     filled = {f"<{i}>": i for i in range(len(known), shape["vocab_size"])}
-    inner = Tokenizer(models.WordLevel({**known, **filled}, unk_token=tiny_model.PAD))
+    inner = Tokenizer(models.WordLevel({**known, **filled}, unk_token=PAD))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=tiny_model.PAD, eos_token=tiny_model.END, clean_up_tokenization_spaces=False
+        tokenizer_object=inner, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
     )
     torch.manual_seed(0)
     config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)

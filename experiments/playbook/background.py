@@ -137,8 +137,7 @@ def run(study: Study) -> int:
             if (home() / "units" / unit.name / "results" / "finished.json").exists():
                 continue
             begun = subprocess.Popen([sys.executable, "-m", "experiments.playbook", "unit", unit.name], cwd=ROOT)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda number, _, begun=begun: begun.send_signal(number))
+            _pass_on(begun)
             code = begun.wait()
             if code < 0 or code >= 128:
                 return code if code > 0 else 128 - code
@@ -146,6 +145,16 @@ def run(study: Study) -> int:
     if failed:
         print(f"failed: {', '.join(failed)}; the same command tries these again", file=sys.stderr)
     return int(bool(failed))
+
+
+def _pass_on(begun: subprocess.Popen[bytes]) -> None:
+    """Hand signals on to a process, which ends by them."""
+
+    def send_on(number: int, _: object) -> None:
+        begun.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, send_on)
 
 
 @contextmanager

@@ -70,8 +70,8 @@ def _figure(evals: pl.DataFrame, states: dict[str, Any], metric: str, name: str)
             else:
                 axes.plot(rows["rollouts"][-1:], rows[metric][-1:], "*", color=colour, markersize=9)
     axes.set_xscale("log", base=2)
-    low, high = evals.filter(pl.col("step") > 0)["rollouts"].min(), evals["rollouts"].max()
-    ticks = [2**k for k in range(int(log2(low)), int(log2(high)) + 1)]
+    measured = evals.filter(pl.col("step") > 0)["rollouts"].to_list()
+    ticks = [2**k for k in range(int(log2(min(measured))), int(log2(max(measured))) + 1)]
     axes.set_xticks(ticks, [f"{tick / 1024:g}k" if tick >= 1024 else str(tick) for tick in ticks])
     title = f"{name}: dotted, solid and dashed: rate × ½, 1, 2 of the √B rule; stars: decay branches"
     axes.set(xlabel="rollouts generated for training", ylabel=metric.replace("_at_", "@"), title=title)
