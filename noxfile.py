@@ -24,6 +24,8 @@ nox.options.reuse_existing_virtualenvs = True
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 TESTED = ("experiments", "packages", "benchmarks")
+# Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
+TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
@@ -54,9 +56,7 @@ def repro(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests."""
     install_all(session, *TEST_TOOLS)
-    # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
-    together = ["--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder", *TESTED]
-    chosen = session.posargs or together
+    chosen = session.posargs or [*TOGETHER, *TESTED]
     session.run("python", "-m", "pytest", "--durations=10", *chosen, env=test_variables())
 
 
@@ -64,7 +64,7 @@ def tests(session: nox.Session) -> None:
 def fast(session: nox.Session) -> None:
     """Run the tests that start no engine, no cluster and no server: most of them, in under a minute."""
     install_all(session, *TEST_TOOLS)
-    chosen = session.posargs or ["--numprocesses=2", "--dist=loadfile", *TESTED]
+    chosen = session.posargs or [*TOGETHER, *TESTED]
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
 
 
@@ -157,7 +157,7 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     pins = [
         r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
     ]
-    needed = [wheel, *pins, "pytest", "hypothesis", "pyyaml", "-c", str(ROOT / environment.DIRECT)]
+    needed = [wheel, *pins, "pytest", "pytest-xdist", "hypothesis", "pyyaml", "-c", str(ROOT / environment.DIRECT)]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
@@ -168,8 +168,9 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     with session.chdir(home):
         session.run(executable, "-c", f"import isocompute.{package}", external=True)
         session.run(
-            executable, "-m", "pytest", "-q", "--import-mode=importlib", "tests", external=True, env=test_variables()
-        )
+            executable, "-m", "pytest", "-q", *TOGETHER, "--import-mode=importlib", "tests", external=True,
+            env=test_variables(),
+        )  # fmt: skip
 
 
 def interpreter(version: str) -> str | None:
