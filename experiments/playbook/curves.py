@@ -21,11 +21,12 @@ STYLES = (":", "-", "--")
 """Of the rate factors, lowest first."""
 
 
-def draw(name: str | None = None) -> Iterator[Path]:
+def draw(name: str | None = None, *, out: Path = RESULTS) -> Iterator[Path]:
     """Draw one unit, or every one that has tables; yields the pictures.
 
     Args:
         name: Of the unit.
+        out: Folder below which each unit has one for its picture.
 
     Raises:
         ExperimentError: There are no tables.
@@ -39,8 +40,8 @@ def draw(name: str | None = None) -> Iterator[Path]:
         folder, preset = RESULTS / unit.name, preset_of(unit)
         states = {each["run_id"]: each for each in json.loads((folder / "cells.json").read_text())["cells"]}
         figure = _figure(tables.read(folder / "evals.parquet", "evals"), states, preset.evaluation.metric, unit.name)
-        save(figure, folder / "curves")
-        yield folder / "curves.png"
+        save(figure, out / unit.name / "curves")
+        yield out / unit.name / "curves.png"
 
 
 def _figure(evals: pl.DataFrame, states: dict[str, Any], metric: str, name: str) -> Any:
