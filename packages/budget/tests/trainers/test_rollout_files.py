@@ -15,7 +15,7 @@ def completions(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     for step in (1, 2):
         right = [1.0, 0.0, 0.0, 0.0] + [1.0] * 4
-        pl.DataFrame({"step": [step] * 8, "prompt": ["a="] * 4 + ["b="] * 4, "completion": ["1"] * 8,
+        pl.DataFrame({"step": [step] * 8, "prompt": ["a="] * 4 + ["b="] * 4, "completion": [str(step)] * 8,
                       "accuracy": right, "style": [0.5] * 8, "advantage": [0.0] * 8}
         ).write_parquet(folder / f"completions_{step:05d}.parquet")  # fmt: skip
     return folder.parent
@@ -52,3 +52,32 @@ def test_a_folder_without_such_files_says_so(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "completions_1.parquet").write_bytes(b"PAR")
     assert main(["rollouts", "trl", str(tmp_path), "--out", str(tmp_path / "t")]) == 2
     assert "completions_1.parquet: cannot be read" in capsys.readouterr().err
+
+
+def test_steps_that_generated_nothing_are_not_counted(
+    completions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TRL writes its last generation batch again at every entry of the log."""
+    folder = completions / "completions"
+    second = pl.read_parquet(folder / "completions_00002.parquet")
+    for step in (3, 4):
+        second.with_columns(step=pl.lit(step, dtype=pl.Int64)).write_parquet(folder / f"completions_{step:05d}.parquet")
+    arguments = ["--out", str(tmp_path / "t"), "--metric", "accuracy"]
+    assert main(["rollouts", "trl", str(completions), *arguments]) == 0
+    said = capsys.readouterr().out
+    assert "16 responses to 2 problems in 2 steps" in said
+    assert "2 of 4 files hold what the one before them holds" in said
+
+
+def test_chats_that_begin_alike_are_different_problems(tmp_path: Path) -> None:
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    system = {"role": "system", "content": "a" * 500}
+    chats = [[system, {"role": "user", "content": text}] for text in ("1+1=", "2+2=")]
+    replies = [[{"role": "assistant", "content": text}] for text in ("2", "4")]
+    table = {"step": [1, 1], "prompt": chats, "completion": replies, "right": [1.0, 0.0]}
+    pl.DataFrame(table).write_parquet(folder / "completions_00001.parquet")
+    assert main(["rollouts", "trl", str(tmp_path), "--out", str(tmp_path / "t")]) == 0
+    rollouts = pl.read_parquet(tmp_path / "t" / "rollouts.parquet")
+    assert rollouts["problem_id"].n_unique() == 2
+    assert sorted(rollouts["text"]) == ["2", "4"]
