@@ -173,12 +173,20 @@ def test_what_is_no_tokenizer_is_refused(
     assert "tokenizer.json: is no tokenizer" in capsys.readouterr().err
 
 
-def test_each_folder_of_files_is_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_folder_of_files_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in ("a", "b"):
         dumped(tmp_path / "runs" / seed, 1, answers("15", "1"))
     assert main(["rollouts", "verl", str(tmp_path / "runs"), str(tmp_path / "runs" / "a"), "--out", str(tmp_path)]) == 0
     assert "4 responses to 1 problems in 2 steps of 2 runs, groups of 2 to 2" in capsys.readouterr().out
-    assert pl.read_parquet(tmp_path / "rollouts.parquet")["run_id"].n_unique() == 2
+    rollouts = pl.read_parquet(tmp_path / "rollouts.parquet")
+    assert rollouts["run_id"].n_unique() == 2
+    # A file is of the run of its folder, wherever that is named from.
+    monkeypatch.chdir(tmp_path / "runs")
+    assert main(["rollouts", "verl", "a/1.jsonl", "--out", str(tmp_path / "one")]) == 0
+    one = pl.read_parquet(tmp_path / "one" / "rollouts.parquet")
+    assert one.equals(rollouts.filter(pl.col("run_id") == one["run_id"][0]))
 
 
 def test_steps_that_generated_nothing_are_not_counted(

@@ -24,7 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("trainer", choices=[name for name, known in TRAINERS.items() if known.rollouts])
     parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="PATH", help="folders, at any depth of which files are"
+        "places", nargs="+", type=Path, metavar="PATH", help="files, or folders with files at any depth"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="for the tables")
     parser.add_argument(
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     files = TRAINERS[arguments.trainer].rollouts
     assert files is not None
     encode = tokenizer(arguments.tokenizer) if arguments.tokenizer else None
-    found = read_responses(arguments.folders, files, metric=arguments.metric, encode=encode)
+    found = read_responses(arguments.places, files, metric=arguments.metric, encode=encode)
     arguments.out.mkdir(parents=True, exist_ok=True)
     path, rows = arguments.out / "rollouts.parquet", found.rows
     with atomic_write(path, error=BudgetError) as stream:

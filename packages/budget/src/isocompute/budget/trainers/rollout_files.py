@@ -66,9 +66,9 @@ class Responses:
 
 
 def read_responses(
-    folders: Sequence[Path], files: RolloutFiles, *, metric: str = "", encode: Encode | None = None
+    places: Sequence[Path], files: RolloutFiles, *, metric: str = "", encode: Encode | None = None
 ) -> Responses:
-    """The responses below folders; each folder that holds such files is a run.
+    """The responses in files and below folders; each folder that holds such files is a run.
 
     Args:
         files: Of the trainer.
@@ -79,16 +79,16 @@ def read_responses(
         BudgetError: There are none, one cannot be read, or which column is the reward is not known.
     """
     runs: dict[Path, list[Path]] = {}
-    for folder in folders:
-        paths = sorted(folder.rglob(files.pattern))
+    for place in places:
+        paths = [place] if place.is_file() else sorted(place.rglob(files.pattern))
         if not paths:
-            raise BudgetError(f"{folder}: holds no {files.pattern}")
+            raise BudgetError(f"{place}: holds no {files.pattern}")
         for path in paths:
-            found = runs.setdefault(path.parent, [])
-            if path not in found:
-                found.append(path)
+            of_run = runs.setdefault(path.parent.resolve(), [])
+            if path.name not in {other.name for other in of_run}:
+                of_run.append(path)
     notes: list[str] = []
-    frames = [_run(folder, paths, files, metric, encode, notes) for folder, paths in runs.items()]
+    frames = [_run(paths, files, metric, encode, notes) for paths in runs.values()]
     rows = pl.concat(frames, how="diagonal_relaxed").sort("run_id", "step", "problem_id", "sample")
     counts = ("prompt_tokens", "response_tokens")
     known = all(rows[name].null_count() == 0 for name in counts)
@@ -137,9 +137,10 @@ def tokenizer(source: Path) -> Encode:
 
 
 def _run(
-    folder: Path, paths: Sequence[Path], files: RolloutFiles, metric: str, encode: Encode | None, notes: list[str]
+    paths: Sequence[Path], files: RolloutFiles, metric: str, encode: Encode | None, notes: list[str]
 ) -> pl.DataFrame:
     """The responses of a run, with the number of their tokens, null where it is not known."""
+    folder = paths[0].parent
     frames = sorted((_load(path, files) for path in paths), key=lambda frame: max(frame["step"].to_list(), default=0))
     if files.repeats:
         kept = [b for a, b in zip([None, *frames], frames, strict=False) if a is None or not _same(a, b)]
@@ -152,7 +153,7 @@ def _run(
     whole = pl.concat(frames, how="diagonal_relaxed")
     column = _reward(whole, files, metric, folder)
     rows = whole.select(
-        run_id=pl.lit(sha256(str(folder).encode()).hexdigest()[:16]),
+        run_id=pl.lit(sha256(str(folder.resolve()).encode()).hexdigest()[:16]),
         step=pl.col("step").cast(pl.Int64),
         phase=pl.lit("train"),
         problem_id=_texts(whole[files.prompt], _identity),
