@@ -157,7 +157,9 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     pins = [
         r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
     ]
-    needed = [wheel, *pins, "pytest", "pytest-xdist", "hypothesis", "pyyaml", "-c", str(ROOT / environment.DIRECT)]
+    tokenizers = ["tokenizers"] if package == "budget" else []
+    tools = [*tokenizers, "pytest", "pytest-xdist", "hypothesis", "pyyaml"]
+    needed = [wheel, *pins, *tools, "-c", str(ROOT / environment.DIRECT)]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
     home = folder / "package"
     shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")

@@ -1,4 +1,4 @@
-"""What the tests of each trainer share: reading the logs of one run by way of files, and the trainers, installed."""
+"""What the tests of each trainer share: reading logs and recorded configurations by way of files, and the trainers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.trainers import Run, convert, ingest, render, trainer
+from isocompute.budget.trainers import Run, convert, ingest, load, read, render, trainer
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}
@@ -50,3 +50,30 @@ def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | Non
 def words(name: str, run: Run) -> list[str]:
     """The settings of a run as the words of a command line."""
     return shlex.split(" ".join(render(convert(name, run), trainer(name).style)))
+
+
+def recorded(file: str, text: str) -> dict[str, Any]:
+    """The settings of a configuration as a trainer's documentation describes it.
+
+    Args:
+        file: Its name, of which the form follows.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / file
+        path.write_text(text)
+        return dict(load(path))
+
+
+def check_override(name: str, settings: dict[str, Any], run: Run, *, unset: set[str] | None = None) -> None:
+    """That converted settings override recorded ones, of which the sources and the engine are kept out.
+
+    Args:
+        unset: Keys that the recorded run had no need to set.
+    """
+    converted = dict(convert(name, run).settings)
+    assert converted.keys() - settings.keys() <= (unset or set())
+    kept = {k: v for k, v in settings.items() if "source" not in k and "colocated" not in k}
+    found = read(name, {**kept, **converted}, problems=100_000)
+    assert (found.allocation, found.world_size) == (run.allocation, run.world_size)
+    assert found.data_parallel == run.data_parallel
+    assert (found.unknown, found.inconsistent) == ((), ())

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.budget.cli import main
+from isocompute.budget.trainers.logs.arguments import read_arguments
 from reading_logs import FIXTURES
 from test_loggers import CONFIG, DOCS, entries
 
@@ -74,3 +75,76 @@ def test_the_reward_of_training_is_offered_loudly_where_there_is_no_evaluation(
 def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(tmp_path)]) == 2
     assert "no run of trl, verl, openrlhf, prime-rl found" in capsys.readouterr().err
+
+
+READ = ("completions/mean_length", "completions/max_length", "completions/min_length", "num_tokens", "loss",
+        "rewards/right/mean", "runtime", "samples_per_second")  # fmt: skip
+
+
+def logged(client: Any, experiment: str, *, first: int, last: int, more: float = 0.0, **other: Any) -> None:
+    """A start of the run in docs/trl/n4, from its entry after step ``first`` on, as transformers' callback logs it.
+
+    Args:
+        more: What is added to its rewards, for another run.
+    """
+    from mlflow.entities import Metric, Param
+
+    run = client.create_run(experiment, run_name="trl").info.run_id
+    settings = {**read_arguments(DOCS / "n4" / "training_args.bin"), **other}
+    client.log_batch(run, params=[Param(key, str(value)) for key, value in list(settings.items())[:100]])
+    client.log_batch(run, params=[Param(key, str(value)) for key, value in list(settings.items())[100:]])
+    history = json.loads((DOCS / "n4" / "trainer_state.json").read_text())["log_history"]
+    metrics = [
+        Metric(key, value + more * ("rewards/" in key), 1_000 * number, entry["step"])
+        for number, entry in enumerate(history)
+        if first < entry["step"] <= last or entry["step"] == first == 0
+        for key, value in entry.items()
+        if any(name in key for name in READ)
+    ]
+    client.log_batch(run, metrics=metrics)
+    client.set_terminated(run)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An MLflow store with the run resumed in a second MLflow run, and with a run that began like it beside it."""
+    pytest.importorskip("mlflow")
+    import mlflow
+
+    uri = f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    resumed, twice = (client.create_experiment(name) for name in ("resumed", "twice"))
+    logged(client, resumed, first=0, last=60)
+    logged(client, resumed, first=60, last=120, resume_from_checkpoint="out/checkpoint-60")
+    logged(client, twice, first=0, last=120)
+    logged(client, twice, first=0, last=60, more=0.015625)
+    return uri
+
+
+def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", str(DOCS / "n4"), "--out", str(tmp_path / "whole")]) == 0
+    whole = pl.read_parquet(tmp_path / "whole" / "evals.parquet").drop("run_id")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    capsys.readouterr()
+    assert main(["doctor", "mlflow:resumed", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    assert "n = 4, B_p = 16, seed 4, learning rate 0.0005; 31 evaluations of 64 problems" in said
+    assert "is read as the same run" in said
+    assert "numbered" not in said
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    assert evals["run_id"].n_unique() == 1
+    assert evals.drop("run_id").equals(whole)
+
+
+def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert main(["doctor", "mlflow:twice", "--out", str(tmp_path / "out")]) == 0
+    assert "has the seed of another run like it, and is numbered 5" in capsys.readouterr().out
+    evals = pl.read_parquet(tmp_path / "out" / "evals.parquet")
+    # Which of them keeps its seed follows from their ids.
+    lengths = evals.group_by("seed").len()
+    assert (sorted(lengths["seed"]), sorted(lengths["len"])) == ([4, 5], [16, 31])

@@ -136,8 +136,6 @@ def test_epochs_are_enough_for_the_steps_whatever_the_number_of_problems(name):
     assert "of 2 ends the run after 40 steps, before the 100 asked for; 5 would do" in found.inconsistent[0]
 
 
-ENGINE = "policy.generation.colocated"
-
 WRONG = [
     ("trl", {"num_generations": 8, "per_device_train_batch_size": 3, "max_steps": 10}, "counts completions"),
     ("trl", {"generation_batch_size": 32, "steps_per_generation": 2}, "of which TRL takes one: 8 completions × 1"),
@@ -152,9 +150,6 @@ WRONG = [
     ("prime-rl", {"orchestrator.batch_size": 8, "orchestrator.token_batch_size": 9}, "both set"),
     ("skyrl", {"trainer.train_batch_size": 100, "trainer.policy_mini_batch_size": 64}, "both count prompts"),
     ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
-    ("open-instruct", {"total_episodes": 1000, "num_unique_prompts_rollout": 48}, "the last 40 are never generated"),
-    ("nemo-rl", {"grpo.num_prompts_per_step": 10, "policy.train_global_batch_size": 48}, "counts samples"),
-    ("nemo-rl", {f"{ENGINE}.enabled": False, f"{ENGINE}.resources.gpus_per_node": 1}, "leaves no device"),
     ("trl", {"parallelism_config_cp_size": 2}, "which TRL's GRPO trainer refuses"),
     ("skyrl", {"trainer.placement.policy_num_gpus_per_node": 8}, "1 engines of 1 devices are 1, and the policy has 8"),
     ("skyrl", {"trainer.placement.colocate_all": False, "trainer.placement.policy_num_gpus_per_node": 4},
@@ -177,10 +172,8 @@ OPEN = [
     ("prime-rl", {}, "max_steps is not set"),
     ("prime-rl", {"orchestrator.token_batch_size": 4096}, "makes batches of tokens"),
     ("verl", {"data.train_batch_size": "$BATCH"}, "data.train_batch_size is $BATCH, which is only known when"),
-    ("open-instruct", {"num_learners_per_node": "eight"}, "num_learners_per_node is 'eight'"),
     ("trl", {"num_processes": "$NPROC"}, "num_processes is '$NPROC', which is only known when the script runs"),
     ("trl", {"num_processes": 8, "parallelism_config_tp_size": 2}, "counts every process as a data-parallel rank"),
-    ("nemo-rl", {f"{ENGINE}.enabled": False}, "colocated.resources.gpus_per_node is not set"),
     ("verl", {"actor_rollout_ref.actor.ulysses_sequence_parallel_size": "$SP"}, "parallel_size is $SP"),
 ]
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,15 +197,22 @@ def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
     if not first.config or not second.config or _first(second, reader) <= _first(first, reader):
         return False
     keys = {k for k in first.config.keys() | second.config.keys() if not INCIDENTAL.fullmatch(k)}
-    return all(str(first.config.get(k)) == str(second.config.get(k)) for k in keys) and (
-        _first(second, reader) <= max(step for step, _ in first.rows) + 1 + _first(first, reader)
+    steps = _steps(first, reader)
+    # Its first entry comes as long after the checkpoint as an entry after another.
+    interval = max((b - a for a, b in pairwise(steps)), default=_first(first, reader))
+    return (
+        all(str(first.config.get(k)) == str(second.config.get(k)) for k in keys)
+        and _first(second, reader) <= max(step for step, _ in first.rows) + 1 + interval
     )
 
 
+def _steps(log: Log, reader: LogReader) -> list[int]:
+    """The steps with a metric that is read."""
+    return sorted({step for step, metrics in log.rows if any(map(reader.layout.needed.match, metrics))})
+
+
 def _first(log: Log, reader: LogReader) -> int:
-    """The first step with a metric that is read."""
-    needed = reader.layout.needed
-    return min((step for step, metrics in log.rows if any(map(needed.match, metrics))), default=0)
+    return next(iter(_steps(log, reader)), 0)
 
 
 def _row(settings: Settings, found: Evaluation) -> dict[str, Any]:

@@ -331,6 +331,7 @@ TRL = Trainer(
         prompt="prompt",
         response="completion",
         others=("advantage",),
+        repeats=True,
         note="TRL keeps the last generation batch before each entry, an evaluation's where one came last: use "
         "logging_steps=1, and no evaluation, for all of them",
     ),

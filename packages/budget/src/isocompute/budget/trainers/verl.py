@@ -329,7 +329,13 @@ VERL = Trainer(
     style="hydra",
     write=write,
     parse=parse,
-    rollouts=RolloutFiles(pattern="*.jsonl", prompt="input", response="output", rewards=("score",)),
+    rollouts=RolloutFiles(
+        pattern="*.jsonl",
+        prompt="input",
+        response="output",
+        rewards=("score",),
+        note="veRL writes what it trains on: what dynamic sampling discarded is in no file",
+    ),
     logs=LogReader(
         layout=Layout(
             # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.
