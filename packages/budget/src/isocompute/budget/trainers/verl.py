@@ -316,9 +316,8 @@ def _scores(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
             match = METRIC.match(name)
             if match is None or match["kind"] != kind:
                 continue
-            column = {"mean": "avg", "best": "best", "worst": "worst"}[match["what"]] + f"_at_{match['k']}"
-            if match["what"] != "mean":
-                column += "_biased"
+            kind_of, biased = ("avg", "") if match["what"] == "mean" else (match["what"], "_biased")
+            column = f"{kind_of}_at_{match['k']}{biased}"
             by_source.setdefault(match["source"], {})[column] = value
     return by_source
 
