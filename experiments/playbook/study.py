@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import yaml
 from pydantic import Field, ValidationError
@@ -121,17 +122,12 @@ def load() -> Study:
         ExperimentError: A key is unknown or missing, or a value is refused.
     """
     try:
-        return Study.model_validate_json(_json(yaml.safe_load(PANEL.read_text())["study"]))
+        # As JSON, whose lists are the tuples of a strict model.
+        return Study.model_validate_json(json.dumps(yaml.safe_load(PANEL.read_text())["study"]))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ExperimentError(f"{PANEL.name}: study.{where}: {first['msg']}") from None
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value)
 
 
 def trunks(study: Study, design: Design, rates: Rates) -> list[Cell]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..contract import tables
 from ..trainers.doctor import Patient, examine, written
-from .ingest import assignment
+from .ingest import add_constants
 from .text import write_json
 
 
@@ -22,15 +22,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT or a tracking URI")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write evals.parquet and manifest.json there")
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=VALUE",
-        help="what is missing, for all runs: questions=300, or a setting by the trainer's own name",
-    )
+    add_constants(parser, "what is missing, for all runs")
     parser.set_defaults(run=run)
 
 

@@ -26,15 +26,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="FILE", help="evals.parquet or .csv")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the logs lack it")
-    parser.add_argument(
-        "--set",
-        dest="constants",
-        action="append",
-        default=[],
-        type=assignment,
-        metavar="NAME=VALUE",
-        help="what neither logs nor configuration say: questions=300, or a setting by the trainer's own name",
-    )
+    add_constants(parser, "what neither logs nor configuration say")
     parser.set_defaults(run=run)
 
 
@@ -48,6 +40,23 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     runs = evals["run_id"].n_unique()
     yield (
         f"{len(evals):,} evaluation{'s' if len(evals) > 1 else ''} of {runs:,} run{'s' if runs > 1 else ''} in {path}"
+    )
+
+
+def add_constants(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--set NAME=VALUE``, which may be given several times.
+
+    Args:
+        what: What it is for, in words.
+    """
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=VALUE",
+        help=f"{what}: questions=300, or a setting by the trainer's own name",
     )
 
 
