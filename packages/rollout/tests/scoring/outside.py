@@ -5,6 +5,7 @@ import ctypes
 import os
 import shutil
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,14 @@ class Outside:
     """Things that no response may change, in a folder of their own, watched from the process that is the engine.
 
     Args:
-        folder: A folder that the sandbox may not read.
         module: A module of verifiers, in a folder of its own that the sandbox may read.
         memory_bytes: Memory that a response may have.
         everyone: Whom an attack on all processes signals.
     """
 
-    def __init__(self, folder: Path, module: Path, *, memory_bytes: int, everyone: int = -1) -> None:
-        self.folder, self.module = folder / "outside", module
-        self.folder.mkdir()
+    def __init__(self, module: Path, *, memory_bytes: int, everyone: int = -1) -> None:
+        # Not below pytest's folder: the address of a socket's file may have 107 bytes.
+        self.folder, self.module = Path(tempfile.mkdtemp(prefix="outside", dir="/tmp")), module
         self.folder.chmod(0o777)
         self.known = self.folder / "known"
         self.known.write_text(SECRET)

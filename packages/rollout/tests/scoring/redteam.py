@@ -93,7 +93,7 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     sys.path.insert(0, str(module.parent))
     # Where nothing separates the processes of a user, all of them are only shot at under a user id of our own.
     own = os.getuid() in {0, USER} or not way.endswith("no namespaces")
-    outside = Outside(folder, module, memory_bytes=int(LIMITS["memory_bytes"]), everyone=-1 if own else 0)
+    outside = Outside(module, memory_bytes=int(LIMITS["memory_bytes"]), everyone=-1 if own else 0)
     config = ScoringConfig(**LIMITS)  # type: ignore[arg-type]
     scorer = Scorer(config)
     try:

@@ -30,8 +30,8 @@ def scorer(modules: Path, request: pytest.FixtureRequest) -> Iterator[Scorer]:
 
 
 @pytest.fixture
-def outside(modules: Path, tmp_path: Path) -> Iterator[Outside]:
-    outside = Outside(tmp_path, modules / "own_verifiers.py", memory_bytes=LIMITS["memory_bytes"])
+def outside(modules: Path) -> Iterator[Outside]:
+    outside = Outside(modules / "own_verifiers.py", memory_bytes=LIMITS["memory_bytes"])
     yield outside
     outside.close()
 

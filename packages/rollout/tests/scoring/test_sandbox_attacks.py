@@ -45,7 +45,7 @@ def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 @pytest.fixture
 def outside(tmp_path: Path, scorer: Scorer) -> Iterator[Outside]:
-    outside = Outside(tmp_path, tmp_path / "modules/own_verifiers.py", memory_bytes=scorer.config.memory_bytes)
+    outside = Outside(tmp_path / "modules/own_verifiers.py", memory_bytes=scorer.config.memory_bytes)
     yield outside
     outside.close()
 
