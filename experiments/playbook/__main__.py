@@ -68,12 +68,15 @@ def _commands(given: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
 
         run_unit(given.unit, background.home())
 
-    def again() -> None:
+    def again() -> int | None:
         from .again import again as train_again
 
         loaded = study.load()
+        if not background.is_frozen_code():
+            return background.in_frozen_code("again", loaded.unit(given.unit).name, "--cells", str(given.cells))
         for line in train_again(loaded, loaded.unit(given.unit), background.home(), count=given.cells):
             print(line)
+        return None
 
     def prepare() -> None:
         from .prepare import inputs_of

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import ExperimentError
 from . import study as panel
@@ -47,6 +48,11 @@ def frozen() -> str:
     return str(json.loads(FROZEN.read_text())["commit"])
 
 
+def is_frozen_code() -> bool:
+    """Whether this process runs the code that the study is frozen at."""
+    return (home() / "code").resolve() == ROOT
+
+
 def start() -> None:
     """Start the panel, or what is left of it, niced, from the frozen commit.
 
@@ -55,6 +61,32 @@ def start() -> None:
     """
     if process() is not None:
         raise ExperimentError(f"the panel runs already (process {process()}); see `status`")
+    command = ["nice", "-n", "19", *_frozen_command("run")]
+    with (home() / "log").open("ab") as log:
+        begun = subprocess.Popen(
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            start_new_session=True, **_place(),
+        )  # fmt: skip
+    (home() / "pid").write_text(str(begun.pid))
+    print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")
+
+
+def in_frozen_code(*arguments: str) -> int:
+    """Run a command of the panel at the frozen commit, since any other code trains other cells; its exit code."""
+    return subprocess.run(_frozen_command(*arguments), check=False, **_place()).returncode
+
+
+def _place() -> dict[str, Any]:
+    """Folder and variables of a process of the frozen code."""
+    return {"cwd": home() / "code", "env": {**os.environ, **VARIABLES, PLACE: str(home())}}
+
+
+def _frozen_command(*arguments: str) -> list[str]:
+    """A command of the frozen code, which is fetched and given its environment where there is none yet.
+
+    Raises:
+        ExperimentError: Its code or environment cannot be made.
+    """
     code = home() / "code"
     python = code / ".nox" / "repro" / "bin" / "python"
     if not code.exists():
@@ -70,14 +102,7 @@ def start() -> None:
         raise ExperimentError(f"{code} is at {at}, and the study is frozen at {frozen()}: move that folder away")
     if not python.exists():
         _run(_nox(), "-s", "repro", "--install-only", folder=code)
-    with (home() / "log").open("ab") as log:
-        begun = subprocess.Popen(
-            ["nice", "-n", "19", str(python), "-m", "experiments.playbook", "run"],
-            cwd=code, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **VARIABLES, PLACE: str(home())},
-        )  # fmt: skip
-    (home() / "pid").write_text(str(begun.pid))
-    print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")
+    return [str(python), "-m", "experiments.playbook", *arguments]
 
 
 def _nox() -> str:
