@@ -41,7 +41,7 @@ class Sender:
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
         self._thread: threading.Thread | None = None
-        self._ready = False
+        self._ready = self._closed = False
         self._failures, self._asked_at, self._heard_at, self._resumes_at = 0, math.inf, 0.0, 0.0
         self.reason = ""
         self._start()
@@ -73,9 +73,16 @@ class Sender:
                 self._changed.wait(0.2)
             return list(self._waiting.values())
 
+    def close(self) -> None:
+        """Stop trying; what was not sent stays in the outbox, if it was put there."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
     def report(self) -> bool:
         """Wait as ``drain`` does, and say in one line what was not sent; returns whether there is such a thing."""
         left = self.drain()
+        self.close()
         if left:
             names = sorted({parcel.name for parcel in left})
             more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -95,7 +102,7 @@ class Sender:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._waiting:
+                if self._closed or not self._waiting:
                     self._thread = None
                     return
                 pause = self._resumes_at - time.monotonic()

@@ -76,6 +76,10 @@ class Tracker:
         """Wait until everything is sent or MLflow does not answer; returns the names of what still waits."""
         return [parcel.name for parcel in self._sender.drain()]
 
+    def close(self) -> None:
+        """Stop sending; what was not sent stays in the outbox."""
+        self._sender.close()
+
     def mean(self, cells: Sequence[Cell]) -> None:
         """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's."""
         keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id)})

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -192,25 +191,28 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
     assert len(tables.read(f"sqlite:///{store}", "ledger")) == 1
 
 
-def test_a_server_that_never_answers_holds_nobody_up(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = cell()
-    folder = trained(one)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3600")
+POLLS = """
+from experiments.running import work
+from experiments.running.tracker import Tracker
+from experiments.tests.made import cell
 
-    def poll() -> None:
-        tracker = Tracker("sweep")
-        for _ in range(100):
-            tracker.send(one, folder)
-        tracker.send(one, folder, finished=True)
+tracker = Tracker("sweep")
+for _ in range(100):
+    tracker.send(cell(), work.folder_of(cell()))
+tracker.send(cell(), work.folder_of(cell()), finished=True)
+"""
 
+
+def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
+    trained(cell())
     with silent() as address:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
-        polling = threading.Thread(target=poll, daemon=True)
-        polling.start()
-        # Far less than the server may take, and far more than a poll does.
-        polling.join(timeout=60)
-        assert not polling.is_alive()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{store}")
+        # A process of its own, with which its thread ends: here that would send to the stores of later tests.
+        polled = subprocess.run(
+            [sys.executable, "-c", POLLS], timeout=120, check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": address,
+                 "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600"},
+        )  # fmt: skip
+    assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
 
