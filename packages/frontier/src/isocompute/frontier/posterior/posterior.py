@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from ..data.curves import Array
 from .model import DEPARTURE_DEGREES, Model, Priors, coordinates, correlations, features
 from .rise import rise
 from .runs import Cell, Runs
-from .sampling import mode, sample
+from .sampling import mode, sample, split_r_hat
 
 CHAINS, WARM_UP, KEPT = 48, 30, 25
 
@@ -22,7 +22,7 @@ class Posterior:
     Attributes:
         model: What they are of.
         theta: Shape ``(draws, size)``.
-        spread: Largest split R̂ of the chains over rewards within the data; above 1.1 they do not agree yet.
+        spread: Largest split R̂ over the rewards of the settings at the end of the data: how well the chains agree.
     """
 
     model: Model
@@ -85,4 +85,6 @@ def posterior(runs: Runs, *, priors: Priors | None = None, seed: int = 0) -> Pos
         model = Model(runs=runs.with_errors_at(model.curves(begin[None])[0]), priors=model.priors)
     rng = np.random.default_rng(seed)
     drawn = sample(model, begin, model.free, chains=CHAINS, warm_up=WARM_UP, kept=KEPT, rng=rng)
-    return Posterior(model=model, theta=drawn.theta, spread=drawn.spread)
+    whole = Posterior(model=model, theta=drawn.theta, spread=np.inf)
+    ends = whole.reward(float(runs.last.max()))[:, :, 0].reshape(*drawn.chains.shape[:2], -1)
+    return replace(whole, spread=float(split_r_hat(ends).max()))

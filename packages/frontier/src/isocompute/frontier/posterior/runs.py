@@ -26,6 +26,11 @@ class Cell:
     learning_rate: float | None = None
     group: str = ""
 
+    @property
+    def batch_rollouts(self) -> int:
+        """B = B_p · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:

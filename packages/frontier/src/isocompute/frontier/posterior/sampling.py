@@ -25,14 +25,17 @@ class Draws:
     """What the chains drew.
 
     Attributes:
-        theta: Shape ``(draws, size)``.
-        spread: Largest split R̂ over the numbers; near 1 when the chains agree.
+        chains: Shape ``(steps, chains, size)``.
         accepted: Mean probability of acceptance.
     """
 
-    theta: Array
-    spread: float
+    chains: Array
     accepted: float
+
+    @property
+    def theta(self) -> Array:
+        """All draws, shape ``(steps · chains, size)``."""
+        return self.chains.reshape(-1, self.chains.shape[2])
 
 
 def mode(density: Density, begin: Array, free: Mask) -> Array:
@@ -86,11 +89,7 @@ def sample(
         else:
             found.append(theta)
             rates.append(rate)
-    drawn = np.stack(found)
-    return Draws(
-        theta=drawn.reshape(-1, drawn.shape[2]), spread=float(_split_r_hat(drawn).max()),
-        accepted=float(np.mean(rates)),
-    )  # fmt: skip
+    return Draws(chains=np.stack(found), accepted=float(np.mean(rates)))
 
 
 def _leap(
@@ -126,8 +125,12 @@ def _learned(drawn: Array, root: Array) -> Array:
     return np.asarray(np.linalg.cholesky(covariance))
 
 
-def _split_r_hat(drawn: Array) -> Array:
-    """Split R̂ (Gelman and others, Bayesian Data Analysis, 11.4) of each number; ``drawn`` is (steps, chains, size)."""
+def split_r_hat(drawn: Array) -> Array:
+    """Split R̂ of each number (Bayesian Data Analysis, section 11.4); near 1 when the chains agree.
+
+    Args:
+        drawn: Shape ``(steps, chains, size)``.
+    """
     half = len(drawn) // 2
     parts = np.concatenate([drawn[:half], drawn[half : 2 * half]], axis=1)
     within = parts.var(axis=0, ddof=1).mean(axis=0)
