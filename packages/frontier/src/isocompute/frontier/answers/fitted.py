@@ -61,6 +61,12 @@ class Fitted:
         """The largest compute that was measured."""
         return float(self.last.max())
 
+    @property
+    def path_start(self) -> float:
+        """The least compute after the start that was measured."""
+        runs = self.prepared.runs
+        return float(runs.compute[runs.seen & (runs.compute > 0)].min())
+
     @cached_property
     def failing(self) -> Array:
         """Draws of the probability that the next run of each setting fails, shape ``(draws, cells)``."""
@@ -108,11 +114,9 @@ class Fitted:
 
     def path(self) -> Path:
         """n* over the compute that was measured."""
-        runs = self.prepared.runs
-        positive = runs.compute[runs.seen & (runs.compute > 0)]
         index = {c: k for k, c in enumerate(self.cells)}
         return path_of(
-            float(positive.min()), self.largest, self.decide,
+            self.path_start, self.largest, self.decide,
             lambda d: np.array([index[o.cell] for o in d.options]), self.whole,
         )  # fmt: skip
 
@@ -120,7 +124,7 @@ class Fitted:
         """The sixty-second answer at a budget, by default the largest that was measured."""
         budget = self.largest if compute is None else compute
         decision, earlier = self.decide(budget), None
-        if budget / 4 >= self.prepared.runs.compute[self.prepared.runs.compute > 0].min() * (1 - TOLERANCE):
+        if budget / 4 >= self.path_start * (1 - TOLERANCE):
             earlier = self.decide(budget / 4)
         return Answer(
             data=self._data(), unit=self.unit, decision=decision, earlier=earlier, path=self.path(), cells=self.cells,

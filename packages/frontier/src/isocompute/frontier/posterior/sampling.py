@@ -73,6 +73,14 @@ def sample(
         kept: Steps of each chain that are kept.
         rng: Source of randomness.
     """
+    with np.errstate(all="ignore"):
+        # A leap too far overflows and is refused.
+        return _chains(density, begin, free, chains=chains, warm_up=warm_up, kept=kept, rng=rng)
+
+
+def _chains(
+    density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator
+) -> Draws:
     top = mode(density, begin, free)
     root = curvature_root(density, top)
     theta = top + 0.2 * rng.standard_normal((chains, len(top))) @ root.T
@@ -107,9 +115,7 @@ def _leap(
         new = new + length * moved @ root.T
         level, slope = density(new)
         moved = moved + (1.0 if k < leaps - 1 else 0.5) * length * slope @ root
-    with np.errstate(over="ignore", invalid="ignore"):
-        ratio = np.exp(np.minimum(level - 0.5 * (moved**2).sum(axis=1) - energy, 0.0))
-    ratio = np.nan_to_num(ratio)
+    ratio = np.nan_to_num(np.exp(np.minimum(level - 0.5 * (moved**2).sum(axis=1) - energy, 0.0)))
     taken = rng.random(len(theta)) < ratio
     return (
         np.where(taken[:, None], new, theta), np.where(taken, level, value),
