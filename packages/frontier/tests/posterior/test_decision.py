@@ -12,7 +12,7 @@ def draws(means: list[float], deviations: list[float]) -> np.ndarray:
     return np.random.default_rng(0).normal(means, deviations, size=(40_000, 3))
 
 
-def decided(rewards: np.ndarray, failing: np.ndarray = NEVER, reach: tuple[float, ...] = (1, 1, 1)):  # noqa: ANN201
+def decided(rewards: np.ndarray, failing: np.ndarray = NEVER, reach: tuple[float, ...] = (1, 1, 1)):
     return decide(1e5, CELLS, rewards, failing, np.full(3, 0.1), np.array(reach, dtype=float))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from ..data.curves import Array
@@ -48,13 +50,11 @@ def opening(fitted: Fitted) -> tuple[Cell, ...]:
     for batch, group in sorted({(c.problems_per_batch, c.group) for c in fitted.cells}):
         own = [c for c in fitted.cells if (c.problems_per_batch, c.group) == (batch, group)]
         ns = sorted({c.rollouts_per_problem for c in own})
-        middle = [round(np.sqrt(a * b)) for a, b in zip(ns, ns[1:], strict=False) if b >= 3 * a]
+        middle = [round(np.sqrt(a * b)) for a, b in pairwise(ns) if b >= 3 * a]
         rate = own[-1].learning_rate
         for n in (ns[0] // 2, *middle, ns[-1] * 2):
             if n >= 2 and n not in ns:
-                found.append(
-                    Cell(rollouts_per_problem=n, problems_per_batch=batch, group=group, learning_rate=rate)
-                )
+                found.append(Cell(rollouts_per_problem=n, problems_per_batch=batch, group=group, learning_rate=rate))
     return tuple(found)
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import narwhals as nw
 
 from ..data.reading import read_evals
-from ..data.runs import runs_of
 from ..errors import FrontierError
-from ..posterior.model import Priors
+from ..posterior.evaluations import runs_of
 from ..posterior.posterior import posterior
 from ..posterior.preparation import prepare
+from ..posterior.priors import Priors
 from .fitted import Fitted
 
 
@@ -78,4 +78,3 @@ class Frontier:
 
     def __repr__(self) -> str:
         return f"Frontier({len(self.evals)} evaluations of {self.metric}, not fitted: .fit())"
-

@@ -14,9 +14,7 @@ STRENGTHS = np.geomspace(1.0, 300.0, 30)
 """Grid of how many runs' worth the settings have in common; uniform in logarithms."""
 
 
-def failure_rates(
-    failed: NDArray[np.int64], runs: NDArray[np.int64], *, draws: int, rng: np.random.Generator
-) -> Array:
+def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], *, draws: int, rng: np.random.Generator) -> Array:
     """Draws of the probability that the next run of each setting fails, shape ``(draws, settings)``.
 
     Args:

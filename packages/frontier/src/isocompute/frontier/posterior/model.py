@@ -22,123 +22,10 @@ from functools import cached_property
 import numpy as np
 
 from ..data.curves import Array, Mask
+from .priors import Family, Priors, families
 from .rise import rise
-from .runs import Cell, Runs
-
-LOG_2 = float(np.log(2.0))
-DEPARTURE_DEGREES, SEED_DEGREES = 4.0, 6.0
-LENGTHS = (2.5, 2.5, 2.0)
-"""Octaves of n, B_p and rate over which the Gaussian process forgets: correlation exp(−½) at this distance."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priors:
-    """Medians of what is learned from all runs together; a deviation is known to a factor, given as its logarithm.
-
-    Attributes:
-        seed_amplitude: Standard deviation of seeds, as a share of the gain. With one seed per setting the data say
-            nothing of it, and this decides.
-        seed_factor: Logarithm of the factor to which it is known.
-        seed_timing: Standard deviation of seeds in the logarithm of compute.
-        smooth: Of the Gaussian process: of the amplitude's logit, and of the logarithm of the half compute.
-        departure: Of single cells, likewise.
-        shape: Of single cells' s, in logarithms.
-        wide: Logarithm of the factor of ``smooth``, ``departure`` and ``seed_timing``.
-    """
-
-    seed_amplitude: float = 0.06
-    seed_factor: float = 0.7
-    seed_timing: float = 0.08
-    smooth: tuple[float, float] = (0.3, 0.4)
-    departure: tuple[float, float] = (0.08, 0.12)
-    shape: float = 0.1
-    wide: float = 0.9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Numbers that share a deviation: ``median · k``, with ``k = exp(factor · h)`` and h standard normal.
-
-    Attributes:
-        median: Of the deviation, one value per row.
-        factor: Logarithm of the factor to which it is known, one value per row.
-        centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 where the data say much
-            of each, 0 where they say little.
-        degrees: Of freedom of Student's t; infinite for a normal distribution.
-    """
-
-    median: tuple[float, ...]
-    factor: tuple[float, ...]
-    centred: float
-    degrees: float
-
-    def size(self, h: Array, power: float) -> Array:
-        """k to some power, shape of ``h``."""
-        return np.asarray(np.exp(power * np.array(self.factor) * h))
-
-    def prior(self, values: Array, h: Array) -> tuple[Array, Array, Array]:
-        """Log-density of numbers of shape ``(chains, rows, members)``, and its gradients by them and by h."""
-        scale = self.size(h, self.centred)[:, :, None]
-        unit = values / scale
-        if np.isinf(self.degrees):
-            density, slope = -0.5 * unit**2, -unit
-        else:
-            density = -0.5 * (self.degrees + 1) * np.log1p(unit**2 / self.degrees)
-            slope = -(self.degrees + 1) * unit / (self.degrees + unit**2)
-        power = self.centred * np.array(self.factor)
-        by_h = -power * ((slope * unit).sum(axis=2) + values.shape[2])
-        return (density - np.log(scale)).sum(axis=(1, 2)), slope / scale, by_h
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
-    """What cells are described by: columns of a line or parabola, and correlations of a Gaussian process.
-
-    Attributes:
-        columns: Shape ``(cells, columns)``; none that is constant over the cells.
-        centre: Mean and deviation of each column's prior, shape ``(2, columns)``.
-        root: Lower root of the correlations of the cells, shape ``(cells, cells)``.
-    """
-
-    columns: Array
-    centre: Array
-    root: Array
-
-
-def coordinates(cells: tuple[Cell, ...]) -> Array:
-    """log2 n, log2 B_p and log2 of the rate over √B (0 where no rate is known), shape ``(cells, 3)``."""
-    rows = []
-    for c in cells:
-        n, batch = np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch)
-        rate = 0.0 if c.learning_rate is None else np.log2(c.learning_rate) - (n + batch) / 2
-        rows.append((n, batch, rate))
-    return np.array(rows)
-
-
-def features(at: Array, centre: Array, *, rates: bool) -> tuple[Array, Array]:
-    """Columns of the line and the parabola, and the mean and deviation of the prior of their coefficients.
-
-    Args:
-        at: From ``coordinates``, shape ``(cells, 3)``.
-        centre: What the coordinates are taken from, shape ``(3,)``.
-        rates: Whether the rate is an axis of its own.
-
-    Returns:
-        Shapes ``(cells, columns)`` and ``(2, columns)``.
-    """
-    n, batch, rate = (at - centre).T
-    columns, prior = [n, batch], [(0.0, 0.25), (0.0, 0.25)]
-    if rates:
-        columns += [rate, rate**2, rate * n]
-        # The reward falls on both sides of the best rate.
-        prior += [(0.0, 0.7), (-0.3, 0.3), (0.0, 0.2)]
-    return np.stack(columns, axis=1), np.array(prior).T
-
-
-def correlations(first: Array, second: Array) -> Array:
-    """Of the Gaussian process between settings, shape ``(first, second)``."""
-    distance = (first[:, None] - second[None]) / np.array(LENGTHS)
-    return np.asarray(np.exp(-0.5 * (distance**2).sum(axis=2)))
+from .runs import Runs
+from .settings import Features, coordinates, correlations, features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,14 +117,7 @@ class Model:
     @cached_property
     def families(self) -> dict[str, Family]:
         """The numbers whose deviation is learned."""
-        prior, wide = self.priors, (self.priors.wide, self.priors.wide)
-        seeds = ((prior.seed_amplitude, prior.seed_timing), (prior.seed_factor, prior.wide))
-        return {
-            "smooth": Family(median=prior.smooth, factor=wide, centred=1.0, degrees=np.inf),
-            "departure": Family(median=prior.departure, factor=wide, centred=0.0, degrees=DEPARTURE_DEGREES),
-            "shapes": Family(median=(prior.shape,), factor=wide[:1], centred=0.0, degrees=np.inf),
-            "seeds": Family(median=seeds[0], factor=seeds[1], centred=1.0, degrees=SEED_DEGREES),
-        }
+        return families(self.priors)
 
     def numbers(self, theta: Array, name: str) -> Array:
         """Numbers of a family in their own unit, shape ``(chains, rows, members)``."""
@@ -378,7 +258,8 @@ class Model:
         else:
             by_excess = by_log_excess
         change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
-        by_phi = -(shock[:, :, 1:] * np.where(seen[:, 1:], change, 0.0)).sum(axis=(1, 2)) + later * (phi / left)[:, 0, 0]
+        turned = (shock[:, :, 1:] * np.where(seen[:, 1:], change, 0.0)).sum(axis=(1, 2))
+        by_phi = later * (phi / left)[:, 0, 0] - turned
         flat = phi[:, 0, 0]
         return value, by_reward, by_excess[:, None], (by_phi * flat * (1 - flat))[:, None]
 

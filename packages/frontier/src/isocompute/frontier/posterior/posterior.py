@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..data.curves import Array
-from .model import DEPARTURE_DEGREES, Model, Priors, coordinates, correlations, features
+from .model import Model
+from .priors import DEPARTURE_DEGREES, SEED_DEGREES, Priors
 from .rise import rise
 from .runs import Cell, Runs
 from .sampling import mode, sample, split_r_hat
+from .settings import coordinates, correlations, features
 
 CHAINS, WARM_UP, KEPT = 48, 30, 25
 
@@ -59,7 +61,7 @@ class Posterior:
     def seeds(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """What another seed changes: its share of the gain and its timing, each of shape ``(draws,)``."""
         scale = self.model.deviation(self.theta, "seeds")
-        drawn = rng.standard_t(6.0, scale.shape) * scale
+        drawn = rng.standard_t(SEED_DEGREES, scale.shape) * scale
         return drawn[:, 0], drawn[:, 1]
 
     def _reward(self, both: Array, shapes: Array, compute: Array) -> Array:
