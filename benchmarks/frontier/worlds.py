@@ -125,9 +125,10 @@ def sweep(
             shown = rng.binomial(questions * samples, np.clip(reward + noise, 0, 1)) / (questions * samples)
             rows += [
                 {
-                    "run_id": f"{n}-{seed}", "step": round(c / (32 * n)), "rollouts": round(c), "tokens": round(100 * c),
-                    "rollouts_per_problem": n, "problems_per_batch": 32, "seed": seed, "problem_set": "made-up",
-                    "split": "validation", "questions": questions, "samples": samples, "avg_at_4": float(y),
+                    "run_id": f"{n}-{seed}", "step": round(c / (32 * n)), "rollouts": round(c),
+                    "tokens": round(100 * c), "rollouts_per_problem": n, "problems_per_batch": 32, "seed": seed,
+                    "problem_set": "made-up", "split": "validation", "questions": questions, "samples": samples,
+                    "avg_at_4": float(y),
                 }
                 for c, y in zip(compute, shown, strict=True)
             ]  # fmt: skip
