@@ -89,7 +89,7 @@ def test_a_curve_that_ended_still_offers_its_last_reward(uneven: Fits) -> None:
     beyond = frontier.filter(pl.col("compute") > END[4] * 1.01)
     assert beyond["carried"].all()
     assert (beyond["n"] == 4).all()
-    assert "of 1 n" not in uneven.summary()
+    assert "1,000,000    4   100% of 2 n" in uneven.summary()
     assert not [x for x in uneven.crossovers if x.kind == "support_ends"]
 
 

@@ -15,7 +15,7 @@ from ..errors import Flag, FrontierError
 from ..fitting.crossovers import crossovers
 from ..fitting.curve_fit import CurveFit, without_fit
 from ..fitting.differences import differences
-from ..fitting.envelope import CurvesOnGrid, carried, envelope, on_grid
+from ..fitting.envelope import CurvesOnGrid, envelope, on_grid
 from ..fitting.forms import FORMS
 from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.pooling import best_shares
@@ -129,15 +129,15 @@ def _with_frontier(fits: Fits) -> Fits:
     n = [c.curve.rollouts_per_problem for c in fits.fitted]
     names = [fits.named(i) for i in range(len(n))]
     apart = differences(point, refits, within)
-    shares = best_shares(point, refits, within, fits.degrees)
+    shares = best_shares(point, refits, np.isfinite(point), fits.degrees)
     # n*(C), everywhere: the n of the cell that is best most often.
-    best = np.where(within.any(axis=0), shares.argmax(axis=0), -1)
+    best = shares.argmax(axis=0)
     ns = np.array(n, dtype=np.float64)
     return replace(
         fits,
         frontier=_frontier(grid, shares),
         crossovers=tuple(crossovers(compute, point, refits, within, apart, n, names)),
-        n_star=fit_n_star(compute, best, refits, within, ns),
+        n_star=fit_n_star(compute, best, refits, ns),
         apart=tuple(apart),
         saturation=saturation(compute, best, refits, within, ns),
     )
@@ -145,8 +145,8 @@ def _with_frontier(fits: Fits) -> Fits:
 
 def _frontier(grid: CurvesOnGrid, shares: Array) -> tuple[FrontierPoint, ...]:
     """The envelope as rows; ``shares`` has the shape ``(curves, points)``."""
-    rewards = envelope(grid.point, grid.refits, grid.within)
-    lasting = carried(grid.point, grid.within)
+    rewards = envelope(grid.point, grid.refits)
+    lasting = ~grid.within[grid.best, np.arange(len(grid.compute))]
     return tuple(
         FrontierPoint(
             compute=float(compute), reward=float(reward), reward_low=float(low), reward_high=float(high),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from ..data.curves import Array, Mask
+from ..data.curves import Array
 from ..errors import MEANING, Flag, FrontierError
 from .envelope import winners
 from .intervals import band, interval
@@ -165,19 +165,17 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
     return Sigmoid(params=params, intervals=intervals, flags=flags)
 
 
-def fit_n_star(compute: Array, best: np.ndarray, refits: Array, within: Mask, n: Array) -> Sigmoid:
+def fit_n_star(compute: Array, best: np.ndarray, refits: Array, n: Array) -> Sigmoid:
     """Fit the sigmoid to the n*(C) of a sweep, with intervals from the refits.
 
     Args:
         compute: Grid, shape ``(points,)``.
-        best: Index of the curve that is best at each point, −1 where none has data, shape ``(points,)``.
-        refits: Refitted rewards, shape ``(refits, curves, points)``.
-        within: From ``supported``, shape ``(curves, points)``.
+        best: Index of the curve that is best at each point, shape ``(points,)``.
+        refits: Best refitted rewards up to each compute, shape ``(refits, curves, points)``.
         n: Rollouts per problem of each curve.
     """
-    known = best >= 0
-    x = np.log10(compute[known])
-    values = np.log2(n[best[known]])
+    x = np.log10(compute)
+    values = np.log2(n[best])
     distinct = np.unique(values)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
     if len(distinct) == 1:
@@ -186,6 +184,6 @@ def fit_n_star(compute: Array, best: np.ndarray, refits: Array, within: Mask, n:
     intervals, draws = {}, {}
     # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
     if params and len(distinct) > 2:
-        draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
+        draws = fit_sigmoids(x, np.log2(n[winners(refits)]), params)
         intervals = {k: interval(v) for k, v in draws.items()}
     return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)
