@@ -158,9 +158,9 @@ def _frontier(grid: CurvesOnGrid, shares: Array) -> tuple[FrontierPoint, ...]:
 
 def _fitted(found: list[Curve], whole: list[Curve], config: FitConfig) -> list[CurveFit]:
     """Fit and refit every curve; ``whole`` are all points of those in ``found``."""
-    forms = FORMS if config.form == "auto" else (config.form,)
+    forms = tuple(FORMS) if config.form == "auto" else (config.form,)
     # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
-    every = [point_fits(curve, FORMS, thorough=forms) for curve in found]
+    every = [point_fits(curve, tuple(FORMS), thorough=forms) for curve in found]
     results = [without_fit(curve) for curve in found]
     rng = np.random.default_rng(config.seed)
     usable = [i for i in range(len(found)) if every[i]]

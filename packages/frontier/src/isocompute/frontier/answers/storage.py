@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import polars as pl
@@ -111,14 +110,14 @@ def _load(folder: Path) -> MeasuredCurves:
                 & (pl.col("group") == (entry["group"] or ""))
             )
             draws = Draws(
-                form=rows["form"].to_numpy().astype("<U5"),
+                form=rows["form"].to_numpy().astype(str),
                 **{k: rows[k].to_numpy() for k in ("start", "gain", "scale", "shape")},
             )
             found.append(
                 Candidate(
                     rollouts_per_problem=entry["rollouts_per_problem"],
                     problems_per_batch=entry["problems_per_batch"],
-                    parameters=_parameters(entry["form"], entry["params"]),
+                    parameters=Parameters.of(entry["form"], entry["params"]),
                     draws=draws, support=tuple(entry["support"]),
                     flags=tuple(Flag(f) for f in entry["flags"]),
                 )
@@ -129,18 +128,3 @@ def _load(folder: Path) -> MeasuredCurves:
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
-
-
-def _parameters(form: str, named: Mapping[str, float]) -> Parameters:
-    if form == "hill":
-        return Parameters(
-            form=form,
-            start=named["R0"],
-            gain=named["A"] - named["R0"],
-            scale=named["C_mid"],
-            shape=named["B"],
-        )
-    return Parameters(
-        form=form, start=named["A"] - named["D"], gain=named["D"], scale=named["tau"],
-        shape=named.get("beta", 1.0),
-    )  # fmt: skip
