@@ -109,7 +109,7 @@ def fit(evals: pl.DataFrame, config: FitConfig, *, pass_rates: pl.DataFrame | No
         evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
         group=config.group, pass_rates=pass_rates,
     )  # fmt: skip
-    whole = found = _of_setting(found, config)
+    whole = found = of_setting(found, config)
     if config.points == "records":
         found = [of_records(curve, bin_width=config.bin_width, window=config.window) for curve in whole]
     results = _fitted(found, whole, config)
@@ -191,7 +191,7 @@ def _gaps(whole: Curve, result: CurveFit, config: FitConfig) -> tuple[float | No
     return tuple(records_gap(whole, everything, config.bin_width, window) for window in (1, SMOOTHING))  # type: ignore[return-value]
 
 
-def _of_setting(found: list[Curve], config: FitConfig) -> list[Curve]:
+def of_setting(found: list[Curve], config: FitConfig) -> list[Curve]:
     """The curves of one of the three settings of section 4.
 
     Raises:

@@ -53,11 +53,16 @@ def save(fits: FittedSweep, folder: str | Path) -> None:
     }
     write_text(folder / "fits.json", json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
     if fits.fitted:
-        _write_parquet(fits.frontier_table(), folder / "frontier.parquet")
-        _write_parquet(_draws_table(fits.fitted), folder / "refits.parquet")
+        write_parquet(fits.frontier_table(), folder / "frontier.parquet")
+        write_parquet(_draws_table(fits.fitted), folder / "refits.parquet")
 
 
-def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table in the format of the others.
+
+    Raises:
+        FrontierError: It cannot be written.
+    """
     with atomic_write(path, error=FrontierError) as stream:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
@@ -99,6 +104,8 @@ def _load(folder: Path) -> MeasuredCurves:
         raise FrontierError(f"{folder}: holds no fits.json; make one with `isocompute-frontier fit`")
     try:
         document = json.loads(path.read_text())
+        if document.get("method") == "paper":
+            raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
         refits = pl.read_parquet(folder / "refits.parquet")
         found = []
         for entry in document["curves"]:

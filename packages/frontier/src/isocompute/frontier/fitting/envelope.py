@@ -25,7 +25,7 @@ class CurvesOnGrid:
     Attributes:
         compute: Grid of compute, log-uniform over the support of all curves together, shape ``(points,)``.
         point: Best fitted reward up to each compute, −∞ before a curve's first evaluation, shape ``(curves, points)``.
-        refits: The same of the refits, shape ``(refits, curves, points)``.
+        refits: The same of the refits, shape ``(refits, curves, points)``; no refits where a curve has none.
         within: Whether each curve's own data reach each compute, shape ``(curves, points)``.
     """
 
@@ -52,7 +52,8 @@ def on_grid(fits: Sequence[CurveFit]) -> CurvesOnGrid:
     reached = np.minimum(compute, last)
     begun = not_beyond(first, compute)
     point = np.stack([c.parameters(at) for c, at in zip(fits, reached, strict=True) if c.parameters])
-    refits = np.stack([c.draws.at(at) for c, at in zip(fits, reached, strict=True) if c.draws], axis=1)
+    draws = [c.draws.at(at) for c, at in zip(fits, reached, strict=True) if c.draws]
+    refits = np.stack(draws, axis=1) if draws else np.zeros((0, *point.shape))
     return CurvesOnGrid(
         compute=compute, point=np.where(begun, point, -np.inf), refits=np.where(begun, refits, -np.inf),
         within=within_support(compute, first, last),

@@ -35,10 +35,28 @@ class Sigmoid:
     constant: int | None = None
     draws: Mapping[str, Array] = field(default_factory=dict)
 
+    @property
+    def plateau(self) -> float | None:
+        """Where n* saturates, 2^(L + b), or the one n that is best everywhere; None without either."""
+        return 2.0 ** (self.params["L"] + self.params["b"]) if self.params else self.constant
+
+    def at(self, compute: Array) -> Array:
+        """n* at some compute.
+
+        Raises:
+            FrontierError: There is no n*: nothing was fitted.
+        """
+        if self.params is None and self.constant is None:
+            raise FrontierError("there is no n*(C): no curve, or too few points, could be fitted")
+        if self.params is None:
+            return np.full(np.shape(compute), float(self.constant or 0))
+        return np.asarray(2.0 ** sigmoid(np.log10(compute), self.params))
+
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
         return {
             "params": self.params,
+            "plateau": self.plateau,
             "intervals": {k: list(v) for k, v in self.intervals.items()},
             "flags": [str(f) for f in self.flags],
             "constant": self.constant,
@@ -52,6 +70,7 @@ class Sigmoid:
         for name, value in self.params.items():
             span = self.intervals.get(name)
             lines.append(f"  {name:2} {value:8.3f}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else ""))
+        lines.append(f"n* saturates at {self.plateau:,.0f}, which is 2^(L + b)")
         return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
 
 
@@ -183,7 +202,7 @@ def fit_n_star(compute: Array, best: np.ndarray, refits: Array, n: Array) -> Sig
     params = fit_sigmoid(x, values)
     intervals, draws = {}, {}
     # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
-    if params and len(distinct) > 2:
+    if params and len(distinct) > 2 and len(refits):
         draws = fit_sigmoids(x, np.log2(n[winners(refits)]), params)
         intervals = {k: interval(v) for k, v in draws.items()}
     return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)
