@@ -218,8 +218,8 @@ def _shares(figure: Any, axis: Any, fits: Fits, x: Array, values: np.ndarray, na
     levels = np.unique(values)
     probability, within_run = fits.probability, fits.within_run
     share = np.stack([probability[values == v].sum(axis=0) for v in levels])
-    mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
     if fits.fitted[0].draws is not None:
+        mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
         figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
     best = np.searchsorted(levels, values[probability.argmax(axis=0)])
     axis.step(x, best, where="mid", color=ACCENT, linewidth=2, label=f"{name}* (of the best cell)")
