@@ -142,7 +142,8 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
         grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
         line = (grid / e.parameters.scale) ** e.parameters.shape
         low, high = e.needed_interval
-        label = f"{e.name}: {e.needed:,.3g} ({low:,.3g} to {high:,.3g}) for {e.target:.3f}"
+        span = "or more" if high is None else f"({low:,.3g} to {high:,.3g})"
+        label = f"{e.name}: {e.needed:,.3g} {span} for {e.target:.3f}"
         axis.plot(grid, line, color=look["color"], linestyle=look["linestyle"], label=label)
         axis.plot(compute, value, look["marker"], color=look["color"], markersize=4)
     held = found[0].parameters
