@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -11,6 +14,7 @@ from ..contract.files import atomic_write, write_text
 from ..errors import Flag, FrontierError
 from ..fitting.curve_fit import CurveFit
 from ..fitting.forms import Parameters
+from ..fitting.nstar import Sigmoid
 from ..fitting.uncertainty import Draws
 from .candidates import Candidate, MeasuredCurves, candidates_of
 from .summary import statements
@@ -98,12 +102,34 @@ def measured_by(source: FittedSweep | str | Path) -> MeasuredCurves:
     return found
 
 
-def _load(folder: Path) -> MeasuredCurves:
+def n_star_of(folder: Path) -> tuple[Sigmoid, float]:
+    """The sigmoid of n*(C) that a fit wrote, without its intervals, and the most compute that is behind it.
+
+    Raises:
+        FrontierError: The folder holds no fits, or they are damaged.
+    """
+    with _reading(folder) as document:
+        found = document["n_star"]
+        last = max(float(c["support"][1]) for c in document["curves"])
+        flags = tuple(Flag(f) for f in found["flags"])
+        return Sigmoid(params=found["params"], intervals={}, flags=flags, constant=found["constant"]), last
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[dict[str, Any]]:
+    """``fits.json``, and one sentence for whatever is wrong with what is read of it and beside it."""
     path = folder / "fits.json"
     if not path.is_file():
         raise FrontierError(f"{folder}: holds no fits.json; make one with `isocompute-frontier fit`")
     try:
-        document = json.loads(path.read_text())
+        yield json.loads(path.read_text())
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
+
+
+def _load(folder: Path) -> MeasuredCurves:
+    with _reading(folder) as document:
         if document.get("method") == "paper":
             raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
         refits = pl.read_parquet(folder / "refits.parquet")
@@ -132,6 +158,3 @@ def _load(folder: Path) -> MeasuredCurves:
         return MeasuredCurves(
             unit=document["unit"], metric=document["metric"], degrees=float(document["degrees"]), curves=tuple(found)
         )
-    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
