@@ -56,7 +56,7 @@ def run(table: pl.DataFrame, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def cells(document: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(s["rollouts_per_problem"], s["problems_per_batch"]) for s in document["segments"]]
+    return [(s["n"], s["problems_per_batch"]) for s in document["segments"]]
 
 
 def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
@@ -70,7 +70,7 @@ def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
         for a, b in pairwise(truths)
     ]
     # To within a step of the grid.
-    assert [s["from"] for s in document["segments"][1:]] == pytest.approx(crossings, rel=0.04)
+    assert [s["compute"] for s in document["segments"][1:]] == pytest.approx(crossings, rel=0.04)
     named = {c["rollouts_per_problem"]: c["params"] for c in document["curves"]}
     assert named[64] == pytest.approx({"A": 0.8, "D": 0.5, "tau": 1.2e5}, rel=1e-3)
     frontier = pl.read_parquet(tmp_path / "out" / "frontier.parquet")
@@ -107,11 +107,11 @@ def test_other_metrics_and_units_are_fitted_alike(sweep: pl.DataFrame, tmp_path:
     best, worst = (run(sweep, tmp_path, *own, "--metric", f"{kind}_at_4") for kind in ("best", "worst"))
     assert worst["curves"][0]["params"]["A"] == pytest.approx(0.4, abs=1e-3)
     # best@4 is lowered with n here, so that a larger n takes over later.
-    assert best["segments"][1]["from"] > worst["segments"][1]["from"]
+    assert best["segments"][1]["compute"] > worst["segments"][1]["compute"]
     tokens = run(sweep, tmp_path, *own, "--unit", "tokens")
     assert tokens["unit"] == "tokens"
     # 16 spends 26 tokens a rollout and 4 spends 14: in tokens 16 takes over later still.
-    assert tokens["segments"][1]["from"] > 14 * worst["segments"][1]["from"]
+    assert tokens["segments"][1]["compute"] > 14 * worst["segments"][1]["compute"]
 
 
 def test_records_are_the_first_to_reach_a_bin_and_do_not_shorten_a_run(sweep: pl.DataFrame, tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:
         FrontierError: Runs of several n share no rollouts.
     """
     ends = measures.group_by("rollouts_per_problem").agg(pl.col("rollouts").max())
-    shared = ends["rollouts"].min()
-    near = measures.filter(((pl.col("rollouts") - shared) / max(float(shared or 0), 1.0)).abs() <= NEAR)
+    shared = int(ends["rollouts"].to_numpy().min())
+    near = measures.filter((pl.col("rollouts") - shared).abs() <= NEAR * shared)
     found = near.group_by("run_id", maintain_order=True).last().select(measures.columns)
     if found["rollouts_per_problem"].n_unique() < min(len(ends), 2):
         raise FrontierError("no two n were evaluated within 10 % of the same rollouts: there is nothing to compare")

@@ -10,16 +10,14 @@ its figures are those of all evaluations (on its points, records lie 0.02 to 0.0
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
 from ..contract.files import write_text
-from ..data.curves import Array, Curve
+from ..data.curves import Curve
 from ..data.grouping import curves
 from ..data.records import of_records
 from ..data.units import amount
@@ -63,13 +61,12 @@ class PaperFits(Fits):
         found: dict[int, int | None] = {}
         for n in sorted({c.curve.rollouts_per_problem for c in self.fitted}):
             own = [c for c in self.fitted if c.curve.rollouts_per_problem == n]
-            if len({c.curve.problems_per_batch for c in own}) < 2:
-                continue
             shared = min(c.curve.support[1] for c in own)
             steady = [(c.curve.problems_per_batch, float(c.parameters(shared)))
-                      for c in own if c.parameters and not _collapsed(c.curve)]  # fmt: skip
+                      for c in own if c.parameters and not _collapses(c.curve)]  # fmt: skip
             best = max((reward for _, reward in steady), default=0.0)
-            found[n] = min((size for size, reward in steady if best - reward <= tolerance), default=None)
+            if len({c.curve.problems_per_batch for c in own}) > 1:
+                found[n] = min((size for size, reward in steady if best - reward <= tolerance), default=None)
         return found
 
     def frontier_table(self) -> pl.DataFrame:
@@ -84,46 +81,19 @@ class PaperFits(Fits):
                  "   n  B_p  form   asymptote   records would say"]  # fmt: skip
         for c in self.curves:
             head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}  {c.curve.group}".rstrip()
-            if c.parameters is None:
-                lines.append(f"{head}  no fit: {c.reason}")
-                continue
             gap = "no fit" if c.records_gap is None else f"{c.records_gap:+.3f}"
-            lines.append(f"{head}  {c.parameters.form:6} {c.parameters.asymptote:9.3f}   {gap}")
+            fit = c.parameters and f"{c.parameters.form:6} {c.parameters.asymptote:9.3f}   {gap}"
+            lines.append(f"{head}  {fit or 'no fit: ' + c.reason}")
         if not self.fitted:
             return "\n".join(lines)
-        steps = "      update steps" if self.unit == "rollouts" else ""
-        lines += ["", f"   from {self.unit:>12}   n*   B_p   reward there{steps}"]
+        lines += ["", f"   from {self.unit:>12}   n*   B_p   reward there"]
         for s in self.segments():
-            made = s.compute / (s.rollouts_per_problem * s.problems_per_batch)
-            row = f"   {amount(s.compute):>17} {s.rollouts_per_problem:4d} {s.problems_per_batch:5d} {s.reward:14.3f}"
-            lines.append(row + (f" {amount(made):>17}" if steps else ""))
+            cell = f"{s.rollouts_per_problem:4d} {s.problems_per_batch:5d}"
+            lines.append(f"   {amount(s.compute):>17} {cell} {s.reward:14.3f}")
         lines.append(self.n_star.summary())
         for n, size in self.smallest_stable().items():
-            said = "none: every one collapses" if size is None else f"{size}"
-            lines.append(f"smallest stable B_p at n = {n}: {said}")
+            lines.append(f"smallest stable B_p at n = {n}: {size or 'none, every one collapses'}")
         return "\n".join(lines)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As in ``fits.json``."""
-        return {
-            "method": "paper", "unit": self.unit, "metric": self.metric, "points": self.points,
-            "bin_width": self.bin_width, "n_star": self.n_star.as_dict(),
-            "curves": [
-                {
-                    "rollouts_per_problem": c.curve.rollouts_per_problem,
-                    "problems_per_batch": c.curve.problems_per_batch, "group": c.curve.group or None,
-                    "form": c.parameters and c.parameters.form, "params": c.parameters and c.parameters.named(),
-                    "support": list(c.curve.support), "records_gap": c.records_gap, "reason": c.reason,
-                }
-                for c in self.curves
-            ],
-            "segments": [
-                {"from": s.compute, "rollouts_per_problem": s.rollouts_per_problem,
-                 "problems_per_batch": s.problems_per_batch, "group": s.group or None, "reward": s.reward}
-                for s in (self.segments() if self.fitted else ())
-            ],
-            "smallest_stable": {str(n): size for n, size in self.smallest_stable().items()},
-        }  # fmt: skip
 
     def save(self, folder: str | Path) -> None:
         """Write ``fits.json`` and ``frontier.parquet``; the same fits give the same bytes.
@@ -131,7 +101,15 @@ class PaperFits(Fits):
         Raises:
             FrontierError: The folder cannot be written to.
         """
-        text = json.dumps(self.as_dict(), indent=1, sort_keys=True) + "\n"
+        shown = ("compute", "n", "problems_per_batch", "reward")
+        rows = [s.as_row() for s in self.segments()]
+        document = {
+            "method": "paper", "unit": self.unit, "metric": self.metric, "points": self.points,
+            "curves": [c.as_dict() for c in self.curves], "n_star": self.n_star.as_dict(),
+            "segments": [{key: row[key] for key in shown} for row in rows],
+            "smallest_stable": {str(n): size for n, size in self.smallest_stable().items()},
+        }  # fmt: skip
+        text = json.dumps(document, indent=1, sort_keys=True) + "\n"
         write_text(Path(folder) / "fits.json", text, error=FrontierError)
         if self.fitted:
             write_parquet(self.frontier_table(), Path(folder) / "frontier.parquet")
@@ -196,11 +174,10 @@ def _least_squares(form: str, curve: Curve) -> Parameters:
     return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None).parameters
 
 
-def _collapsed(curve: Curve) -> bool:
-    """Whether any run of a curve ends far below its best quarter of evaluations."""
-    return any(_falls(curve.reward[curve.seed == s]) for s in range(curve.seeds))
-
-
-def _falls(reward: Array) -> bool:
-    quarters: Sequence[Array] = [q for q in np.array_split(reward, 4) if len(q)]
-    return bool(max(float(q.mean()) for q in quarters) - float(quarters[-1].mean()) > FALL)
+def _collapses(curve: Curve) -> bool:
+    """Whether a run of the curve ends far below its best quarter of evaluations."""
+    for seed in range(curve.seeds):
+        quarters = [float(q.mean()) for q in np.array_split(curve.reward[curve.seed == seed], 4) if len(q)]
+        if max(quarters) - quarters[-1] > FALL:
+            return True
+    return False

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         measures.write_parquet(stream)
     save(interference_panels(pass_rates, evals, of=of), arguments.out / "interference")
     matched = at_equal_rollouts(measures)
-    yield f"{matched['problems'][0]:,} {of}, at {matched['rollouts'].max():,} rollouts:"
+    yield f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts:"
     means = [pl.col(c).mean() for c in ("mean", "zero_fraction", "one_fraction", "dispersion", "distance_to_start")]
     for row in matched.group_by("rollouts_per_problem").agg(pl.len(), *means).sort("rollouts_per_problem").to_dicts():
         yield (

@@ -65,7 +65,7 @@ def _histograms(
     for n, look in styles.items():
         after = histogram(rates.filter(pl.col("rollouts_per_problem") == n)["rate"].to_numpy(), bins)
         axis.plot(centres, after, color=look["color"], linestyle=look["linestyle"], marker=look["marker"], markersize=3)
-    axis.set(xlabel=f"pass rate at {matched['rollouts'].max():,} rollouts", ylabel=f"share of {of}")
+    axis.set(xlabel=f"pass rate at {max(matched['rollouts'].to_list()):,} rollouts", ylabel=f"share of {of}")
     axis.legend(frameon=False, fontsize=8)
 
 
