@@ -128,7 +128,9 @@ def test_the_paper_s_method_has_nothing_to_prescribe_from(
     sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(sweep, tmp_path)
-    with pytest.raises(FrontierError, match="the paper's method has no intervals to prescribe from"):
+    with pytest.raises(
+        FrontierError, match=r"out: the paper's method has no intervals to prescribe from: fit without it$"
+    ):
         prescribe(tmp_path / "out", budget=10_000)
     arguments = ["--method", "paper", "--pass-rates", "x.parquet", "--out", str(tmp_path / "out")]
     assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 2

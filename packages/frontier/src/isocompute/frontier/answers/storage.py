@@ -123,6 +123,8 @@ def _reading(folder: Path) -> Iterator[dict[str, Any]]:
         raise FrontierError(f"{folder}: holds no fits.json; make one with `isocompute-frontier fit`")
     try:
         yield json.loads(path.read_text())
+    except FrontierError:
+        raise
     except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
