@@ -76,7 +76,10 @@ def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: p
     assert [line.split(":")[0].split()[2] for line in printed.splitlines() if line.startswith("n = ")] == [
         "2", "4", "8", "16", "32",
     ]  # fmt: skip
-    assert pl.read_parquet(tmp_path / "interference.parquet")["problems"].unique().to_list() == [256]
+    measures = pl.read_parquet(tmp_path / "interference.parquet")
+    assert measures["problems"].unique().to_list() == [256]
+    # Its five branches were measured once, at their end: how far they moved is not known.
+    assert measures["distance_to_start"].null_count() == 5
 
 
 def test_problems_that_are_always_or_never_solved_are_as_uneven_as_can_be() -> None:

@@ -29,7 +29,7 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
         ``problems``, ``mean``, ``zero_fraction`` (problems never solved), ``one_fraction`` (always solved),
         ``dispersion`` (variance over that of a coin of the same mean, 0 when all problems are alike and 1 when each is
         always or never solved; what sampling alone adds is taken off), ``distance_to_start`` (Wasserstein, between
-        this histogram and the run's first).
+        this histogram and the run's first; null where a run has one evaluation, as a branch of another may).
 
     Raises:
         FrontierError: There are no pass rates, the tables have no run in common, or the rollouts of an evaluation are
@@ -64,7 +64,8 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
                 "distance_to_start": wasserstein(share, first.setdefault(row["run_id"], share)),
             }
         )  # fmt: skip
-    return pl.DataFrame(rows)
+    moved = pl.when(pl.len().over("run_id") > 1).then("distance_to_start")
+    return pl.DataFrame(rows).with_columns(distance_to_start=moved)
 
 
 def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:

@@ -49,9 +49,10 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts:"
     means = [pl.col(c).mean() for c in ("mean", "zero_fraction", "one_fraction", "dispersion", "distance_to_start")]
     for row in matched.group_by("rollouts_per_problem").agg(pl.len(), *means).sort("rollouts_per_problem").to_dicts():
+        moved = "" if row["distance_to_start"] is None else f", moved {row['distance_to_start']:.3f}"
         yield (
             f"n = {row['rollouts_per_problem']:4d}: mean {row['mean']:.3f}, never solved {row['zero_fraction']:.1%}, "
-            f"always solved {row['one_fraction']:.1%}, dispersion {row['dispersion']:.3f}, moved "
-            f"{row['distance_to_start']:.3f} ({row['len']} run{'s' if row['len'] > 1 else ''})"
+            f"always solved {row['one_fraction']:.1%}, dispersion {row['dispersion']:.3f}{moved} "
+            f"({row['len']} run{'s' if row['len'] > 1 else ''})"
         )
     yield f"figure: {arguments.out / 'interference.png'}"

@@ -58,7 +58,8 @@ def _histograms(
     centres = (np.arange(bins) + 0.5) / bins
     matched = at_equal_rollouts(measures)
     rates = pass_rates.with_columns(rate=pl.col("successes") / pl.col("samples"))
-    begun = measures.group_by("run_id").agg(pl.col("step").min())
+    # Not the first of every run: a branch begins where another run has been.
+    begun = measures.filter(pl.col("rollouts") == pl.col("rollouts").min())
     before = histogram(rates.join(begun, on=["run_id", "step"])["rate"].to_numpy(), bins)
     axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the first evaluation")
     rates = rates.join(matched.select("run_id", "step", "rollouts_per_problem"), on=["run_id", "step"])
