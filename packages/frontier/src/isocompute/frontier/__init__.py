@@ -5,6 +5,7 @@ from .answers.efficiency import efficiency, leave_one_out
 from .answers.fits import FitConfig, fit
 from .answers.forecast import Forecast, ForecastConfig, forecast
 from .answers.interference import interference, train_validation_gap
+from .answers.paper import fit_as_paper
 from .answers.prescription import Prescription, prescribe
 from .answers.results import Fits
 from .answers.sensitivity import sensitivity, smallest_stable
@@ -28,6 +29,7 @@ __all__ = [
     "convert",
     "efficiency",
     "fit",
+    "fit_as_paper",
     "fit_points",
     "forecast",
     "interference",

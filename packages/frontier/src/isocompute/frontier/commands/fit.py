@@ -10,6 +10,7 @@ import polars as pl
 
 from ..answers.fits import FitConfig, fit
 from ..answers.interference import train_validation_gap
+from ..answers.paper import fit_as_paper
 from ..contract import tables
 from ..contract.files import atomic_write
 from ..data.curves import UNITS
@@ -32,6 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "source", nargs="+", help="evals: file, folder, tracking URI, mlflow:EXPERIMENT or runs:/RUN_ID"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder for fits.json, tables, figures and report")
+    parser.add_argument("--method", default="bootstrap", choices=["bootstrap", "paper"],
+                        help="paper: as the IsoCompute Playbook fits, without intervals")  # fmt: skip
     parser.add_argument("--form", default="auto", choices=["auto", *FORMS])
     parser.add_argument("--selection", default="aicc", choices=CRITERIA,
                         help="how --form auto chooses: AICc, or the error on the held-out tail")  # fmt: skip
@@ -61,7 +64,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Fit, write what was found with its figures and its report, and print the summary."""
+    """Fit, write what was found with its figures and its report, and print the summary.
+
+    Raises:
+        FrontierError: The evaluations cannot be read or fitted, or a file cannot be written.
+    """
     config = FitConfig(
         form=arguments.form, metric=arguments.metric, unit=arguments.unit, split=arguments.split,
         problem_set=arguments.problem_set, bootstrap=arguments.bootstrap, seed=arguments.seed,
@@ -70,6 +77,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
     )  # fmt: skip
     evals = _evals(arguments)
+    if arguments.method == "paper":
+        if arguments.pass_rates is not None:
+            raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
+        paper = fit_as_paper(evals, config)
+        paper.save(arguments.out)
+        all_figures(paper, arguments.out)
+        yield paper.summary()
+        return
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     fits = fit(evals, config, pass_rates=pass_rates)
     fits.save(arguments.out)

@@ -39,7 +39,7 @@ def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
         return []
     folder = Path(folder)
     wanted = {"curves": curve_panels, "frontier": frontier, "n_star": n_star}
-    if len(fits.fitted) > 1:
+    if len(fits.fitted) > 1 and all(c.draws for c in fits.fitted):
         wanted["sensitivity"] = sensitivity_panels
     if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
         wanted["b_p_star"] = b_p_star
@@ -71,9 +71,8 @@ def curve_panels(fits: Fits) -> Any:
         # From where there are data: the fit claims nothing before the first evaluation.
         grid = np.linspace(float(c.curve.compute.min()), c.curve.support[1], 200)
         assert c.parameters is not None
-        assert c.draws is not None
-        low, high = band(c.draws.at(grid))
-        axis.fill_between(grid, low, high, color=look["color"], alpha=0.25, linewidth=0)
+        if c.draws is not None:
+            axis.fill_between(grid, *band(c.draws.at(grid)), color=look["color"], alpha=0.25, linewidth=0)
         axis.plot(c.curve.compute, c.curve.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
         order = np.argsort(c.curve.compute, kind="stable")
         companion = isotonic(c.curve.compute, c.curve.reward, c.curve.standard_error**-2)
@@ -219,8 +218,9 @@ def _shares(figure: Any, axis: Any, fits: Fits, x: Array, values: np.ndarray, na
     levels = np.unique(values)
     probability, within_run = fits.probability, fits.within_run
     share = np.stack([probability[values == v].sum(axis=0) for v in levels])
-    mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
-    figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
+    if fits.fitted[0].draws is not None:
+        mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
+        figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
     best = np.searchsorted(levels, values[probability.argmax(axis=0)])
     axis.step(x, best, where="mid", color=ACCENT, linewidth=2, label=f"{name}* (of the best cell)")
     axis.set(ylabel=name, yticks=range(len(levels)), yticklabels=[str(v) for v in levels])
