@@ -30,10 +30,12 @@ class Answer:
 
     Attributes:
         data: The sentence about the runs.
-        unit: Unit of compute.
+        unit: Unit of the budget.
+        compute: What the chosen setting gets for the budget, in the unit of the fit.
         decision: At the budget.
         earlier: At a quarter of it, where that was measured.
         path: n* over the compute that was measured.
+        path_unit: Unit of the fit.
         cells: The settings of the path.
         beyond: The largest multiple of the budget at which the same setting is still chosen, and its P(best) there.
         unmeasured: Numbers of rollouts that were not run.
@@ -43,9 +45,11 @@ class Answer:
 
     data: str
     unit: str
+    compute: float
     decision: Decision
     earlier: Decision | None
     path: Path
+    path_unit: str
     cells: tuple[Cell, ...]
     beyond: tuple[float, float] | None
     unmeasured: tuple[Unmeasured, ...]
@@ -66,7 +70,7 @@ class Answer:
         chosen = self.decision.chosen
         cell = chosen.cell
         rate = f", learning rate {cell.learning_rate:.2g}" if cell.learning_rate else ""
-        steps = f", {self.decision.compute / cell.batch_rollouts:,.0f} steps" if self.unit == "rollouts" else ""
+        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
         group = f", {cell.group}" if cell.group else ""
         low, high = chosen.interval
         words = "use" if chosen.probability_best >= 0.5 else "the least expected loss is with"

@@ -34,6 +34,7 @@ class Fitted:
         unit: Unit of compute.
         prepared: The runs, and what was found of each.
         posterior: Draws of the curves.
+        tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
         questions_sampled: Whether intervals include the luck of which questions are asked.
         seed: Fixes what is drawn.
     """
@@ -42,6 +43,7 @@ class Fitted:
     unit: str
     prepared: Prepared
     posterior: Posterior
+    tokens_per_rollout: tuple[float, ...] = ()
     questions_sampled: bool = False
     seed: int = 0
 
@@ -88,21 +90,37 @@ class Fitted:
         lost = np.maximum(rewards - self._failures[2][:, None], 0.0)
         return np.asarray(rewards - self.failing[:, :, None] * lost)
 
-    def decide(self, compute: float) -> Decision:
+    def decide(self, budget: float, *, unit: str | None = None) -> Decision:
         """The settings at a budget, that of least expected regret first.
 
+        Args:
+            unit: Unit of the budget: that of the fit, or ``tokens`` of a fit in rollouts, which buy each setting as
+                many rollouts as its responses are long.
+
         Raises:
-            FrontierError: The budget is not above 0, or lies farther beyond the data than anything can be said of.
+            FrontierError: The budget is not above 0, lies farther beyond the data than anything can be said of, or is
+                in a unit that the table does not hold.
         """
-        if not (np.isfinite(compute) and compute > 0):
-            raise FrontierError(f"the budget is {compute}; it must be above 0")
-        if compute > FARTHEST * self.largest:
+        if not (np.isfinite(budget) and budget > 0):
+            raise FrontierError(f"the budget is {budget}; it must be above 0")
+        compute = budget / self._lengths(unit or self.unit)
+        if compute.max() > FARTHEST * self.largest:
             raise FrontierError(
-                f"the budget of {short(compute)} {self.unit} is more than {FARTHEST:.0f} times the "
-                f"{short(self.largest)} that were measured: measure farther first"
+                f"the budget of {short(budget)} {unit or self.unit} is more than {FARTHEST:.0f} times the "
+                f"{short(self.largest)} {self.unit} that were measured: measure farther first"
             )
-        rewards = self.posterior.reward(compute)[:, :, 0]
-        return decide(compute, self.cells, rewards, self.failing, self._failures[2], compute / self.last)
+        rewards = self.posterior.reward(compute[:, None])[:, :, 0]
+        return decide(budget, self.cells, rewards, self.failing, self._failures[2], compute / self.last)
+
+    def _lengths(self, unit: str) -> Array:
+        """What a unit of the fit costs in another one, by setting, shape ``(cells,)``."""
+        if unit == self.unit:
+            return np.ones(len(self.cells))
+        if (unit, self.unit) != ("tokens", "rollouts") or not self.tokens_per_rollout:
+            raise FrontierError(
+                f"the fit is in {self.unit}, and its table does not say how many {unit} these are: fit with --unit {unit}"
+            )
+        return np.array(self.tokens_per_rollout)
 
     def best(self, compute: float) -> Option:
         """The setting of least expected regret at a budget."""
@@ -120,16 +138,22 @@ class Fitted:
             lambda d: np.array([index[o.cell] for o in d.options]), self.whole,
         )  # fmt: skip
 
-    def answer(self, compute: float | None = None) -> Answer:
-        """The sixty-second answer at a budget, by default the largest that was measured."""
-        budget = self.largest if compute is None else compute
-        decision, earlier = self.decide(budget), None
-        if budget / 4 >= self.path_start * (1 - TOLERANCE):
-            earlier = self.decide(budget / 4)
+    def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
+        """The sixty-second answer at a budget, by default the largest that was measured.
+
+        Args:
+            unit: As of ``decide``.
+        """
+        whole = self.largest if budget is None else budget
+        decision = self.decide(whole, unit=unit)
+        # The compute that the chosen setting gets for it.
+        compute = decision.chosen.reach * float(self.last[self.cells.index(decision.chosen.cell)])
+        enough = compute / 4 >= self.path_start * (1 - TOLERANCE)
         return Answer(
-            data=self._data(), unit=self.unit, decision=decision, earlier=earlier, path=self.path(), cells=self.cells,
-            beyond=self._beyond(decision), unmeasured=self._unmeasured(decision), risk=self._risk(),
-            missing=self._missing(),
+            data=self._data(), unit=unit or self.unit, compute=compute, decision=decision,
+            earlier=self.decide(whole / 4, unit=unit) if enough else None, path=self.path(), cells=self.cells,
+            path_unit=self.unit, beyond=self._beyond(decision, unit), unmeasured=self._unmeasured(decision, compute),
+            risk=self._risk(), missing=self._missing(),
         )  # fmt: skip
 
     def _data(self) -> str:
@@ -148,24 +172,24 @@ class Fitted:
             text += f", {len(failed)} failed ({named}{', …' if len(failed) > 3 else ''})"
         return text
 
-    def _beyond(self, decision: Decision) -> tuple[float, float] | None:
+    def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
         found = None
         for factor in (2.0, 4.0, 8.0, 16.0):
             budget = decision.compute * factor
-            if budget > FARTHEST * self.largest:
+            if decision.chosen.reach * factor > FARTHEST:
                 break
-            chosen = self.decide(budget).chosen
+            chosen = self.decide(budget, unit=unit).chosen
             if chosen.cell != decision.chosen.cell or chosen.probability_best < SURE_BEYOND:
                 break
             found = (budget, chosen.probability_best)
         return found
 
-    def _unmeasured(self, decision: Decision) -> tuple[Unmeasured, ...]:
+    def _unmeasured(self, decision: Decision, compute: float) -> tuple[Unmeasured, ...]:
         """The next smaller and the next larger n, at the chosen B_p and group, each at the measured spacing."""
         chosen = decision.chosen.cell
         own = sorted({c.rollouts_per_problem for c in self.cells if c.problems_per_batch == chosen.problems_per_batch})
         rng = np.random.default_rng([self.seed, 2])
-        known = self.posterior.reward(decision.compute)[:, self.cells.index(chosen), 0]
+        known = self.posterior.reward(compute)[:, self.cells.index(chosen), 0]
         found = []
         for n in (own[0] // 2, own[-1] * 2):
             if n < 2:
@@ -174,7 +198,7 @@ class Fitted:
                 rollouts_per_problem=n, problems_per_batch=chosen.problems_per_batch, group=chosen.group,
                 learning_rate=chosen.learning_rate,
             )  # fmt: skip
-            new = self.posterior.reward_of((cell,), decision.compute, rng=rng)[:, 0, 0]
+            new = self.posterior.reward_of((cell,), compute, rng=rng)[:, 0, 0]
             gain = np.maximum(new - known, 0.0)
             found.append(
                 Unmeasured(rollouts_per_problem=n, gain=float(gain.mean()), probability=float((gain > 0).mean()))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import narwhals as nw
+import polars as pl
 
 from ..data.reading import read_evals
 from ..errors import FrontierError
@@ -13,6 +14,7 @@ from ..posterior.evaluations import runs_of
 from ..posterior.posterior import posterior
 from ..posterior.preparation import prepare
 from ..posterior.priors import Priors
+from ..posterior.runs import Cell
 from .fitted import Fitted
 
 
@@ -74,7 +76,20 @@ class Frontier:
         return Fitted(
             metric=self.metric, unit=self.unit, prepared=prepared, seed=seed,
             posterior=posterior(prepared.runs, priors=priors, seed=seed),
+            tokens_per_rollout=self._lengths(prepared.runs.cells),
         )  # fmt: skip
+
+    def _lengths(self, cells: tuple[Cell, ...]) -> tuple[float, ...]:
+        """Mean tokens of a response, over all runs of an n and B_p; nothing where one of them has no count."""
+        if not {"tokens", "rollouts"} <= set(self.evals.columns):
+            return ()
+        keys = ["rollouts_per_problem", "problems_per_batch"]
+        whole = self.evals.filter(pl.col("rollouts") > 0).group_by(keys).agg(
+            (pl.col("tokens").sum() / pl.col("rollouts").sum()).alias("length")
+        )  # fmt: skip
+        known = {(n, batch): length for n, batch, length in whole.select(*keys, "length").iter_rows() if length}
+        lengths = [known.get((c.rollouts_per_problem, c.problems_per_batch)) for c in cells]
+        return tuple(x for x in lengths if x is not None) if None not in lengths else ()
 
     def __repr__(self) -> str:
         return f"Frontier({len(self.evals)} evaluations of {self.metric}, not fitted: .fit())"

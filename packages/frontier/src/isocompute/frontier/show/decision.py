@@ -8,21 +8,18 @@ import numpy as np
 
 from ..answers.answer import short
 from ..answers.fitted import Fitted
-from ..posterior.path import Path
+from .drawing import ACCENT, styled, subplots
 
 BUDGETS = (1.0, 0.5, 0.25, 0.125)
 """Of the compute that was measured."""
 
 
+@styled
 def decision_figure(fitted: Fitted) -> Any:
     """Both panels beside each other."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.5, 3.8), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    path = fitted.path()
+    figure, (left, right) = subplots(1, 2, figsize=(9.5, 3.8))
     draw_regret(fitted, left)
-    draw_n_star(fitted, right, path=path)
+    draw_n_star(fitted, right)
     return figure
 
 
@@ -43,20 +40,19 @@ def draw_regret(fitted: Fitted, axes: Any) -> Any:
     axes.set(title="What each n is expected to lose", xlabel="rollouts per problem n",
              ylabel=f"expected regret in {fitted.metric}")  # fmt: skip
     axes.legend(title=f"budget in {fitted.unit}", frameon=False, fontsize=8)
-    _plain(axes)
     return axes
 
 
-def draw_n_star(fitted: Fitted, axes: Any, *, path: Path | None = None) -> Any:
+def draw_n_star(fitted: Fitted, axes: Any) -> Any:
     """The n of least expected regret against compute, over P(best) of every n."""
-    path = path or fitted.path()
+    path = fitted.path()
     each = np.array([c.rollouts_per_problem for c in fitted.cells])
     ns = np.unique(each)
     share = np.stack([path.probability_best[:, each == n].sum(axis=1) for n in ns])
     mesh = axes.pcolormesh(path.compute, np.arange(len(ns)), share, cmap="Blues", vmin=0, vmax=1, shading="nearest",
                            rasterized=True)  # fmt: skip
     chosen = np.searchsorted(ns, each[path.chosen])
-    axes.step(path.compute, chosen, where="mid", color="#c05621", linewidth=2, label="least expected regret")
+    axes.step(path.compute, chosen, where="mid", color=ACCENT, linewidth=2, label="least expected regret")
     axes.set_xscale("log")
     axes.set_yticks(np.arange(len(ns)), [f"{n:,}" for n in ns])
     low, high = path.compute[[0, -1]]
@@ -67,9 +63,4 @@ def draw_n_star(fitted: Fitted, axes: Any, *, path: Path | None = None) -> Any:
     axes.set(title="n* over compute", xlabel=f"compute in {fitted.unit}", ylabel="rollouts per problem n")
     axes.figure.colorbar(mesh, ax=axes, label="P(best)")
     axes.legend(frameon=False, fontsize=8, loc="upper left")
-    _plain(axes)
     return axes
-
-
-def _plain(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)

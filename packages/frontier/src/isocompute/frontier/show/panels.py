@@ -14,11 +14,12 @@ from ..answers.interference import at_equal_rollouts, histogram, interference
 from ..data.curves import Array
 from ..errors import FrontierError
 from ..fitting.intervals import band
-from .drawing import ACCENT, line_styles, pyplot
+from .drawing import ACCENT, line_styles, styled, subplots
 
 BINS = 10
 
 
+@styled
 def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: str = "problems") -> Any:
     """How unevenly training helps problems, by n: the measures against rollouts, and histograms at equal rollouts.
 
@@ -34,7 +35,7 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
     measures = interference(pass_rates, evals, bins=bins)
     styles = line_styles(measures["rollouts_per_problem"].unique().sort().to_list())
-    figure, axes = pyplot().subplots(2, 2, figsize=(8, 5.6), layout="constrained")
+    figure, axes = subplots(2, 2, figsize=(8, 5.6))
     shown = {"zero_fraction": "never solved", "dispersion": "dispersion", "distance_to_start": "distance to start"}
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
         for n, look in styles.items():
@@ -70,6 +71,7 @@ def _histograms(
     axis.legend(frameon=False, fontsize=8)
 
 
+@styled
 def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     """Train minus validation reward against compute, by n; seeds averaged, with their range.
 
@@ -78,7 +80,7 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
         unit: Column of compute.
     """
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
-    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
         own = gap.filter(pl.col("rollouts_per_problem") == n).group_by(unit).agg(
             pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
@@ -92,6 +94,7 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     return figure
 
 
+@styled
 def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: str) -> Any:
     """A curve fitted up to a cut and its extension, with the points of both.
 
@@ -100,7 +103,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
         x: Name of the compute.
         y: Name of the reward.
     """
-    figure, axis = pyplot().subplots(figsize=(6, 3.6), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
     used = (compute >= found.support[0]) & (compute <= cut)
     grid = np.linspace(found.support[0], float(compute.max()), 200)
@@ -119,6 +122,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     return figure
 
 
+@styled
 def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
     """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe (ScaleRL, leave-one-out).
 
@@ -131,7 +135,7 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
     """
     if not found:
         raise FrontierError("there are no recipes to compare")
-    figure, axis = pyplot().subplots(figsize=(6, 4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 4))
     for e, look in zip(found, line_styles([e.name for e in found]).values(), strict=True):
         compute, value = efficiency(e.parameters, e.compute, e.reward)
         grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
