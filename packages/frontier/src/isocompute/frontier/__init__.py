@@ -3,11 +3,11 @@
 from .answers.comparison import Comparison, compare
 from .answers.efficiency import efficiency, leave_one_out
 from .answers.fits import FitConfig, fit
-from .answers.forecast import Forecast, ForecastConfig, forecast
 from .answers.fitted import Fitted
+from .answers.forecast import Forecast, ForecastConfig, forecast
 from .answers.interference import interference, train_validation_gap
-from .answers.paper import fit_as_paper
 from .answers.notebook import Frontier
+from .answers.paper import fit_as_paper
 from .answers.prescription import Prescription, prescribe
 from .answers.results import Fits
 from .answers.sensitivity import sensitivity, smallest_stable

@@ -57,7 +57,7 @@ class Answer:
     missing: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """The answer, a line each."""
+        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
         several = len({c.problems_per_batch for c in self.cells}) > 1
         lines = [self.data, self._use(), "  " + self._losses(several)]
         if len(self.decision.options) > 1:
@@ -81,10 +81,10 @@ class Answer:
         )
 
     def _losses(self, several: bool) -> str:
-        others = self.decision.options[1:]
+        others = at_best_rates(self.decision.options)[1:]
         if not others:
             return "nothing else was run"
-        near = self.decision.near()
+        near = at_best_rates(self.decision.near())
         said = []
         if len(near) > 1:
             said.append(f"within {NEAR} of it: {listed(near[1:], several)}")
@@ -99,7 +99,7 @@ class Answer:
                 said.append(f"{listed(rest, several)} lose{'s' if len(rest) == 1 else ''} {loss}")
         text = "; ".join(said) + "."
         if self.earlier is not None:
-            near = self.earlier.near()
+            near = at_best_rates(self.earlier.near())
             what = f"any of {listed(near, several)} is within {NEAR}" if len(near) > 1 else f"{listed(near, several)}"
             text += f"  At {short(self.earlier.compute)}: {what}."
         return text
@@ -107,7 +107,8 @@ class Answer:
     def _path(self, several: bool) -> str:
         names = [name(c, several) for c in self.cells]
         parts = []
-        for change in self.path.changes:
+        # Another rate of the same n and B_p is no other n.
+        for change in [c for c in self.path.changes if names[c.before] != names[c.after]]:
             low, high = change.interval
             span = f"{short(low) if low else 'the start'}–{short(high) if high else 'beyond'}"
             parts.append(f"{names[change.before]} to {short(change.compute)} ({span})")
@@ -129,9 +130,19 @@ class Answer:
         return " ".join(said)
 
 
-def name(cell: Cell, several: bool) -> str:
-    """A setting to be printed: n, with B_p where settings differ in it."""
+def at_best_rates(options: Sequence[Option]) -> list[Option]:
+    """The first option of each n, B_p and group."""
+    first: dict[tuple[int, int, str], Option] = {}
+    for option in options:
+        cell = option.cell
+        first.setdefault((cell.rollouts_per_problem, cell.problems_per_batch, cell.group), option)
+    return list(first.values())
+
+
+def name(cell: Cell, several: bool, rated: bool = False) -> str:
+    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
     text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
+    text += f" at {cell.learning_rate:.2g}" if rated and cell.learning_rate else ""
     return f"{text} {cell.group}".strip()
 
 

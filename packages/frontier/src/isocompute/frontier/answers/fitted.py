@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 
 import numpy as np
 import polars as pl
@@ -13,19 +14,23 @@ from ..data.curves import TOLERANCE, Array
 from ..errors import FrontierError
 from ..posterior.decision import Decision, Option, decide
 from ..posterior.failures import failure_rates
+from ..posterior.health import FAILED
 from ..posterior.path import Path, path_of
 from ..posterior.posterior import Posterior
 from ..posterior.preparation import Prepared
 from ..posterior.runs import Cell
+from ..posterior.settings import coordinates
 from .answer import Answer, Unmeasured, name, percent, short
 
 FARTHEST = 16.0
 """Multiple of the data's compute beyond which nothing is said."""
+MOST = 3
+"""Failures named in a sentence; the report names all."""
 SURE_BEYOND = 0.8
 """P(best) that a setting must have for its lead to be carried on beyond the data."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Fitted:
     """The posterior of a sweep.
 
@@ -46,6 +51,17 @@ class Fitted:
     tokens_per_rollout: tuple[float, ...] = ()
     questions_sampled: bool = False
     seed: int = 0
+
+    def __repr__(self) -> str:
+        decision = self.decide(self.largest)
+        n, share = decision.chosen.cell.rollouts_per_problem, percent(decision.chosen.probability_best)
+        return (
+            f"Fitted({len(self.prepared.health)} runs; n = {n} at {short(self.largest)} {self.unit}, P(best) {share})"
+        )
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self.answer().lines())
+        return f"<div>{lines}</div>"
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -71,24 +87,26 @@ class Fitted:
 
     @cached_property
     def failing(self) -> Array:
-        """Draws of the probability that the next run of each setting fails, shape ``(draws, cells)``."""
-        failed, total, _ = self._failures
-        rng = np.random.default_rng([self.seed, 1])
-        return failure_rates(failed, total, draws=len(self.posterior.theta), rng=rng)
+        """Probability that the next run of each setting fails, shape ``(cells,)``."""
+        # Settings without a curve count too: they say how often runs fail.
+        every = self.prepared.failures
+        at = coordinates(tuple(every))[:, [0, 2]]
+        counts = (np.array([getattr(f, what) for f in every.values()]) for what in ("failed", "runs"))
+        rates = dict(zip(every, failure_rates(*counts, at - at.mean(axis=0)), strict=True))
+        return np.array([rates[c] for c in self.cells])
 
     @cached_property
-    def _failures(self) -> tuple[np.ndarray, np.ndarray, Array]:
-        """Failed runs of each setting, all of its runs, and the reward that failed ones ended at."""
-        own = [self.prepared.failures[c] for c in self.cells]
+    def failed_reward(self) -> Array:
+        """Reward that failed runs of each setting ended at, or the reward before training, shape ``(cells,)``."""
         start = float(self.posterior.model.start(self.posterior.theta).mean())
-        ended = [start if f.reward is None else f.reward for f in own]
-        return np.array([f.failed for f in own]), np.array([f.runs for f in own]), np.array(ended)
+        own = [self.prepared.failures[c].reward for c in self.cells]
+        return np.array([start if reward is None else reward for reward in own])
 
     def whole(self, compute: Array) -> Array:
         """Draws of the reward expected at some budgets, failures included, shape ``(draws, cells, points)``."""
         rewards = self.posterior.reward(compute)
-        lost = np.maximum(rewards - self._failures[2][:, None], 0.0)
-        return np.asarray(rewards - self.failing[:, :, None] * lost)
+        lost = np.maximum(rewards - self.failed_reward[:, None], 0.0)
+        return np.asarray(rewards - self.failing[:, None] * lost)
 
     def decide(self, budget: float, *, unit: str | None = None) -> Decision:
         """The settings at a budget, that of least expected regret first.
@@ -110,7 +128,7 @@ class Fitted:
                 f"{short(self.largest)} {self.unit} that were measured: measure farther first"
             )
         rewards = self.posterior.reward(compute[:, None])[:, :, 0]
-        return decide(budget, self.cells, rewards, self.failing, self._failures[2], compute / self.last)
+        return decide(budget, self.cells, rewards, self.failing, self.failed_reward, compute / self.last)
 
     def _lengths(self, unit: str) -> Array:
         """What a unit of the fit costs in another one, by setting, shape ``(cells,)``."""
@@ -118,7 +136,8 @@ class Fitted:
             return np.ones(len(self.cells))
         if (unit, self.unit) != ("tokens", "rollouts") or not self.tokens_per_rollout:
             raise FrontierError(
-                f"the fit is in {self.unit}, and its table does not say how many {unit} these are: fit with --unit {unit}"
+                f"the fit is in {self.unit}, and its table does not say how many {unit} these are: "
+                f"fit with --unit {unit}"
             )
         return np.array(self.tokens_per_rollout)
 
@@ -158,18 +177,18 @@ class Fitted:
 
     def _data(self) -> str:
         health, runs = self.prepared.health, self.prepared.runs
-        several = len({c.problems_per_batch for c in self.cells}) > 1
+        several, rated = self._differing
         seeds = Counter(np.bincount(runs.cell, minlength=len(self.cells)).tolist())
         points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
         failed = [h for h in health if h.failed]
-        settings = f"{len(self.cells)} settings" if several else f"{len(self.cells)} n"
+        settings = f"{len(self.cells)} settings" if several or rated else f"{len(self.cells)} n"
         text = (
             f"{settings} × {_span(seeds)} seed{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
             f"{short(self.largest)} {self.unit}; {len(health)} runs: {len(health) - len(failed)} trained"
         )
         if failed:
-            named = ", ".join(f"{h.name}: {h.evidence}" for h in failed[:3])
-            text += f", {len(failed)} failed ({named}{', …' if len(failed) > 3 else ''})"
+            named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
+            text += f", {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
         return text
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
@@ -196,7 +215,7 @@ class Fitted:
                 continue
             cell = Cell(
                 rollouts_per_problem=n, problems_per_batch=chosen.problems_per_batch, group=chosen.group,
-                learning_rate=chosen.learning_rate,
+                learning_rate=chosen.learning_rate and chosen.learning_rate * (n / chosen.rollouts_per_problem) ** 0.5,
             )  # fmt: skip
             new = self.posterior.reward_of((cell,), compute, rng=rng)[:, 0, 0]
             gain = np.maximum(new - known, 0.0)
@@ -206,18 +225,36 @@ class Fitted:
         return tuple(found)
 
     def _risk(self) -> str:
-        failed, total, _ = self._failures
-        rates = self.failing.mean(axis=0)
-        if not failed.any():
-            return f"none of {int(total.sum())} runs failed; the next fails with about {percent(float(rates.mean()))}"
-        several = len({c.problems_per_batch for c in self.cells}) > 1
-        worst = np.argsort(-rates)[:3]
+        every = self.prepared.failures
+        count = sum(f.failed for f in every.values())
+        rates = self.failing
+        total = sum(f.runs for f in every.values())
+        if not count:
+            return f"none of {total} runs failed; the next fails with about {percent(float(rates.mean()))}"
+        several, rated = self._differing
+        own = [every[c] for c in self.cells]
+        worst = [k for k in np.argsort(-rates).tolist() if own[k].failed][:MOST]
         said = [
-            f"{name(self.cells[k], several)} fails with {percent(float(rates[k]))} ({failed[k]} of {total[k]} did)"
-            for k in worst if failed[k]
-        ]  # fmt: skip
-        others = float(rates[failed == 0].mean()) if (failed == 0).any() else None
-        return "the next run of n = " + ", ".join(said) + (f", of the others {percent(others)}" if others else "")
+            f"n = {name(self.cells[k], several, rated)} with {percent(float(rates[k]))} "
+            f"({own[k].failed} of {own[k].runs} did)"
+            for k in worst
+        ]
+        calm = [rates[k] for k, f in enumerate(own) if not f.failed]
+        said += (
+            [f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}"]
+            if calm
+            else []
+        )
+        never = [c for c, f in every.items() if c not in self.cells and f.failed]
+        lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
+        return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
+
+    @property
+    def _differing(self) -> tuple[bool, bool]:
+        """Whether settings differ in B_p, and whether some n and B_p was run at several rates."""
+        every = self.prepared.failures
+        pairs = {(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in every}
+        return len({c.problems_per_batch for c in every}) > 1, len(pairs) < len(every)
 
     def _missing(self) -> tuple[str, ...]:
         runs = self.prepared.runs

@@ -38,8 +38,11 @@ def save(fitted: Fitted, folder: str | Path) -> None:
         "metric": fitted.metric, "unit": fitted.unit, "seed": fitted.seed, "spread": fitted.posterior.spread,
         "error_is_known": model.runs.error_is_known, "priors": asdict(model.priors),
         "cells": [asdict(c) for c in model.runs.cells], "notes": prepared.notes,
-        "health": [asdict(h) for h in prepared.health],
-        "failures": [{"cell": asdict(c), **asdict(f)} for c, f in prepared.failures.items()],
+        "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
+        "failures": [
+            {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
+            for c, f in prepared.failures.items()
+        ],
         "tokens_per_rollout": fitted.tokens_per_rollout,
     }  # fmt: skip
     theta = fitted.posterior.theta

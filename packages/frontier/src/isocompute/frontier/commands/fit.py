@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--pooling", default="joint", choices=["joint", "none"],
                         help="none: every curve is fitted alone, and nothing is decided")  # fmt: skip
     parser.add_argument("--seed-deviation", type=positive, metavar="SHARE",
-                        help="how much seeds differ before the data are seen, as a share of the gain (default: 0.06)")  # fmt: skip
+                        help="of seeds, before the data are seen, as a share of the gain (default: 0.06)")  # fmt: skip
     parser.add_argument("--form", default="auto", choices=["auto", *FORMS])
     parser.add_argument("--selection", default="aicc", choices=CRITERIA,
                         help="how --form auto chooses: AICc, or the error on the held-out tail")  # fmt: skip

@@ -25,8 +25,8 @@ class Option:
     """One setting at a budget.
 
     Attributes:
-        reward: Mean reward, failures included.
-        interval: 95 % interval of the reward of a run that does not fail.
+        reward: Mean reward of a run that does not fail.
+        interval: Its 95 % interval.
         regret: Expected loss against the best setting, were that known.
         loss: Mean of what it loses to the setting that is chosen; 0 for that one.
         loss_interval: Its 95 % interval.
@@ -81,7 +81,7 @@ def decide(
     Args:
         cells: The settings.
         rewards: Draws of the reward of a run that does not fail, shape ``(draws, cells)``.
-        failing: Draws of the probability that a run fails, shape of ``rewards``.
+        failing: Probability that a run fails, shape ``(cells,)``.
         failed_reward: Reward that a failed run ends at, shape ``(cells,)``.
         reach: The budget over the compute of the last evaluation, shape ``(cells,)``.
     """
@@ -98,10 +98,10 @@ def decide(
         compute=compute,
         options=tuple(
             Option(
-                cell=cells[k], reward=float(whole[:, k].mean()), interval=(float(low[k]), float(high[k])),
+                cell=cells[k], reward=float(rewards[:, k].mean()), interval=(float(low[k]), float(high[k])),
                 regret=float(regret[k]), loss=float(loss[:, k].mean()),
                 loss_interval=(float(loss_low[k]), float(loss_high[k])), probability_best=float(leads[k]),
-                failure=float(failing[:, k].mean()), reach=float(reach[k]),
+                failure=float(failing[k]), reach=float(reach[k]),
             )
             for k in order
         ),

@@ -38,7 +38,8 @@ class Path:
 
     Attributes:
         compute: Budgets, shape ``(points,)``.
-        chosen: Index of the setting chosen at each, shape ``(points,)``.
+        chosen: Index of the setting chosen at each, shape ``(points,)``: that of a larger budget, where it loses no
+            more than 0.005.
         near: Whether a setting loses no more than 0.005 to the chosen one on average, shape ``(points, cells)``.
         regret: Expected regret of each setting, shape ``(points, cells)``.
         probability_best: Shape ``(points, cells)``.
@@ -74,7 +75,7 @@ def path_of(
     for k, (decision, own) in enumerate(zip(decisions, orders, strict=True)):
         for option, index in zip(decision.options, own, strict=True):
             regret[k, index], share[k, index], loss[k, index] = option.regret, option.probability_best, option.loss
-    chosen = np.array([own[0] for own in orders])
+    chosen = _lasting(np.array([own[0] for own in orders]), loss)
     rewards = whole(compute)
     changes = []
     for k in np.flatnonzero(chosen[1:] != chosen[:-1]):
@@ -90,6 +91,15 @@ def path_of(
         compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share,
         changes=tuple(changes),
     )  # fmt: skip
+
+
+def _lasting(chosen: np.ndarray, loss: Array) -> np.ndarray:
+    """The choices seen from the last budget: a setting is kept for less compute while it loses next to nothing."""
+    kept = chosen.copy()
+    for k in range(len(chosen) - 2, -1, -1):
+        if loss[k, kept[k + 1]] <= NEAR:
+            kept[k] = kept[k + 1]
+    return kept
 
 
 def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,10 +14,12 @@ from .runs import Cell, Runs
 from .sampling import mode, sample, split_r_hat
 from .settings import coordinates, correlations, features
 
-CHAINS, WARM_UP, KEPT = 48, 30, 25
+CHAINS, WARM_UP, KEPT = 48, 32, 25
+AGREED = 1.3
+"""Split R̂ of so many short chains; that of independent draws is about 1.05."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Posterior:
     """Draws of all numbers of a sweep.
 
@@ -85,8 +87,15 @@ def posterior(runs: Runs, *, priors: Priors | None = None, seed: int = 0) -> Pos
         # A binomial error depends on the reward: on the fitted one, since a share of 0 has no error.
         begin = mode(model, begin, model.free)
         model = Model(runs=runs.with_errors_at(model.curves(begin[None])[0]), priors=model.priors)
-    rng = np.random.default_rng(seed)
-    drawn = sample(model, begin, model.free, chains=CHAINS, warm_up=WARM_UP, kept=KEPT, rng=rng)
-    whole = Posterior(model=model, theta=drawn.theta, spread=np.inf)
-    ends = whole.reward(float(runs.last.max()))[:, :, 0].reshape(*drawn.chains.shape[:2], -1)
-    return replace(whole, spread=float(split_r_hat(ends).max()))
+    last = float(runs.last.max())
+
+    def spread(chains: Array) -> float:
+        flat = chains.reshape(-1, chains.shape[2])
+        ends = Posterior(model=model, theta=flat, spread=np.inf).reward(last)[:, :, 0]
+        return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
+
+    drawn = sample(
+        model, begin, model.free, chains=CHAINS, warm_up=WARM_UP, kept=KEPT, rng=np.random.default_rng(seed),
+        agreed=lambda chains: spread(chains) < AGREED,
+    )  # fmt: skip
+    return Posterior(model=model, theta=drawn.theta, spread=spread(drawn.chains))

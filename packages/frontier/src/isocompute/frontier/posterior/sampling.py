@@ -62,7 +62,8 @@ def curvature_root(density: Density, at: Array) -> Array:
 
 
 def sample(
-    density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator
+    density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator,
+    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 3,
 ) -> Draws:  # fmt: skip
     """Draws of a density.
 
@@ -72,32 +73,68 @@ def sample(
         warm_up: Steps of each chain that are thrown away; the mass is learned in them.
         kept: Steps of each chain that are kept.
         rng: Source of randomness.
+        agreed: Whether chains of shape ``(steps, chains, size)`` agree; those that do not become a longer warm-up.
+        rounds: How often they may not; each round has twice the steps.
     """
     with np.errstate(all="ignore"):
         # A leap too far overflows and is refused.
-        return _chains(density, begin, free, chains=chains, warm_up=warm_up, kept=kept, rng=rng)
+        top = mode(density, begin, free)
+        walk = _Walk(density=density, rng=rng, root=curvature_root(density, top), pace=1.2 * len(top) ** -0.25)
+        walk.begin(top + 0.2 * rng.standard_normal((chains, len(top))) @ walk.root.T)
+        for steps in (warm_up // 2, warm_up // 4, warm_up - warm_up // 2 - warm_up // 4):
+            walk.learn(walk.run(steps, adapting=True))
+        for k in range(rounds):
+            drawn = walk.run(kept * 2**k)
+            if agreed(drawn) or k == rounds - 1:
+                break
+            walk.learn(drawn)
+    return Draws(chains=drawn, accepted=walk.accepted)
 
 
-def _chains(
-    density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator
-) -> Draws:
-    top = mode(density, begin, free)
-    root = curvature_root(density, top)
-    theta = top + 0.2 * rng.standard_normal((chains, len(top))) @ root.T
-    value, gradient = density(theta)
-    pace = np.log(1.2 * len(top) ** -0.25)
-    found, past, rates = [], [], []
-    for k in range(warm_up + kept):
-        theta, value, gradient, rate = _leap(density, theta, value, gradient, root, float(np.exp(pace)), rng)
-        if k < warm_up:
-            pace += (rate - ACCEPTED) / np.sqrt(k + 1)
-            past.append(theta)
-            if k + 1 in (warm_up // 2, 3 * warm_up // 4):
-                root = _learned(np.concatenate(past[len(past) // 3 :]), root)
-        else:
-            found.append(theta)
+@dataclass(kw_only=True)
+class _Walk:
+    """All chains on their way.
+
+    Attributes:
+        root: Root of the inverse mass, shape ``(size, size)``.
+        pace: Length of a leap.
+        accepted: Mean probability of acceptance of the last run.
+    """
+
+    density: Density
+    rng: np.random.Generator
+    root: Array
+    pace: float
+    accepted: float = 0.0
+    steps: int = 0
+
+    def begin(self, theta: Array) -> None:
+        """Put the chains somewhere."""
+        self.theta = theta
+        self.value, self.gradient = self.density(theta)
+
+    def run(self, steps: int, *, adapting: bool = False) -> Array:
+        """Steps of all chains, shape ``(steps, chains, size)``.
+
+        Args:
+            adapting: Whether the pace is brought to the rate of acceptance that is best.
+        """
+        found, rates = [], []
+        for _ in range(steps):
+            self.theta, self.value, self.gradient, rate = _leap(
+                self.density, self.theta, self.value, self.gradient, self.root, self.pace, self.rng
+            )
+            self.steps += 1
+            if adapting:
+                self.pace *= float(np.exp((rate - ACCEPTED) / np.sqrt(self.steps)))
+            found.append(self.theta)
             rates.append(rate)
-    return Draws(chains=np.stack(found), accepted=float(np.mean(rates)))
+        self.accepted = float(np.mean(rates))
+        return np.stack(found)
+
+    def learn(self, drawn: Array) -> None:
+        """Take the mass from the later two thirds of what was drawn."""
+        self.root = _learned(drawn[len(drawn) // 3 :].reshape(-1, drawn.shape[2]), self.root)
 
 
 def _leap(

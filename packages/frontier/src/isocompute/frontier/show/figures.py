@@ -172,9 +172,7 @@ def trade(fits: Fits) -> Any:
 def sensitivity_panels(fits: Fits) -> Any:
     """What another n or B_p would cost at three budgets, with intervals (Figure 10)."""
     several = len({c.curve.problems_per_batch for c in fits.fitted}) > 1
-    figure, axes = subplots(
-        1, 2 if several else 1, figsize=(9 if several else 5, 3.2), squeeze=False, sharey=True
-    )
+    figure, axes = subplots(1, 2 if several else 1, figsize=(9 if several else 5, 3.2), squeeze=False, sharey=True)
     budgets = np.geomspace(*fits.support, 5)[1:4] if fits.support[0] < fits.support[1] else np.array(fits.support[:1])
     tables = [sensitivity(fits, compute=float(c)) for c in budgets]
     styles = line_styles([float(c) for c in budgets])

@@ -87,8 +87,8 @@ def _decided(fitted: Fitted, folder: Path) -> list[Section]:
     return [
         Section(
             title="The decision",
-            text=f"Expected regret is what a setting loses on average to the best one. All at {amount(decision.compute)} "
-            f"{fitted.unit}; the reward of a run that does not fail, with its 95 % interval.",
+            text="Expected regret is what a setting loses on average to the best one. All at "
+            f"{amount(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
             figure=_image(folder / "decision.png", "Expected regret by n, and n* over compute"),
             table=options_table(decision),
         ),
@@ -123,8 +123,10 @@ def options_table(decision: Decision) -> Table:
 def _separate(fits: Fits, folder: Path) -> list[Section]:
     """What each curve says alone."""
     found = [
-        Section(title="Curves, each fitted alone", figure=_image(folder / "curves.png", "Evaluations and fitted curves"),
-                table=_curves(fits)),
+        Section(
+            title="Curves, each fitted alone", table=_curves(fits),
+            figure=_image(folder / "curves.png", "Evaluations and fitted curves"),
+        ),
     ]  # fmt: skip
     if fits.fitted:
         found += [
@@ -161,7 +163,17 @@ def _curves(fits: Fits) -> Table:
             (*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", profile, *gaps)
         )
     return Table(
-        head=("curve", "B_p", "seeds", "form", "levels off at", "95 %", "95 %, profile", "records would say", "smoothed"),
+        head=(
+            "curve",
+            "B_p",
+            "seeds",
+            "form",
+            "levels off at",
+            "95 %",
+            "95 %, profile",
+            "records would say",
+            "smoothed",
+        ),
         rows=tuple(rows),
     )
 
