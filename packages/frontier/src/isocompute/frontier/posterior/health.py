@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from ..errors import FrontierError
 from .binning import POINTS
 from .evaluations import Run
 from .scales import other_scale
@@ -55,6 +56,13 @@ class Thresholds:
     lost: float = 0.5
     fallen: int = 2
     early: float = 0.9
+
+    def __post_init__(self) -> None:
+        shares = {"share": self.share, "lost": self.lost, "early": self.early}
+        wrong = [f"{name} is {value}" for name, value in shares.items() if not 0 < value < 1]
+        if wrong or self.significant <= 0 or self.fallen < 1:
+            said = wrong[0] if wrong else f"significant is {self.significant} and fallen {self.fallen}"
+            raise FrontierError(f"{said}: shares lie between 0 and 1, the others above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
