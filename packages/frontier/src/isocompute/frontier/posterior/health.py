@@ -170,7 +170,7 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str, limits: Th
         if not rose:
             before = f"never rose above its start of {start.reward:.3f} and"
         return _failed(Kind.COLLAPSED, f"{before} fell to {own.mean(low).reward:.3f} by {last}")
-    said = f"from {start.reward:.3f} to {end.reward:.3f} by {last}"
+    said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
     # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
     most = end.reward - start.reward + limits.significant / 2 * float(np.hypot(end.error, start.error))
     if not rose and usual is not None and most < limits.lost * usual:
