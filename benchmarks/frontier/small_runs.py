@@ -12,10 +12,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
+Array = NDArray[Any]
 DIGITS, ANSWER, HIDDEN = 5, 4, 96
 SAMPLES = 4
 
@@ -24,7 +27,7 @@ SAMPLES = 4
 class Policy:
     """One hidden layer over the last partial sum and the next digit."""
 
-    weights: list[np.ndarray]
+    weights: list[Array]
 
     @classmethod
     def new(cls, rng: np.random.Generator) -> Policy:
@@ -36,7 +39,7 @@ class Policy:
             rng.normal(0, 0.5 / np.sqrt(HIDDEN), (HIDDEN, 10)), np.zeros(10),
         ])  # fmt: skip
 
-    def forward(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def forward(self, inputs: Array) -> tuple[Array, Array, Array]:
         """Both hidden layers, and the probabilities of the next digit."""
         first = np.maximum(inputs @ self.weights[0] + self.weights[1], 0)
         second = np.maximum(first @ self.weights[2] + self.weights[3], 0)
@@ -45,7 +48,7 @@ class Policy:
         share = np.exp(logits)
         return first, second, share / share.sum(axis=1, keepdims=True)
 
-    def backward(self, inputs: np.ndarray, first: np.ndarray, second: np.ndarray, by: np.ndarray) -> list[np.ndarray]:
+    def backward(self, inputs: Array, first: Array, second: Array, by: Array) -> list[Array]:
         """Gradients of all weights, from that by the logits."""
         to_second = (by @ self.weights[4].T) * (second > 0)
         to_first = (to_second @ self.weights[2].T) * (first > 0)
@@ -62,7 +65,7 @@ class Adam:
         self.mean = [np.zeros_like(w) for w in policy.weights]
         self.square = [np.zeros_like(w) for w in policy.weights]
 
-    def update(self, gradients: list[np.ndarray]) -> None:
+    def update(self, gradients: list[Array]) -> None:
         """One step downhill."""
         self.step += 1
         for w, g, m, s in zip(self.policy.weights, gradients, self.mean, self.square, strict=True):
@@ -71,7 +74,7 @@ class Adam:
             w -= self.rate * (m / (1 - 0.9**self.step)) / (np.sqrt(s / (1 - 0.999**self.step)) + 1e-8)
 
 
-def encode(last: np.ndarray, digit: np.ndarray, position: int) -> np.ndarray:
+def encode(last: Array, digit: Array, position: int) -> Array:
     """What the policy sees: the last partial sum, the next digit and the position."""
     out = np.zeros((len(last), 20 + ANSWER))
     rows = np.arange(len(last))
@@ -96,9 +99,10 @@ def base(seed: int, hard: float) -> Policy:
     return policy
 
 
-def answer(policy: Policy, questions: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, list[tuple]]:
+def answer(policy: Policy, questions: Array, rng: np.random.Generator) -> tuple[Array, list[tuple[Array, ...]]]:
     """Whether sampled answers are right, and what their gradient needs."""
-    last, right, kept = questions[:, 0], np.ones(len(questions), dtype=bool), []
+    last, right = questions[:, 0], np.ones(len(questions), dtype=bool)
+    kept: list[tuple[Array, ...]] = []
     truth = questions[:, 0]
     for position in range(ANSWER):
         digit = questions[:, position + 1]

@@ -8,8 +8,9 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isocompute.frontier import FrontierError
 from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.health import Kind, judge, short
+from isocompute.frontier.posterior.health import Kind, Thresholds, judge, short
 from real_runs import (
     asleep,
     broken_down,
@@ -35,12 +36,12 @@ def kinds(runs: Sequence[Run]) -> dict[str, frozenset[Kind]]:
 def test_real_runs_are_judged_as_a_reader_of_their_curves_does() -> None:
     """223 runs of 19 sweeps, each drawn beside its siblings and labelled by eye before any was judged by the code.
 
-    65 are of language models, trained with this repository or read from logs of others: the 15 trunks of the panel
-    (experiments/playbook/results/hard-0), four versions of the default sweep (docs/sweep.csv, older ones in the
-    history, and one with its training logs), three sweeps of the panel's pilots, and the runs of docs/trl.csv and of
-    the trainers' tests. 158 are small policies of benchmarks/frontier/small_runs.py, trained by policy gradients at
-    rates up to those that break them. Nobody shaped a curve. There are no real runs that ended early, lack
-    evaluations or are on another scale: those are made by hand below.
+    65 are of language models. Evaluations: 15 trunks of the panel (experiments/playbook/results/hard-0), 20 runs of
+    four versions of the default sweep (docs/sweep.csv of three commits, the first outputs that were committed, and one
+    trained since), 8 pilots of the panel's other problem sets, 2 of docs/trl.csv. Logs of training rewards: 18 runs of
+    the default, 2 of TRL. The other 158 are small policies of benchmarks/frontier/small_runs.py, trained by policy
+    gradients at rates up to those that break them. Nobody shaped a curve. Of the labels 189 are trained, 18 collapsed,
+    16 never took off; none ended early, lacks evaluations or is on another scale: those are made by hand below.
     """
     off = {}
     for (name,), rows in labelled().group_by("sweep", maintain_order=True):
@@ -100,6 +101,15 @@ def test_a_run_of_the_panel_is_named_with_its_numbers() -> None:
 def test_where_no_run_gained_none_failed() -> None:
     runs = [asleep(run) for run in sweep("default 2")]
     assert set(kinds(runs).values()) == {frozenset({Kind.TRAINED})}
+
+
+def test_thresholds_say_where_a_failure_begins() -> None:
+    runs = list(sweep("default 2"))
+    runs[0] = replace(runs[0], reward=np.minimum(runs[0].reward, 0.46))
+    assert not judge(runs)[0].failed
+    assert judge(runs, thresholds=Thresholds(share=0.3))[0].kinds == {Kind.NEVER_TOOK_OFF}
+    with pytest.raises(FrontierError, match=r"lost is 1\.5: shares lie between 0 and 1"):
+        Thresholds(lost=1.5)
 
 
 def test_a_run_that_ended_before_the_others_took_off_has_not_failed() -> None:

@@ -55,7 +55,7 @@ def _within(run: Run, own: NDArray[np.int64], members: NDArray[np.int64]) -> Arr
     steps = np.diff(run.reward)[np.diff(own) == 0]
     # The difference of neighbours has twice their variance, and none of the trend.
     variance = (np.median(np.abs(steps)) / 0.6745) ** 2 / 2 if len(steps) else float(run.error[0]) ** 2
-    return np.maximum(variance, 1e-8) / members
+    return np.asarray(np.maximum(variance, 1e-8) / members)
 
 
 def wander(at: Array, reward: Array, variance: Array) -> float:

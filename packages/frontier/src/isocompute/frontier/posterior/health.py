@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from ..errors import FrontierError
 from .binning import POINTS
 from .evaluations import Run
 from .scales import other_scale
@@ -55,6 +56,13 @@ class Thresholds:
     lost: float = 0.5
     fallen: int = 2
     early: float = 0.9
+
+    def __post_init__(self) -> None:
+        shares = {"share": self.share, "lost": self.lost, "early": self.early}
+        wrong = [f"{name} is {value}" for name, value in shares.items() if not 0 < value < 1]
+        if wrong or self.significant <= 0 or self.fallen < 1:
+            said = wrong[0] if wrong else f"significant is {self.significant} and fallen {self.fallen}"
+            raise FrontierError(f"{said}: shares lie between 0 and 1, the others above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ def _outcome(own: View, start: Level, usual: float | None, unit: str, limits: Th
         if not rose:
             before = f"never rose above its start of {start.reward:.3f} and"
         return _failed(Kind.COLLAPSED, f"{before} fell to {own.mean(low).reward:.3f} by {last}")
-    said = f"from {start.reward:.3f} to {end.reward:.3f} by {last}"
+    said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
     # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
     most = end.reward - start.reward + limits.significant / 2 * float(np.hypot(end.error, start.error))
     if not rose and usual is not None and most < limits.lost * usual:

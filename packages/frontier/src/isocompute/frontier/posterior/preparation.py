@@ -123,12 +123,12 @@ def _notes(runs: Sequence[Run], health: Sequence[Health], failures: Mapping[Cell
             notes.append(f"{run.name} has no evaluation after the start and is left out")
         elif Kind.RESCALED in own.kinds:
             notes.append(f"{run.name} is left out: it {own.findings[0].evidence}")
-    for cell, own in failures.items():
+    for cell, counted in failures.items():
         name = next(run.name for run in runs if run.cell == cell).rpartition(", seed")[0]
-        if own.failed and own.failed == own.runs:
-            times = "its one run" if own.runs == 1 else f"all {own.runs} of its runs"
-            notes.append(f"{name} has no curve: {times} failed, at a reward of {own.reward:.3f}")
-        elif not own.runs:
+        if counted.failed and counted.failed == counted.runs:
+            times = "its one run" if counted.runs == 1 else f"all {counted.runs} of its runs"
+            notes.append(f"{name} has no curve: {times} failed, at a reward of {counted.reward:.3f}")
+        elif not counted.runs:
             notes.append(f"{name} has no run that could be fitted and is dropped")
     dense = sum(Kind.DENSE in h.kinds and h.fitted for h in health)
     if dense:
