@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from ..data.curves import Array, Mask
 from .evaluations import Run
@@ -67,10 +68,13 @@ def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> t
     return off, spread
 
 
-def excess(runs: Sequence[Run]) -> float:
+def excess(runs: Sequence[Run], level: float = 0.5) -> float:
     """Noise over the errors stated, from how evaluations differ from their neighbours; robust to a few bad runs.
 
     Runs of few evaluations say nothing of it: between far neighbours the curve itself bends.
+
+    Args:
+        level: Quantile of the differences that it is taken from.
     """
     units = []
     for run in runs:
@@ -79,8 +83,8 @@ def excess(runs: Sequence[Run]) -> float:
         off, spread = off_neighbours(position(run.compute), run.reward, expected_error(run))
         units.append(np.abs(off[:, 0]) / spread[:, 0])
     whole = np.concatenate(units) if units else np.zeros(0)
-    # The median of |N(0, 1)| is 0.6745.
-    factor = float(np.median(whole)) / 0.6745 if len(whole) else 1.0
+    usual = float(norm.ppf((1 + level) / 2))
+    factor = float(np.quantile(whole, level)) / usual if len(whole) else 1.0
     return max(factor, 1.0 if all(run.error_is_known for run in runs) else 0.1)
 
 
@@ -95,7 +99,8 @@ def spikes(run: Run, factor: float) -> Mask:
         factor: Noise over the errors stated.
     """
     if len(run.reward) >= OWN_SCATTER:
-        factor = max(factor, excess([run]))
+        # A spike spoils three differences, so that those of a run with several are judged by the smaller ones.
+        factor = max(factor, excess([run], 0.25))
     kept = np.arange(len(run.reward))
     while True:
         left = run.without(np.setdiff1d(np.arange(len(run.reward)), kept).tolist())
