@@ -1,6 +1,6 @@
 """Whether the posterior's intervals, decisions and claims are right: counted over made-up sweeps of known truth.
 
-    python benchmarks/frontier/calibration.py [--sweeps 400] [--only NAME …] [--out FILE]
+    python -m benchmarks.frontier.calibration [--sweeps 400] [--only NAME …] [--out FILE]
 
 Each row is a kind of world (see ``worlds``), with its seeds and their standard deviation as a share of the gain. It
 counts how often 95 % intervals cover the reward at the end of the data, at four times that compute, the asymptote A,
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from isocompute.frontier.answers.notebook import Frontier
-from worlds import LAST, sweep, world
+from isocompute.frontier import Frontier
+
+from benchmarks.frontier.worlds import LAST, sweep, world
 
 BUDGETS = np.array([1.0, 4.0, 16.0]) * LAST
 FOREVER = 1e15

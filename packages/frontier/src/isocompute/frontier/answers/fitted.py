@@ -91,8 +91,8 @@ class Fitted:
         # Settings without a curve count too: they say how often runs fail.
         every = self.prepared.failures
         at = coordinates(tuple(every))[:, [0, 2]]
-        counts = (np.array([getattr(f, what) for f in every.values()]) for what in ("failed", "runs"))
-        rates = dict(zip(every, failure_rates(*counts, at - at.mean(axis=0)), strict=True))
+        failed, runs = (np.array([getattr(f, what) for f in every.values()]) for what in ("failed", "runs"))
+        rates = dict(zip(every, failure_rates(failed, runs, at - at.mean(axis=0)), strict=True))
         return np.array([rates[c] for c in self.cells])
 
     @cached_property

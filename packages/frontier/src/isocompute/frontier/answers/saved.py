@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..contract.files import atomic_write, write_text
+from ..contract.files import write_text
 from ..errors import FrontierError
 from ..posterior.health import Finding, Health, Kind
 from ..posterior.model import Model
@@ -19,6 +19,7 @@ from ..posterior.preparation import Failures, Prepared
 from ..posterior.priors import Priors
 from ..posterior.runs import Cell, Runs, padded
 from .fitted import Fitted
+from .storage import write_parquet
 
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
 
@@ -46,8 +47,8 @@ def save(fitted: Fitted, folder: str | Path) -> None:
         "tokens_per_rollout": fitted.tokens_per_rollout,
     }  # fmt: skip
     theta = fitted.posterior.theta
-    _write(pl.DataFrame({f"x{k}": theta[:, k] for k in range(theta.shape[1])}), folder / DRAWS)
-    _write(_runs_table(model.runs), folder / RUNS)
+    write_parquet(pl.DataFrame({f"x{k}": theta[:, k] for k in range(theta.shape[1])}), folder / DRAWS)
+    write_parquet(_runs_table(model.runs), folder / RUNS)
     # Last, since it says that the others are there.
     write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
 
@@ -85,11 +86,6 @@ def load(folder: str | Path) -> Fitted:
         raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
 
 
-def _write(frame: pl.DataFrame, path: Path) -> None:
-    with atomic_write(path, error=FrontierError) as stream:
-        frame.write_parquet(stream, compression="zstd", statistics=False)
-
-
 def _runs_table(runs: Runs) -> pl.DataFrame:
     row, point = np.nonzero(runs.seen)
     columns: dict[str, Any] = {
@@ -118,7 +114,8 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
 
 
 def _priors(values: dict[str, Any]) -> Priors:
-    return Priors(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+    plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+    return Priors(**plain)
 
 
 def _health(values: dict[str, Any]) -> Health:

@@ -94,9 +94,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         all_figures(paper, arguments.out)
         yield paper.summary()
         return
-    fitted = _joint(evals, arguments) if arguments.pooling == "joint" else None
-    if fitted is not None:
-        yield from [*fitted.answer().lines(), *(f"note: {note}" for note in fitted.prepared.notes), ""]
+    fitted = None
+    if arguments.pooling == "joint":
+        try:
+            fitted = _joint(evals, arguments)
+        except FrontierError as error:
+            yield f"no decision: {error}\n"
+        else:
+            yield from [*fitted.answer().lines(), *(f"note: {note}" for note in fitted.prepared.notes), ""]
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     fits = fit(evals, config, pass_rates=pass_rates)
     fits.save(arguments.out)

@@ -18,14 +18,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from ..data.curves import Array, Mask
 from .priors import Family, Priors, families
-from .rise import rise
+from .rise import Rise, rise
 from .runs import Runs
 from .settings import Features, coordinates, correlations, features
+
+
+class _Forward(NamedTuple):
+    """What a gradient needs of the fitted rewards; by runs, but ``share``, which is by cells."""
+
+    reward: Array
+    made: Rise
+    gain: Array
+    shape: Array
+    position: Array
+    share: Array
+    seeds: Array
+    start: Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +75,7 @@ class Model:
         """What describes the cells."""
         columns, prior = features(self.at, self.centre, rates=self.rates)
         at = self.at if self.rates else self.at * np.array([1.0, 1.0, 0.0])
-        root = np.linalg.cholesky(correlations(at, at) + 1e-6 * np.eye(len(at)))
+        root = np.asarray(np.linalg.cholesky(correlations(at, at) + 1e-6 * np.eye(len(at))), dtype=np.float64)
         return Features(columns=columns, centre=prior, root=root)
 
     @cached_property
@@ -83,7 +97,7 @@ class Model:
     @cached_property
     def size(self) -> int:
         """How many numbers there are."""
-        return self.parts["seeds"].stop
+        return int(self.parts["seeds"].stop)
 
     @cached_property
     def free(self) -> Mask:
@@ -123,7 +137,8 @@ class Model:
         """Numbers of a family in their own unit, shape ``(chains, rows, members)``."""
         family = self.families[name]
         size = family.size(theta[:, self.parts[name + "_sd"]], 1 - family.centred)
-        return np.array(family.median)[:, None] * size[:, :, None] * theta[:, self.parts[name]].reshape(*size.shape, -1)
+        own = theta[:, self.parts[name]].reshape(*size.shape, -1)
+        return np.asarray(np.array(family.median)[:, None] * size[:, :, None] * own)
 
     def deviation(self, theta: Array, name: str) -> Array:
         """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
@@ -142,7 +157,7 @@ class Model:
     def start(self, theta: Array) -> Array:
         """R0, shape ``(chains, 1)``."""
         logit = np.log(self._first / (1 - self._first))
-        return 1 / (1 + np.exp(-(logit + 0.5 * theta[:, self.parts["start"]])))
+        return np.asarray(1 / (1 + np.exp(-(logit + 0.5 * theta[:, self.parts["start"]]))))
 
     def tail(self, theta: Array) -> Array:
         """q, shape ``(chains, 1)``."""
@@ -171,9 +186,9 @@ class Model:
 
     def curves(self, theta: Array) -> Array:
         """Fitted reward of every run at its evaluations, shape ``(chains, runs, points)``."""
-        return self._forward(theta)[0]
+        return self._forward(theta).reward
 
-    def _forward(self, theta: Array) -> tuple[Array, ...]:
+    def _forward(self, theta: Array) -> _Forward:
         own = self.runs.cell
         both, shapes = self.cells(theta)
         seeds = self.numbers(theta, "seeds")
@@ -185,7 +200,7 @@ class Model:
         position = shape[:, :, None] * offset
         made = rise(position, self.tail(theta)[:, :, None])
         reward = start[:, :, None] + gain[:, :, None] * made.share
-        return reward, made, gain, shape, position, share, seeds, start
+        return _Forward(reward, made, gain, shape, position, share, seeds, start)
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""

@@ -135,7 +135,7 @@ def _distance(points: Array, compute: Array) -> Array:
     """How far each point is from the nearest evaluation."""
     after = np.searchsorted(compute, points)
     left, right = compute[np.maximum(after - 1, 0)], compute[np.minimum(after, len(compute) - 1)]
-    return np.minimum(np.abs(points - left), np.abs(points - right))
+    return np.asarray(np.minimum(np.abs(points - left), np.abs(points - right)))
 
 
 def _setting(run: Run) -> tuple[int, int, str]:

@@ -17,7 +17,7 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 
 ACCENT = "#c05621"
 
 
-STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
 Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
