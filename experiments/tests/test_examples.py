@@ -20,6 +20,17 @@ def examples(document: Path) -> list[tuple[str, str]]:
     return [(one.partition("\n")[0], one.partition("\n")[2]) for block in blocks for one in ENDS.split(block) if one]
 
 
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def alike(said: str, shown: str) -> bool:
+    """Whether two texts say the same, but for what another processor's rounding does to draws of a posterior."""
+    if NUMBER.sub("#", said) != NUMBER.sub("#", shown):
+        return False
+    pairs = zip(map(float, NUMBER.findall(said)), map(float, NUMBER.findall(shown)), strict=True)
+    return all(abs(a - b) <= max(0.02, 0.1 * max(a, b)) for a, b in pairs)
+
+
 @pytest.mark.parametrize(("name", "least"), [("README.md", 5), ("docs/faq.md", 10)])
 def test_every_example_prints_what_it_says(
     name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -32,4 +43,6 @@ def test_every_example_prints_what_it_says(
         program, *arguments = shlex.split(command)
         capsys.readouterr()
         assert PROGRAMS[program](arguments) == 0, command
-        assert capsys.readouterr().out == expected, command
+        said = capsys.readouterr().out
+        drawn = program == "isocompute-frontier" and arguments[0] in ("fit", "prescribe")
+        assert said == expected or (drawn and alike(said, expected)), command

@@ -1,8 +1,14 @@
 """Evaluations of made-up runs with known curves."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
+
+# For modules of the tests that others import.
+sys.path.insert(0, str(Path(__file__).parent))
 
 TRUTH = {4: (0.30, 0.45, 3000.0), 16: (0.30, 0.60, 9000.0)}
 """n to (R0, A, τ): n = 4 rises faster and levels off lower."""

@@ -28,7 +28,7 @@ def test_the_commands_of_both_tutorials_run_in_order(tmp_path: Path, monkeypatch
     shutil.copytree(DOCS, tmp_path / "docs")
     monkeypatch.chdir(tmp_path)
     commands = tutorials()
-    assert [shlex.split(c)[1] for c in commands] == ["fit", "prescribe", "predict", "fit", "convert"]
+    assert [shlex.split(c)[1] for c in commands] == ["fit", "next", "prescribe", "predict", "fit", "convert"]
     for command in commands:
         arguments = shlex.split(command)[1:]
         few = ["--bootstrap", "20"] if arguments[0] in ("fit", "predict") else []

@@ -42,9 +42,8 @@ def test_a_steeper_recipe_that_needs_more_is_not_the_more_efficient() -> None:
     assert [e.name for e in found] == ["early", "late"]
     assert [e.needed for e in found] == pytest.approx([2500.0, 9000.0], rel=1e-3)
     # Near the asymptote the steeper one overtakes: which is the more efficient depends on the reward.
-    near = leave_one_out(both, r0=0.4, asymptote=0.6, target=0.595)
-    assert [e.name for e in near] == ["late", "early"]
-    assert [e.reached for e in near] == [False, False]
+    near = leave_one_out(both, r0=0.4, asymptote=0.6, target=0.58)
+    assert [(e.name, e.standing) for e in near] == [("early", "measured"), ("late", "extrapolated")]
     with pytest.raises(FrontierError, match="must lie between r0"):
         leave_one_out(both, r0=0.4, asymptote=0.6, target=0.7)
 
@@ -106,3 +105,21 @@ def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureF
     ):
         assert main(wrong) == 2
         assert what in capsys.readouterr().err
+
+
+def test_a_reward_that_no_recipe_reached_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(FrontierError, match=r"no recipe reached 0\.599: .* the highest, 0\.59\d+, is of steep"):
+        leave_one_out(series(), r0=0.4, asymptote=0.6, target=0.599)
+    # A hill that is still low: what it would need for the reward of the other is far beyond its data.
+    slow = Parameters(form="hill", start=0.4, gain=0.2, scale=60_000.0, shape=0.6)(COMPUTE)
+    found = leave_one_out({**series(), "slow": (COMPUTE, slow)}, r0=0.4, asymptote=0.6, target=0.58)
+    last = found[-1]
+    assert (last.name, last.standing, last.needed) == ("slow", "refused", 4 * COMPUTE.max())
+    assert last.needed_interval == (4 * COMPUTE.max(), None)
+    path = tmp_path / "curves.csv"
+    pl.concat(
+        [pl.DataFrame({"recipe": [e.name] * len(e.compute), "C": e.compute, "R": e.reward}) for e in found]
+    ).write_csv(path)
+    compared = ["predict", str(path), "--x", "C", "--y", "R", "--series", "recipe", "--r0", "0.4", "--reward", "0.58"]
+    assert main([*compared, "--asymptote", "0.6", "--efficiency", str(tmp_path / "f.svg")]) == 0
+    assert "slow                     more than 63,600, four times its data" in capsys.readouterr().out

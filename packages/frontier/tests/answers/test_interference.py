@@ -1,8 +1,13 @@
+from pathlib import Path
+
 import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, interference, train_validation_gap
-from isocompute.frontier.answers.interference import dispersion, wasserstein
+from isocompute.frontier.answers.interference import at_equal_rollouts, dispersion, wasserstein
+from isocompute.frontier.cli import main
+
+RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
 
 
 def table(successes: dict[int, list[int]], samples: int = 8) -> pl.DataFrame:
@@ -14,8 +19,72 @@ def table(successes: dict[int, list[int]], samples: int = 8) -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
+def evals_of(pass_rates: pl.DataFrame, n: dict[str, int]) -> pl.DataFrame:
+    """Evaluations of the same runs at B_p = 8."""
+    runs = pass_rates.select("run_id", "step").unique().sort("run_id", "step")
+    return runs.with_columns(
+        rollouts_per_problem=pl.col("run_id").replace_strict(n, return_dtype=pl.Int64), problems_per_batch=pl.lit(8)
+    ).with_columns(rollouts=pl.col("step") * 8 * pl.col("rollouts_per_problem"))
+
+
+def polarised(n: int, share_at: dict[int, float]) -> pl.DataFrame:
+    """A run in which, by rollouts, a share of 100 problems is always or never solved, half of them each."""
+    rows = []
+    for rollouts, share in share_at.items():
+        extreme = round(50 * share)
+        values = [8] * extreme + [0] * extreme + [4] * (100 - 2 * extreme)
+        rows += [
+            {"run_id": f"n{n}", "step": rollouts // (8 * n), "problem_id": f"p{i}", "successes": v, "samples": 8}
+            for i, v in enumerate(values)
+        ]
+    return pl.DataFrame(rows)
+
+
+def test_runs_are_compared_at_equal_rollouts_and_not_at_equal_steps() -> None:
+    # At 4,096 rollouts n = 16 is the less polarised; at its own 32 steps n = 4 has seen 1,024 and is less so still.
+    rates = pl.concat(
+        [polarised(4, {1024: 0.1, 4096: 0.8}), polarised(16, {1024: 0.0, 4096: 0.4, 16384: 0.9})]
+    )  # fmt: skip
+    measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
+    assert measures["rollouts"].to_list() == [1024, 4096, 1024, 4096, 16384]
+    matched = at_equal_rollouts(measures)
+    assert matched["rollouts"].to_list() == [4096, 4096]
+    assert matched["rollouts_per_problem"].to_list() == [4, 16]
+    assert matched["dispersion"][1] < matched["dispersion"][0]
+    assert matched["zero_fraction"].to_list() == [0.4, 0.2]
+
+
+def test_runs_that_share_no_compute_are_not_compared() -> None:
+    rates = pl.concat([polarised(4, {1024: 0.1}), polarised(16, {16384: 0.9})])
+    measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
+    with pytest.raises(FrontierError, match="no two n were evaluated within 10 % of the same rollouts"):
+        at_equal_rollouts(measures)
+
+
+def test_an_evaluation_whose_rollouts_are_not_known_is_an_error() -> None:
+    rates = polarised(4, {1024: 0.1, 4096: 0.8})
+    evals = evals_of(rates, {"n4": 4}).filter(pl.col("step") < 100)
+    with pytest.raises(FrontierError, match="no evaluation of run n4 at step 128 says how many rollouts"):
+        interference(rates, evals)
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the panel is in the repository and not in the package")
+def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["interference", str(RESULTS), "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "training problems, at 65,536 rollouts" in printed
+    assert [line.split(":")[0].split()[2] for line in printed.splitlines() if line.startswith("n = ")] == [
+        "2", "4", "8", "16", "32",
+    ]  # fmt: skip
+    measures = pl.read_parquet(tmp_path / "interference.parquet")
+    assert measures["problems"].unique().to_list() == [256]
+    # Its five branches were measured once, at their end: how far they moved is not known.
+    assert measures["distance_to_start"].null_count() == 5
+
+
 def test_problems_that_are_always_or_never_solved_are_as_uneven_as_can_be() -> None:
-    found = interference(table({0: [4, 4, 4, 4], 10: [8, 8, 0, 0]}))
+    rates = table({0: [4, 4, 4, 4], 10: [8, 8, 0, 0]})
+    found = interference(rates, evals_of(rates, {"r": 4}))
     assert found["mean"].to_list() == [0.5, 0.5]
     assert found["zero_fraction"].to_list() == [0.0, 0.5]
     assert found["one_fraction"].to_list() == [0.0, 0.5]
@@ -55,4 +124,4 @@ def test_the_gap_is_train_minus_validation_at_the_same_step() -> None:
 
 def test_no_pass_rates_are_an_error() -> None:
     with pytest.raises(FrontierError, match="no pass rates"):
-        interference(pl.DataFrame())
+        interference(pl.DataFrame(), pl.DataFrame())

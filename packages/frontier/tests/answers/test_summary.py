@@ -49,11 +49,12 @@ def test_the_95_percent_set_has_its_gaps(table: pl.DataFrame) -> None:
     assert fits.frontier_table()["n_set"][-1].to_list() == [4, 64]
 
 
-def test_n_that_have_no_data_there_do_not_compete(table: pl.DataFrame) -> None:
-    early = table.filter((pl.col("rollouts_per_problem") == 4) | (pl.col("rollouts") <= 8 * 1024))
-    found = fit(early, EXP).n_star_table()
-    assert found["competing"].to_list()[0] == 2
-    assert found["competing"].to_list()[-1] == 1
+def test_an_n_competes_from_its_first_evaluation_on(table: pl.DataFrame) -> None:
+    late = table.filter((pl.col("rollouts_per_problem") == 4) | (pl.col("rollouts") >= 8 * 1024))
+    competing = fit(late, EXP).n_star_table()["competing"]
+    assert (competing[0], competing[-1]) == (1, 2)
+    ended = table.filter((pl.col("rollouts_per_problem") == 4) | (pl.col("rollouts") <= 8 * 1024))
+    assert fit(ended, EXP).n_star_table()["competing"].to_list() == [2] * 5
 
 
 def test_n_star_of_a_joint_sweep_is_that_of_the_best_cell_everywhere(joint: Fits) -> None:

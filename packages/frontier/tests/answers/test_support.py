@@ -77,3 +77,33 @@ def test_the_command_shows_how_far_each_was_measured(
     out = capsys.readouterr().out
     assert "against 0 others" in out
     assert "50,000, refused" in out
+
+
+def test_a_curve_that_ended_still_offers_its_last_reward(uneven: Fits) -> None:
+    # n = 4 reached 0.92 at 50,000; n = 64 levels off at 0.80: at no larger budget is n = 64 the better choice.
+    last = uneven.best_at(END[64])
+    assert (last.rollouts_per_problem, last.competing) == (4, 2)
+    assert last.reward == pytest.approx(uneven.envelope[0][-1]) == pytest.approx(0.92, abs=0.02)
+    assert (np.diff(uneven.envelope[0]) >= 0).all()
+    frontier = uneven.frontier_table()
+    beyond = frontier.filter(pl.col("compute") > END[4] * 1.01)
+    assert beyond["carried"].all()
+    assert (beyond["n"] == 4).all()
+    assert "1,000,000    4   100% of 2 n" in uneven.summary()
+    assert not [x for x in uneven.crossovers if x.kind == "support_ends"]
+
+
+def test_records_do_not_shorten_a_run() -> None:
+    # Both runs stall from half of their compute on, so that their last record lies there.
+    compute = np.arange(1, 21) * 1000
+    stalled = pl.concat(
+        pl.DataFrame(
+            {"rollouts": compute, "avg_at_4": np.where(compute <= 10_000, top * (1 - np.exp(-compute / 3000)), 0.3)}
+        ).with_columns(
+            rollouts_per_problem=pl.lit(n), problems_per_batch=pl.lit(8), seed=pl.lit(0), problem_set=pl.lit("easy"),
+            split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4),
+        )
+        for n, top in ((4, 0.6), (16, 0.7))
+    )  # fmt: skip
+    found = fit(stalled, FitConfig(form="exp", points="records", bootstrap=20))
+    assert [c.curve.support for c in found.curves] == [(1000.0, 20_000.0)] * 2

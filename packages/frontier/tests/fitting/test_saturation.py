@@ -7,9 +7,9 @@ GRID = np.geomspace(1e3, 1e6, 121)
 EVERYWHERE = np.ones((2, 121), dtype=bool)
 
 
-def best_of(point: np.ndarray, within: np.ndarray = EVERYWHERE) -> np.ndarray:
+def best_of(point: np.ndarray) -> np.ndarray:
     """Index of the best curve at each compute."""
-    return np.where(within, point, -np.inf).argmax(axis=0)
+    return point.argmax(axis=0)
 
 
 def rewards(crossing: float) -> np.ndarray:
@@ -38,7 +38,7 @@ def test_growth_in_the_last_doubling_is_flagged() -> None:
 def test_a_larger_n_that_never_wins_is_saturation_below_it() -> None:
     point = np.concatenate([rewards(1e4), np.full((1, 121), 0.1)])
     within = np.ones((3, 121), dtype=bool)
-    found = saturation(GRID, best_of(point, within), np.stack([point] * 20), within, np.array([4.0, 16.0, 64.0]))
+    found = saturation(GRID, best_of(point), np.stack([point] * 20), within, np.array([4.0, 16.0, 64.0]))
     assert (found.rollouts_per_problem, found.flags) == (16, ())
 
 
@@ -57,7 +57,7 @@ def test_what_lies_beyond_the_end_of_a_long_curve_does_not_count() -> None:
     assert comparable(GRID, within).all()
     draws = np.stack([rewards(1e4)] * 20)
     within[1] = GRID < 8e5
-    found = saturation(GRID, best_of(rewards(1e4), within), draws, within, np.array([4.0, 16.0]))
+    found = saturation(GRID, best_of(rewards(1e4)), draws, within, np.array([4.0, 16.0]))
     assert found.rollouts_per_problem == 16
 
 

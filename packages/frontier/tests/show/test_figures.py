@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import FitConfig, Fits, fit
 from isocompute.frontier.cli import main
-from isocompute.frontier.show.drawing import line_styles, save
+from isocompute.frontier.show.drawing import line_styles
 from isocompute.frontier.show.figures import all_figures, fixed_batch
 from isocompute.frontier.show.panels import interference_panels
 
@@ -60,9 +60,9 @@ def test_line_styles_differ_in_greyscale_by_lightness_marker_and_line() -> None:
 def pass_rates() -> pl.DataFrame:
     rng = np.random.default_rng(0)
     rows = [
-        {"run_id": f"n{n}s0", "step": step, "problem_id": f"p{i}", "samples": 4,
-         "successes": int(rng.binomial(4, min(0.2 + 0.01 * step * (n == 16), 1)))}
-        for n in (4, 16) for step in (0, 20, 40) for i in range(60)
+        {"run_id": f"n{n}s0", "step": rollouts // (8 * n), "problem_id": f"p{i}", "samples": 4,
+         "successes": int(rng.binomial(4, min(0.2 + rollouts / 51_200 * (n == 16), 1)))}
+        for n in (4, 16) for rollouts in (0, 10_240, 20_480) for i in range(60)
     ]  # fmt: skip
     return pl.DataFrame(rows)
 
@@ -75,16 +75,19 @@ def test_interference_is_measured_and_drawn_by_n(
     command = ["interference", str(tmp_path / "pass_rates.csv"), "--evals", str(tmp_path / "evals.csv"), "--out"]
     for name in ("a", "b"):
         assert main([*command, str(tmp_path / name)]) == 0
-    assert "n = 16" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "60 problems, at 20,480 rollouts" in printed
+    assert "n =   16" in printed
     for name in ("interference.svg", "interference.parquet"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     table.with_columns(run_id=pl.lit("x") + pl.col("run_id")).write_csv(tmp_path / "evals.csv")
     assert main([*command, str(tmp_path / "c")]) == 2
     assert "have no run in common" in capsys.readouterr().err
-    axis = interference_panels(pass_rates(), {"n16s0": 16}).axes[0]
-    assert [line.get_label() for line in axis.lines] == ["n = 16", "n4s0"]
-    save(interference_panels(pass_rates()), tmp_path / "unnamed")
-    assert (tmp_path / "unnamed.png").exists()
+    assert main([*command[:2], "--out", str(tmp_path / "c")]) == 2
+    assert "name them with --evals" in capsys.readouterr().err
+    axis = interference_panels(pass_rates(), table).axes[0]
+    assert [line.get_label() for line in axis.lines] == ["n = 4", "n = 16"]
+    assert axis.get_xlabel() == "rollouts"
 
 
 def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.DataFrame, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from .commands import convert, fit, ingest, interference, n_star, predict, prescribe
+from .commands import convert, fit, interference, n_star, next, predict, prescribe
 from .contract.errors import IsoComputeError
 from .errors import InputWarning
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=PACKAGE, description="What does a budget buy, and how should it be split?")
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (fit, prescribe, predict, n_star, ingest, interference, convert):
+    for command in (fit, prescribe, next, predict, n_star, interference, convert):
         command.add(commands)
     return parser
 

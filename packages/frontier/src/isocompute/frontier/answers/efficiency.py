@@ -2,7 +2,8 @@
 
 With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A
 steeper line is not always the more efficient one: it may lie farther to the right. What is compared is therefore the
-compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B).
+compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B): a reward that some recipe reached, and for the
+others no compute beyond four times their data.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from scipy.optimize import least_squares, minimize_scalar
 
 from ..data.curves import Array, not_beyond
 from ..errors import FrontierError
-from ..fitting.forms import FREE, SHAPES, Parameters
+from ..fitting.forms import FREE, Parameters, form_of
 from ..fitting.intervals import t_quantile
 from ..fitting.noise import autocorrelation_of, effective_points
+from .candidates import FARTHEST_EXTRAPOLATION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +34,10 @@ class Efficiency:
         compute: Compute of the points fitted.
         reward: Their reward.
         target: The reward at which recipes are compared.
-        needed: Compute that this one needs for it.
-        needed_interval: 95 % interval of that, within the run.
-        reached: Whether its data reach that compute; else it is extrapolated.
+        needed: Compute that this one needs for it, or where that is refused the most that is not: it needs more.
+        needed_interval: 95 % interval of that, within the run; open above where it is refused.
+        standing: ``measured`` where its data reach that compute, ``extrapolated`` beyond, ``refused`` beyond four times
+            its data.
     """
 
     name: str
@@ -44,8 +47,8 @@ class Efficiency:
     reward: Array
     target: float
     needed: float
-    needed_interval: tuple[float, float]
-    reached: bool
+    needed_interval: tuple[float, float | None]
+    standing: str
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
@@ -53,7 +56,7 @@ class Efficiency:
             "series": self.name, "params": self.parameters.named(),
             "intervals": {k: list(v) for k, v in self.intervals.items()},
             "target": self.target, "needed": self.needed, "needed_interval": list(self.needed_interval),
-            "reached": self.reached,
+            "standing": self.standing,
         }  # fmt: skip
 
 
@@ -89,7 +92,7 @@ def leave_one_out(
 
     Raises:
         FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start or
-            cannot be fitted below 1, or the target does not lie between R0 and A.
+            cannot be fitted below 1, or the target does not lie between R0 and A or was reached by no recipe.
     """
     clean = {}
     for name, (compute, reward) in series.items():
@@ -110,15 +113,19 @@ def leave_one_out(
     if not r0 < asymptote <= 1:
         raise FrontierError(f"the asymptote is {asymptote:g}; it must lie above r0 = {r0:g} and not above 1")
     fits = {name: _fitted(c, r, r0, asymptote) for name, (c, r) in clean.items()}
+    ends = {name: float(_curve(fit.x, r0, asymptote)(clean[name][0].max())) for name, fit in fits.items()}
+    highest = max(ends, key=lambda name: ends[name])
     if target is None:
-        ends = sorted(
-            float(_curve(fit.x, r0, asymptote)(clean[name][0].max())) for name, fit in fits.items()
-        )  # fmt: skip
-        target = ends[(len(ends) - 1) // 2]
+        target = sorted(ends.values())[(len(ends) - 1) // 2]
     if not r0 < target < asymptote:
         raise FrontierError(f"the reward compared at is {target:g}; it must lie between r0 = {r0:g} and {asymptote:g}")
+    if target > ends[highest]:
+        raise FrontierError(
+            f"no recipe reached {target:g}: of the rewards fitted at the last compute the highest, "
+            f"{ends[highest]:.4g}, is of {highest}; compare at a reward that was reached"
+        )
     found = [_recipe(name, *clean[name], fit, r0, asymptote, target) for name, fit in fits.items()]
-    return sorted(found, key=lambda e: e.needed)
+    return sorted(found, key=lambda e: (e.standing == "refused", e.needed))
 
 
 def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
@@ -127,7 +134,7 @@ def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
 
 def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
     """Least squares of log C_mid and log B alone."""
-    low, high = SHAPES["hill"]
+    low, high = form_of("hill").shapes
     begin = np.array([np.log(np.median(compute)), 0.3])
     bounds = (np.log([compute.min() / 100, low]), np.log([compute.max() * 100, high]))
     return least_squares(lambda x: _curve(x, r0, asymptote)(compute) - reward, begin, bounds=bounds)
@@ -147,7 +154,7 @@ def _recipe(
     quantile = t_quantile(freedom)
     half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
     # An interval ends where the search does.
-    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": SHAPES["hill"]}
+    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": form_of("hill").shapes}
     spans = {
         key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
         for i, (key, (low, high)) in enumerate(ends.items())
@@ -156,9 +163,13 @@ def _recipe(
     way = float(np.log((target - r0) / (asymptote - target)) / np.exp(best.x[1]))
     gradient = np.array([1.0, -way])
     error = min(quantile * float(np.sqrt(gradient @ covariance @ gradient)), 20.0)
-    needed = float(np.exp(best.x[0] + way))
+    needed, last = float(np.exp(best.x[0] + way)), float(compute.max())
+    interval: tuple[float, float | None] = (needed * float(np.exp(-error)), needed * float(np.exp(error)))
+    standing = "measured" if not_beyond(needed, last) else "extrapolated"
+    if not not_beyond(needed, FARTHEST_EXTRAPOLATION * last):
+        needed, standing = FARTHEST_EXTRAPOLATION * last, "refused"
+        interval = (needed, None)
     return Efficiency(
         name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
-        target=target, needed=needed, needed_interval=(needed * float(np.exp(-error)), needed * float(np.exp(error))),
-        reached=bool(not_beyond(needed, compute.max())),
+        target=target, needed=needed, needed_interval=interval, standing=standing,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..errors import Flag, FrontierError
 from ..fitting.crossovers import crossovers
 from ..fitting.curve_fit import CurveFit, without_fit
 from ..fitting.differences import differences
-from ..fitting.envelope import CurvesOnGrid, carried, envelope, on_grid
+from ..fitting.envelope import CurvesOnGrid, envelope, on_grid
 from ..fitting.forms import FORMS
 from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.pooling import best_shares
@@ -109,7 +109,7 @@ def fit(evals: pl.DataFrame, config: FitConfig, *, pass_rates: pl.DataFrame | No
         evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
         group=config.group, pass_rates=pass_rates,
     )  # fmt: skip
-    whole = found = _of_setting(found, config)
+    whole = found = of_setting(found, config)
     if config.points == "records":
         found = [of_records(curve, bin_width=config.bin_width, window=config.window) for curve in whole]
     results = _fitted(found, whole, config)
@@ -129,15 +129,15 @@ def _with_frontier(fits: Fits) -> Fits:
     n = [c.curve.rollouts_per_problem for c in fits.fitted]
     names = [fits.named(i) for i in range(len(n))]
     apart = differences(point, refits, within)
-    shares = best_shares(point, refits, within, fits.degrees)
+    shares = best_shares(point, refits, np.isfinite(point), fits.degrees)
     # n*(C), everywhere: the n of the cell that is best most often.
-    best = np.where(within.any(axis=0), shares.argmax(axis=0), -1)
+    best = shares.argmax(axis=0)
     ns = np.array(n, dtype=np.float64)
     return replace(
         fits,
         frontier=_frontier(grid, shares),
         crossovers=tuple(crossovers(compute, point, refits, within, apart, n, names)),
-        n_star=fit_n_star(compute, best, refits, within, ns),
+        n_star=fit_n_star(compute, best, refits, ns),
         apart=tuple(apart),
         saturation=saturation(compute, best, refits, within, ns),
     )
@@ -145,8 +145,8 @@ def _with_frontier(fits: Fits) -> Fits:
 
 def _frontier(grid: CurvesOnGrid, shares: Array) -> tuple[FrontierPoint, ...]:
     """The envelope as rows; ``shares`` has the shape ``(curves, points)``."""
-    rewards = envelope(grid.point, grid.refits, grid.within)
-    lasting = carried(grid.point, grid.within)
+    rewards = envelope(grid.point, grid.refits)
+    lasting = ~grid.within[grid.best, np.arange(len(grid.compute))]
     return tuple(
         FrontierPoint(
             compute=float(compute), reward=float(reward), reward_low=float(low), reward_high=float(high),
@@ -158,9 +158,9 @@ def _frontier(grid: CurvesOnGrid, shares: Array) -> tuple[FrontierPoint, ...]:
 
 def _fitted(found: list[Curve], whole: list[Curve], config: FitConfig) -> list[CurveFit]:
     """Fit and refit every curve; ``whole`` are all points of those in ``found``."""
-    forms = FORMS if config.form == "auto" else (config.form,)
+    forms = tuple(FORMS) if config.form == "auto" else (config.form,)
     # Every form is fitted, also where one is asked for: whether they agree is a property of the data.
-    every = [point_fits(curve, FORMS, thorough=forms) for curve in found]
+    every = [point_fits(curve, tuple(FORMS), thorough=forms) for curve in found]
     results = [without_fit(curve) for curve in found]
     rng = np.random.default_rng(config.seed)
     usable = [i for i in range(len(found)) if every[i]]
@@ -191,7 +191,7 @@ def _gaps(whole: Curve, result: CurveFit, config: FitConfig) -> tuple[float | No
     return tuple(records_gap(whole, everything, config.bin_width, window) for window in (1, SMOOTHING))  # type: ignore[return-value]
 
 
-def _of_setting(found: list[Curve], config: FitConfig) -> list[Curve]:
+def of_setting(found: list[Curve], config: FitConfig) -> list[Curve]:
     """The curves of one of the three settings of section 4.
 
     Raises:

@@ -12,7 +12,7 @@ from ..data.curves import Array, Curve
 from ..data.precision import binomial_errors
 from ..data.units import counted
 from ..errors import MEANING, Flag, FrontierError
-from ..fitting.forms import FORMS, SEARCHED, Parameters
+from ..fitting.forms import SEARCHED, Parameters, form_of
 from ..fitting.intervals import interval
 from ..fitting.noise import estimate_noise, scatter
 from ..fitting.point import fit_form, standard_deviation
@@ -51,8 +51,7 @@ class ForecastConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise FrontierError(f"the form {self.form!r} is unknown; it must be one of {', '.join(FORMS)}")
+        form_of(self.form)
         if self.method not in METHODS:
             raise FrontierError(f"the method {self.method!r} is unknown; it must be one of {', '.join(METHODS)}")
         if self.method == "scalerl" and self.form != "hill":
@@ -146,7 +145,7 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     compute, reward = compute[order], reward[order]
     zero = compute == 0
     r0 = config.r0
-    if r0 is None and config.form == "hill" and zero.any():
+    if r0 is None and form_of(config.form).start_is_measured and zero.any():
         r0 = float(reward[zero].mean())
     inside = (compute >= config.fit_min) & (compute <= config.fit_max) & (compute > 0)
     later = compute > config.fit_max

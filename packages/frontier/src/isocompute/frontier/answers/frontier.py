@@ -20,7 +20,8 @@ class FrontierPoint:
         reward: Reward of the envelope, within 0 to 1.
         reward_low: Lower end of its 95 % interval.
         reward_high: Upper end.
-        carried: Whether no curve with data reaches the envelope here, which is a reward reached at less compute.
+        carried: Whether the data of the curve that attains the envelope have ended, so that its reward is one of less
+            compute.
         shares: How often each fitted curve is best, shape ``(fitted,)``; see ``pooling``.
     """
 
@@ -58,9 +59,9 @@ class BestCell:
         problems_per_batch: B_p of the cell.
         group: Its value of the grouping column, or empty without one.
         probability: In how many of the refits it is best, within 0 to 1.
-        competing: How many n have data there.
+        competing: How many n have data there or at less compute.
         n_set: n of the cells that are best in 95 % of the refits.
-        reward: Reward of the cell's fitted curve.
+        reward: Reward of the cell's fitted curve, at the end of its data where that is less compute.
     """
 
     compute: float

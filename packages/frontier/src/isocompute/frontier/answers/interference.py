@@ -1,6 +1,8 @@
-"""How unevenly training helps problems: measures over per-problem pass rates (Playbook, Figures 11 and 27)."""
+"""How unevenly training helps problems: pass rates at equal rollouts (Playbook, section 5.1, Figures 11 and 27)."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -9,41 +11,76 @@ from ..data.curves import Array
 from ..data.precision import sampling_variance
 from ..errors import FrontierError
 
+RUN = ("run_id", "rollouts_per_problem", "problems_per_batch")
+NEAR = 0.1
+"""Rollouts that differ by this share still count as equal: different batches do not add up to the same."""
 
-def interference(pass_rates: pl.DataFrame, *, bins: int = 10) -> pl.DataFrame:
-    """Measures of each evaluation of each run.
+
+def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 10) -> pl.DataFrame:
+    """Measures of each evaluation of each run, by the rollouts that it had been trained on.
 
     Args:
-        pass_rates: A ``pass_rates`` table.
+        pass_rates: A ``pass_rates`` table: of training problems as in the paper, or of others.
+        evals: An ``evals`` table of the runs; pass rates of other runs are left out.
         bins: Bins of the histograms compared.
 
     Returns:
-        One row per evaluation: ``run_id``, ``step``, ``problems``, ``mean``, ``zero_fraction`` (problems never
-        solved), ``one_fraction`` (always solved), ``dispersion`` (variance over that of a coin of the same mean,
-        0 when all problems are alike and 1 when each is always or never solved; what sampling alone adds is
-        taken off), ``distance_to_start`` (Wasserstein, between this histogram and the run's first).
+        One row per evaluation: ``run_id``, ``rollouts_per_problem``, ``problems_per_batch``, ``step``, ``rollouts``,
+        ``problems``, ``mean``, ``zero_fraction`` (problems never solved), ``one_fraction`` (always solved),
+        ``dispersion`` (variance over that of a coin of the same mean, 0 when all problems are alike and 1 when each is
+        always or never solved; what sampling alone adds is taken off), ``distance_to_start`` (Wasserstein, between
+        this histogram and the run's first; null where a run has one evaluation, as a branch of another may).
 
     Raises:
-        FrontierError: The table is empty.
+        FrontierError: There are no pass rates, the tables have no run in common, or the rollouts of an evaluation are
+            not known.
     """
     if pass_rates.is_empty():
         raise FrontierError("there are no pass rates")
-    rows = []
-    for (run_id,), run in pass_rates.group_by("run_id", maintain_order=True):
-        first: Array | None = None
-        for (step,), part in run.sort("step", "problem_id").group_by("step", maintain_order=True):
-            samples = part["samples"].to_numpy().astype(np.float64)
-            rate = part["successes"].to_numpy() / samples
-            share = histogram(rate, bins)
-            first = share if first is None else first
-            rows.append(
-                {
-                    "run_id": run_id, "step": step, "problems": len(part), "mean": float(rate.mean()),
-                    "zero_fraction": float((rate == 0).mean()), "one_fraction": float((rate == 1).mean()),
-                    "dispersion": dispersion(rate, samples), "distance_to_start": wasserstein(share, first),
-                }
-            )  # fmt: skip
-    return pl.DataFrame(rows)
+    known = evals.select(*RUN, "step", "rollouts").unique(["run_id", "step"])
+    own = pass_rates.filter(pl.col("run_id").is_in(known["run_id"].unique().to_list()))
+    if own.is_empty():
+        raise FrontierError("the pass rates and the evaluations have no run in common")
+    own = own.join(known, on=["run_id", "step"], how="left").sort(
+        "rollouts_per_problem", "problems_per_batch", "run_id", "step", "problem_id"
+    )
+    unknown = own.filter(pl.col("rollouts").is_null())
+    if not unknown.is_empty():
+        run_id, step = unknown.row(0, named=True)["run_id"], unknown.row(0, named=True)["step"]
+        raise FrontierError(
+            f"no evaluation of run {run_id} at step {step} says how many rollouts it had been trained on"
+        )
+    rows, first = [], dict[str, Array]()
+    for keys, part in own.group_by(*RUN, "step", "rollouts", maintain_order=True):
+        row: dict[str, Any] = dict(zip((*RUN, "step", "rollouts"), keys, strict=True))
+        samples = part["samples"].to_numpy().astype(np.float64)
+        rate = part["successes"].to_numpy() / samples
+        share = histogram(rate, bins)
+        rows.append(
+            {
+                **row, "problems": len(part), "mean": float(rate.mean()),
+                "zero_fraction": float((rate == 0).mean()), "one_fraction": float((rate == 1).mean()),
+                "dispersion": dispersion(rate, samples),
+                "distance_to_start": wasserstein(share, first.setdefault(row["run_id"], share)),
+            }
+        )  # fmt: skip
+    moved = pl.when(pl.len().over("run_id") > 1).then("distance_to_start")
+    return pl.DataFrame(rows).with_columns(distance_to_start=moved)
+
+
+def at_equal_rollouts(measures: pl.DataFrame) -> pl.DataFrame:
+    """The rows of ``interference`` to be compared: of each run the last near the most rollouts that every n reached.
+
+    Raises:
+        FrontierError: Runs of several n share no rollouts.
+    """
+    ends = measures.group_by("rollouts_per_problem").agg(pl.col("rollouts").max())
+    shared = int(ends["rollouts"].to_numpy().min())
+    near = measures.filter((pl.col("rollouts") - shared).abs() <= NEAR * shared)
+    found = near.group_by("run_id", maintain_order=True).last().select(measures.columns)
+    if found["rollouts_per_problem"].n_unique() < min(len(ends), 2):
+        raise FrontierError("no two n were evaluated within 10 % of the same rollouts: there is nothing to compare")
+    return found
 
 
 def dispersion(rate: Array, samples: Array) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -12,6 +14,7 @@ from ..contract.files import atomic_write, write_text
 from ..errors import Flag, FrontierError
 from ..fitting.curve_fit import CurveFit
 from ..fitting.forms import Parameters
+from ..fitting.nstar import Sigmoid
 from ..fitting.uncertainty import Draws
 from .candidates import Candidate, MeasuredCurves, candidates_of
 from .summary import statements
@@ -54,11 +57,16 @@ def save(fits: FittedSweep, folder: str | Path) -> None:
     }
     write_text(folder / "fits.json", json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
     if fits.fitted:
-        _write_parquet(fits.frontier_table(), folder / "frontier.parquet")
-        _write_parquet(_draws_table(fits.fitted), folder / "refits.parquet")
+        write_parquet(fits.frontier_table(), folder / "frontier.parquet")
+        write_parquet(_draws_table(fits.fitted), folder / "refits.parquet")
 
 
-def _write_parquet(frame: pl.DataFrame, path: Path) -> None:
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table in the format of the others.
+
+    Raises:
+        FrontierError: It cannot be written.
+    """
     with atomic_write(path, error=FrontierError) as stream:
         frame.write_parquet(stream, compression="zstd", statistics=False)
 
@@ -94,12 +102,38 @@ def measured_by(source: FittedSweep | str | Path) -> MeasuredCurves:
     return found
 
 
-def _load(folder: Path) -> MeasuredCurves:
+def n_star_of(folder: Path) -> tuple[Sigmoid, float]:
+    """The sigmoid of n*(C) that a fit wrote, without its intervals, and the most compute that is behind it.
+
+    Raises:
+        FrontierError: The folder holds no fits, or they are damaged.
+    """
+    with _reading(folder) as document:
+        found = document["n_star"]
+        last = max(float(c["support"][1]) for c in document["curves"])
+        flags = tuple(Flag(f) for f in found["flags"])
+        return Sigmoid(params=found["params"], intervals={}, flags=flags, constant=found["constant"]), last
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[dict[str, Any]]:
+    """``fits.json``, and one sentence for whatever is wrong with what is read of it and beside it."""
     path = folder / "fits.json"
     if not path.is_file():
         raise FrontierError(f"{folder}: holds no fits.json; make one with `isocompute-frontier fit`")
     try:
-        document = json.loads(path.read_text())
+        yield json.loads(path.read_text())
+    except FrontierError:
+        raise
+    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
+
+
+def _load(folder: Path) -> MeasuredCurves:
+    with _reading(folder) as document:
+        if document.get("method") == "paper":
+            raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
         refits = pl.read_parquet(folder / "refits.parquet")
         found = []
         for entry in document["curves"]:
@@ -111,14 +145,14 @@ def _load(folder: Path) -> MeasuredCurves:
                 & (pl.col("group") == (entry["group"] or ""))
             )
             draws = Draws(
-                form=rows["form"].to_numpy().astype("<U5"),
+                form=rows["form"].to_numpy().astype(str),
                 **{k: rows[k].to_numpy() for k in ("start", "gain", "scale", "shape")},
             )
             found.append(
                 Candidate(
                     rollouts_per_problem=entry["rollouts_per_problem"],
                     problems_per_batch=entry["problems_per_batch"],
-                    parameters=_parameters(entry["form"], entry["params"]),
+                    parameters=Parameters.of(entry["form"], entry["params"]),
                     draws=draws, support=tuple(entry["support"]),
                     flags=tuple(Flag(f) for f in entry["flags"]),
                 )
@@ -126,21 +160,3 @@ def _load(folder: Path) -> MeasuredCurves:
         return MeasuredCurves(
             unit=document["unit"], metric=document["metric"], degrees=float(document["degrees"]), curves=tuple(found)
         )
-    except (OSError, KeyError, ValueError, pl.exceptions.PolarsError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
-
-
-def _parameters(form: str, named: Mapping[str, float]) -> Parameters:
-    if form == "hill":
-        return Parameters(
-            form=form,
-            start=named["R0"],
-            gain=named["A"] - named["R0"],
-            scale=named["C_mid"],
-            shape=named["B"],
-        )
-    return Parameters(
-        form=form, start=named["A"] - named["D"], gain=named["D"], scale=named["tau"],
-        shape=named.get("beta", 1.0),
-    )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ..data.curves import Array, Curve, Mask, within_support
+from ..data.curves import Array, Curve, Mask, not_beyond
 from ..errors import Flag
 from ..fitting.crossovers import Crossover
 from ..fitting.curve_fit import CurveFit
@@ -71,7 +71,7 @@ class FittedSweep:
 
     @property
     def carried(self) -> Mask:
-        """Where no curve with data reaches the envelope, shape ``(points,)``."""
+        """Where the data of the curve that attains the envelope have ended, shape ``(points,)``."""
         return np.array([p.carried for p in self.frontier], dtype=np.bool_)
 
     @property
@@ -106,13 +106,13 @@ class FittedSweep:
             problems_per_batch=best.curve.problems_per_batch, group=best.curve.group, probability=point.probability,
             competing=self.competing(compute),
             n_set=tuple(sorted({fitted[k].curve.rollouts_per_problem for k in point.likely()})),
-            reward=float(best.parameters(compute)),
+            reward=float(best.parameters(min(compute, best.curve.support[1]))),
         )  # fmt: skip
 
     def competing(self, compute: float) -> int:
-        """How many n have data at some compute."""
-        reach = [c.curve for c in self.fitted if within_support(compute, *c.curve.support)]
-        return len({c.rollouts_per_problem for c in reach})
+        """How many n have been evaluated at some compute or less: a run can be stopped before its budget is spent."""
+        begun = [c.curve for c in self.fitted if not_beyond(c.curve.support[0], compute)]
+        return len({c.rollouts_per_problem for c in begun})
 
     def best_cells(self) -> list[BestCell]:
         """n*(C) at five budgets, log-uniform over the support."""
@@ -122,7 +122,7 @@ class FittedSweep:
         """n*(C) at five budgets.
 
         ``compute``, ``n`` of the best cell, ``problems_per_batch`` of it, ``probability``: in how many refits it is
-        best, ``competing``: how many n have data there, ``n_set``: the 95 % set of n, ``reward``.
+        best, ``competing``: how many n have data there or at less compute, ``n_set``: the 95 % set of n, ``reward``.
         """
         return pl.DataFrame([cell.as_row() for cell in self.best_cells()])
 
@@ -130,7 +130,7 @@ class FittedSweep:
         """The envelope: ``compute``, ``reward``, its interval, the best ``n``, how often it is best, the 95 % set.
 
         Also the best B_p, the update steps M = C/(B_p·n) where compute is in rollouts, the non-decreasing
-        companion of n*, whether the reward is carried on from less compute because the best curve's data end,
+        companion of n*, whether the reward is one reached at less compute because the best curve's data end,
         and the group where there is one.
         """
         cells = [self.best_at(p.compute) for p in self.frontier]

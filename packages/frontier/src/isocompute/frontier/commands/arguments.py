@@ -26,18 +26,22 @@ def assignment(text: str) -> tuple[str, str]:
     return name, value
 
 
+SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
 def positive(text: str) -> float:
-    """A finite number above 0.
+    """A finite amount above 0, such as 50000, 2k, 16M or 1.5B.
 
     Raises:
-        argparse.ArgumentTypeError: It is not such a number.
+        argparse.ArgumentTypeError: It is not such an amount.
     """
+    scale = SUFFIXES.get(text[-1:].lower())
     try:
-        value = float(text)
+        value = float(text if scale is None else text[:-1]) * (scale or 1.0)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        value = 0.0
     if not (np.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text} must be above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount above 0, such as 50000, 2k, 16M or 1.5B")
     return value
 
 

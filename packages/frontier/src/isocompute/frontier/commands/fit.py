@@ -8,8 +8,12 @@ from pathlib import Path
 
 import polars as pl
 
+from ..answers import saved
 from ..answers.fits import FitConfig, fit
+from ..answers.fitted import Fitted
 from ..answers.interference import train_validation_gap
+from ..answers.notebook import Frontier
+from ..answers.paper import fit_as_paper
 from ..contract import tables
 from ..contract.files import atomic_write
 from ..data.curves import UNITS
@@ -18,11 +22,13 @@ from ..data.units import with_gpu_hours
 from ..errors import FrontierError
 from ..fitting.forms import FORMS
 from ..fitting.selection import CRITERIA
+from ..posterior.priors import Priors
+from ..show.decision import decision_figure
 from ..show.drawing import save
 from ..show.figures import all_figures
 from ..show.panels import gap_panel
 from ..show.report import write_report
-from .arguments import assignment
+from .arguments import assignment, positive
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,6 +38,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "source", nargs="+", help="evals: file, folder, tracking URI, mlflow:EXPERIMENT or runs:/RUN_ID"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder for fits.json, tables, figures and report")
+    parser.add_argument("--method", default="posterior", choices=["posterior", "paper"],
+                        help="paper: as the IsoCompute Playbook fits, without intervals")  # fmt: skip
+    parser.add_argument("--pooling", default="joint", choices=["joint", "none"],
+                        help="none: every curve is fitted alone, and nothing is decided")  # fmt: skip
+    parser.add_argument("--seed-deviation", type=positive, metavar="SHARE",
+                        help="of seeds, before the data are seen, as a share of the gain (default: 0.06)")  # fmt: skip
     parser.add_argument("--form", default="auto", choices=["auto", *FORMS])
     parser.add_argument("--selection", default="aicc", choices=CRITERIA,
                         help="how --form auto chooses: AICc, or the error on the held-out tail")  # fmt: skip
@@ -61,7 +73,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Fit, write what was found with its figures and its report, and print the summary."""
+    """Fit, write what was found with its figures and its report, and print the summary.
+
+    Raises:
+        FrontierError: The evaluations cannot be read or fitted, or a file cannot be written.
+    """
     config = FitConfig(
         form=arguments.form, metric=arguments.metric, unit=arguments.unit, split=arguments.split,
         problem_set=arguments.problem_set, bootstrap=arguments.bootstrap, seed=arguments.seed,
@@ -70,14 +86,48 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts,
     )  # fmt: skip
     evals = _evals(arguments)
+    if arguments.method == "paper":
+        if arguments.pass_rates is not None:
+            raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
+        paper = fit_as_paper(evals, config)
+        paper.save(arguments.out)
+        all_figures(paper, arguments.out)
+        yield paper.summary()
+        return
+    fitted = None
+    if arguments.pooling == "joint":
+        try:
+            fitted = _joint(evals, arguments)
+        except FrontierError as error:
+            yield f"no decision: {error}\n"
+        else:
+            yield from [*fitted.answer().lines(), *(f"note: {note}" for note in fitted.prepared.notes), ""]
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     fits = fit(evals, config, pass_rates=pass_rates)
     fits.save(arguments.out)
     all_figures(fits, arguments.out)
     _draw_gap(evals, config, arguments.out)
-    report = write_report(fits, arguments.out)
+    report = write_report(fits, arguments.out, fitted=fitted)
     yield fits.summary()
     yield f"report: {report}"
+
+
+def _joint(evals: pl.DataFrame, arguments: argparse.Namespace) -> Fitted:
+    """The posterior of all runs, saved with the figure of its decision."""
+    batch = pl.col("problems_per_batch") * pl.col("rollouts_per_problem")
+    chosen = evals.filter(
+        pl.col("problems_per_batch") == (arguments.problems_per_batch or pl.col("problems_per_batch")),
+        batch == (arguments.batch_rollouts or batch),
+    )
+    priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
+    frontier = Frontier(
+        chosen, metric=arguments.metric, unit=arguments.unit, split=arguments.split, group=arguments.group,
+        problem_set=arguments.problem_set,
+    )  # fmt: skip
+    fitted = frontier.fit(priors=priors, seed=arguments.seed)
+    saved.save(fitted, arguments.out)
+    save(decision_figure(fitted), arguments.out / "decision")
+    return fitted
 
 
 def _evals(arguments: argparse.Namespace) -> pl.DataFrame:

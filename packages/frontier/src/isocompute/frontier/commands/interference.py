@@ -8,48 +8,51 @@ from pathlib import Path
 
 import polars as pl
 
-from ..answers.interference import interference
+from ..answers.interference import at_equal_rollouts, interference
 from ..contract import tables
 from ..contract.files import atomic_write
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import interference_panels
 
+TRAINING = "training_pass_rates.parquet"
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("interference", help="measure how unevenly training helps problems")
-    parser.add_argument("source", help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID")
-    parser.add_argument("--evals", help="evals of the same runs, to call them by their n")
+    parser.add_argument("source", help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID; of a folder those "
+                                       f"of the training problems where it holds {TRAINING}")  # fmt: skip
+    parser.add_argument("--evals", help="evals of the same runs, for their rollouts; by default those of the source")
     parser.add_argument("--out", required=True, type=Path, help="folder for interference.parquet and its figure")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Write the measures and their figure, and print the last of each run.
+    """Write the measures and their figure, and print those of every n at equal rollouts.
 
     Raises:
-        FrontierError: The tables have no run in common, or a file cannot be written.
+        FrontierError: The rollouts of the runs are not known, or a file cannot be written.
     """
-    pass_rates = tables.read(arguments.source, "pass_rates")
-    settings: dict[str, int] = {}
-    if arguments.evals:
-        evals = tables.read(arguments.evals, "evals").unique("run_id")
-        settings = dict(evals.select("run_id", "rollouts_per_problem").iter_rows())
-        pass_rates = pass_rates.filter(pl.col("run_id").is_in(list(settings)))
-        if pass_rates.is_empty():
-            raise FrontierError(f"{arguments.source} and {arguments.evals} have no run in common")
-    measures = interference(pass_rates)
+    source = arguments.source
+    if arguments.evals is None and Path(source).is_file():
+        raise FrontierError("runs are compared at equal rollouts, which their evaluations know: name them with --evals")
+    training = Path(source) / TRAINING
+    of = "training problems" if training.is_file() else "problems"
+    pass_rates = tables.read(training if training.is_file() else source, "pass_rates")
+    evals = tables.read(arguments.evals or source, "evals")
+    measures = interference(pass_rates, evals)
     with atomic_write(arguments.out / "interference.parquet", error=FrontierError) as stream:
         measures.write_parquet(stream)
-    save(interference_panels(pass_rates, settings), arguments.out / "interference")
-    last = measures.sort("run_id", "step").group_by("run_id", maintain_order=True).last()
-    for row in last.iter_rows(named=True):
-        run_id = row["run_id"]
-        name = f"n = {settings[run_id]}" if run_id in settings else run_id
+    save(interference_panels(pass_rates, evals, of=of), arguments.out / "interference")
+    matched = at_equal_rollouts(measures)
+    yield f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts:"
+    means = [pl.col(c).mean() for c in ("mean", "zero_fraction", "one_fraction", "dispersion", "distance_to_start")]
+    for row in matched.group_by("rollouts_per_problem").agg(pl.len(), *means).sort("rollouts_per_problem").to_dicts():
+        moved = "" if row["distance_to_start"] is None else f", moved {row['distance_to_start']:.3f}"
         yield (
-            f"{name:16} step {row['step']:6d}: mean {row['mean']:.3f}, "
-            f"never solved {row['zero_fraction']:.1%}, dispersion {row['dispersion']:.3f}, "
-            f"moved {row['distance_to_start']:.3f}"
+            f"n = {row['rollouts_per_problem']:4d}: mean {row['mean']:.3f}, never solved {row['zero_fraction']:.1%}, "
+            f"always solved {row['one_fraction']:.1%}, dispersion {row['dispersion']:.3f}{moved} "
+            f"({row['len']} run{'s' if row['len'] > 1 else ''})"
         )
     yield f"figure: {arguments.out / 'interference.png'}"

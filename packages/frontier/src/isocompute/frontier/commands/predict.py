@@ -15,7 +15,7 @@ from ..errors import FrontierError
 from ..fitting.forms import FORMS
 from ..show.drawing import save
 from ..show.panels import forecast_panel
-from .arguments import assignment, write_json
+from .arguments import assignment, positive, write_json
 from .recipes import compare_recipes
 
 
@@ -29,10 +29,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
                         help="only these rows, where the file holds several curves")  # fmt: skip
     parser.add_argument("--form", default="hill", choices=FORMS)
     parser.add_argument("--r0", type=float, help="reward before training, held fixed")
-    parser.add_argument("--fit-min", type=float, default=0.0, metavar="X", help="least compute fitted")
-    parser.add_argument("--fit-max", type=float, default=math.inf, metavar="X", help="most; beyond is the extension")
+    parser.add_argument("--fit-min", type=positive, default=0.0, metavar="X", help="least compute fitted")
+    parser.add_argument("--fit-max", type=positive, default=math.inf, metavar="X", help="most; beyond is the extension")
     parser.add_argument("--method", default="projection", choices=METHODS)
-    parser.add_argument("--cuts", type=float, nargs="+", metavar="X", help="also a table of the fits up to these cuts")
+    parser.add_argument(
+        "--cuts", type=positive, nargs="+", metavar="X", help="also a table of the fits up to these cuts"
+    )
     parser.add_argument("--bootstrap", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")

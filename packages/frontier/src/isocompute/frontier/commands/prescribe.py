@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..answers import saved
+from ..answers.fitted import option_row
 from ..answers.prescription import prescribe
 from ..errors import FrontierError
 from .arguments import positive, write_json
@@ -17,7 +19,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
     parser.add_argument("--unit", choices=["rollouts", "tokens"], default="rollouts")
-    parser.add_argument("--tokens-per-rollout", type=positive, help="mean response tokens, for --unit tokens")
+    parser.add_argument("--tokens-per-rollout", type=positive,
+                        help="mean response tokens, for --unit tokens where the fit does not know them")  # fmt: skip
     parser.add_argument("--json", type=Path, help="also write the allocation here")
     parser.set_defaults(run=run)
 
@@ -28,6 +31,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     Raises:
         FrontierError: The budget is in tokens without a mean length, or nothing can be prescribed for it.
     """
+    if (arguments.folder / saved.DOCUMENT).is_file():
+        yield from _decided(arguments)
+        return
     budget = arguments.budget
     if arguments.unit == "tokens":
         if arguments.tokens_per_rollout is None:
@@ -37,3 +43,24 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield allocation.summary()
     yield allocation.table()
     write_json(allocation.as_dict(), arguments.json)
+
+
+def _decided(arguments: argparse.Namespace) -> Iterable[str]:
+    """What the posterior of a fit says of a budget."""
+    fitted = saved.load(arguments.folder)
+    budget, unit = arguments.budget, arguments.unit
+    if arguments.tokens_per_rollout is not None:
+        budget, unit = budget / arguments.tokens_per_rollout, "rollouts"
+    answer = fitted.answer(budget, unit=unit)
+    yield from answer.lines()
+    chosen = answer.decision.chosen
+    rollouts = chosen.reach * float(fitted.last[fitted.cells.index(chosen.cell)])
+    write_json(
+        {
+            "budget": budget, "unit": unit, "rollouts_per_problem": chosen.cell.rollouts_per_problem,
+            "problems_per_batch": chosen.cell.problems_per_batch, "learning_rate": chosen.cell.learning_rate,
+            "update_steps": int(rollouts / chosen.cell.batch_rollouts) if fitted.unit == "rollouts" else None,
+            "options": [option_row(o) for o in answer.decision.options],
+        },
+        arguments.json,
+    )  # fmt: skip

@@ -35,11 +35,13 @@ def compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
     )
     for e in found:
         low, high = e.needed_interval
-        note = "" if e.reached else ", extrapolated"
-        yield (
-            f"  {e.name:24} {e.needed:,.5g} (95 %: {low:,.5g} to {high:,.5g}{note}), {e.needed / found[0].needed:.2f} "
-            f"times the least  B {e.parameters.shape:.3f}  C_mid {e.parameters.scale:,.5g}"
-        )
+        if high is None:
+            needed = f"more than {e.needed:,.5g}, four times its data"
+        else:
+            note = ", extrapolated" if e.standing == "extrapolated" else ""
+            times = f"{e.needed / found[0].needed:.2f} times the least"
+            needed = f"{e.needed:,.5g} (95 %: {low:,.5g} to {high:,.5g}{note}), {times}"
+        yield f"  {e.name:24} {needed}  B {e.parameters.shape:.3f}  C_mid {e.parameters.scale:,.5g}"
     yield "one run each: the intervals leave out how seeds differ"
     if arguments.efficiency:
         save(efficiency_panel(found, arguments.x), arguments.efficiency)

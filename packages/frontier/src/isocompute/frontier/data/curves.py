@@ -52,6 +52,7 @@ class Curve:
         error_is_known: Whether the standard error is that of sampling responses, below which no noise can be; else
             only the ratio of one point's to another's means something.
         answers: Each question's contribution to each point, shape ``(points, questions)``; None without pass rates.
+        whole: Support of the runs where the points are only some of theirs, as records are; else None.
     """
 
     rollouts_per_problem: int
@@ -64,6 +65,7 @@ class Curve:
     group: str = ""
     error_is_known: bool = True
     answers: Array | None = None
+    whole: tuple[float, float] | None = None
 
     @property
     def names(self) -> tuple[int, ...]:
@@ -83,6 +85,8 @@ class Curve:
     @property
     def support(self) -> tuple[float, float]:
         """Compute of the first evaluation after the start, and of the last that every seed reached."""
+        if self.whole is not None:
+            return self.whole
         positive = self.compute[self.compute > 0]
         if not len(positive):
             return (0.0, 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import polars as pl
 
@@ -42,8 +44,9 @@ def curves(
         FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
             are mixed, a reward lies outside 0 to 1, or the pass rates are not those of the evaluations.
     """
-    rows = _rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
-    error, error_is_known, answers = _errors_and_answers(rows, metric, pass_rates)
+    rows = chosen_rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
+    _refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, UNITS[unit])
+    error, error_is_known, answers = errors_and_answers(rows, metric, pass_rates)
     keys = ["problems_per_batch", "rollouts_per_problem", *([group] if group else [])]
     found = []
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
@@ -67,10 +70,14 @@ def curves(
     return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
 
 
-def _rows(
+def chosen_rows(
     evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None
 ) -> pl.DataFrame:
-    """The evaluations of one split and one problem set, checked."""
+    """The evaluations of one split and one problem set, all of them finite numbers; rewards may be in any unit.
+
+    Raises:
+        FrontierError: What is asked for is not there, several problem sets are mixed, or a value is not finite.
+    """
     if unit not in UNITS:
         raise FrontierError(f"the unit {unit!r} is unknown; it must be one of {', '.join(UNITS)}")
     if metric not in evals.columns:
@@ -90,14 +97,24 @@ def _rows(
     check_group(group)
     if group is not None and group not in rows.columns:
         raise FrontierError(f"there is no column {group!r} to group by; there are {', '.join(rows.columns)}")
-    _check_values(rows, metric, UNITS[unit])
+    reward, compute = pl.col(metric), pl.col(UNITS[unit])
+    wrong = {
+        f"{UNITS[unit]} is not a finite number": compute.is_null() | ~compute.cast(pl.Float64).is_finite(),
+        f"{UNITS[unit]} is negative": compute < 0,
+        f"{metric} is not a finite number": reward.is_null() | ~reward.is_finite(),
+    }
+    _refuse(rows, wrong, metric, UNITS[unit])
     return rows
 
 
-def _errors_and_answers(
+def errors_and_answers(
     rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
 ) -> tuple[Array | None, bool, Array | None]:
-    """Standard errors of evaluations, whether they are known, and the answers behind them."""
+    """Standard errors of evaluations, whether they are known, and the answers behind them.
+
+    Raises:
+        FrontierError: The pass rates are not those of the evaluations.
+    """
     reward = rows[metric].to_numpy().astype(np.float64)
     if pass_rates is not None:
         answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
@@ -115,20 +132,16 @@ def _error_from_differences(own: pl.DataFrame, metric: str) -> Array:
     return np.full(len(own), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
 
 
-def _check_values(rows: pl.DataFrame, metric: str, column: str) -> None:
-    """Refuse impossible rewards and compute.
+def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
+    """Refuse impossible values.
+
+    Args:
+        wrong: What is wrong, and in which rows.
 
     Raises:
-        FrontierError: Says which value, and of which run where the table says so.
+        FrontierError: Says which value, and of which run.
     """
-    reward, compute = pl.col(metric), pl.col(column)
-    wrong = {
-        f"{metric} lies outside 0 to 1": ~reward.is_between(0, 1),
-        f"{metric} is not a finite number": reward.is_null() | ~reward.is_finite(),
-        f"{column} is negative": compute < 0,
-        f"{column} is not a finite number": compute.is_null() | ~compute.cast(pl.Float64).is_finite(),
-    }
-    for what, bad in reversed(wrong.items()):
+    for what, bad in wrong.items():
         found = rows.filter(bad)
         if not found.is_empty():
             row = found.row(0, named=True)

@@ -82,12 +82,12 @@ def _refuse_one_seed(evals: pl.DataFrame, group: str | None) -> None:
     """Refuse two runs that have one seed: they would be one curve, whose points jump from run to run.
 
     Raises:
-        FrontierError: A seed of one n, B_p, problem set and split has two ``run_id``.
+        FrontierError: A seed of one n, B_p, learning rate, problem set and split has two ``run_id``.
     """
     if "run_id" not in evals.columns:
         return
     keys = ["rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split"]
-    keys += [group] if group and group in evals.columns else []
+    keys += [name for name in ("learning_rate", group) if name and name in evals.columns]
     runs = (
         evals.group_by(keys)
         .agg(pl.col("run_id").drop_nulls().unique().sort())

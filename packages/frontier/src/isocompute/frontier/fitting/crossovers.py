@@ -25,7 +25,7 @@ class Crossover:
         compute: Where it lies, in the unit of the fit.
         interval: 95 % interval of where. An end is None where more than 2.5 % of the refits have no crossing on that
             side: the second curve is ahead from the start, or never. None altogether where a curve's data end.
-        kind: ``crossing``, or ``support_ends`` where the better curve's data end.
+        kind: ``crossing``, or ``support_ends`` where the data of one of the two do not reach.
         stated: Whether the data tell the curves apart above it, the second ahead; only then is it stated.
         before_name: Name of the curve below it.
         after_name: Name of the curve above it.
@@ -56,7 +56,8 @@ class Crossover:
     def summary(self, unit: str) -> str:
         """One line to be printed."""
         if self.kind == "support_ends":
-            return f"{self.before_name} has no data beyond {amount(self.compute)} {unit}; {self.after_name} is next"
+            where = f"{amount(self.compute)} {unit}, where one of the two has no data"
+            return f"{self.after_name} passes {self.before_name} at {where}"
         low, high = self.interval or (None, None)
         if low is None and high is None:
             span = "95 %: anywhere"
@@ -75,21 +76,19 @@ def crossovers(
 
     Args:
         compute: Grid, shape ``(points,)``.
-        point: Fitted rewards, shape ``(curves, points)``.
-        draws: Refitted rewards, shape ``(refits, curves, points)``.
-        within: From ``supported``.
+        point: Best fitted rewards up to each compute, shape ``(curves, points)``.
+        draws: The same of the refits, shape ``(refits, curves, points)``.
+        within: Whether each curve's own data reach each compute, shape ``(curves, points)``.
         apart: From ``differences``.
         labels: n of each curve.
         names: What each curve is called.
     """
     signs = {(d.first, d.second): d.sign for d in apart}
     signs |= {(d.second, d.first): -d.sign for d in apart}
-    best = winners(point, within)
+    best = winners(point)
     found = []
     for i in np.flatnonzero(best[1:] != best[:-1]):
         a, b = int(best[i]), int(best[i + 1])
-        if a < 0 or b < 0:
-            continue
         kind = "crossing" if within[a, i + 1] and within[b, i] else "support_ends"
         both = within[a] & within[b]
         crosses = kind == "crossing"

@@ -11,7 +11,7 @@ import numpy as np
 from ..data.curves import Array, Curve
 from ..errors import Flag
 from .flags import flags_of
-from .forms import Parameters
+from .forms import Parameters, form_of
 from .intervals import LEVEL, interval
 from .noise import Scatter
 from .point import PointFit
@@ -114,7 +114,7 @@ def curve_fit(
     same = draws.form == parameters.form
     intervals = {"A": asymptote}
     if same.sum() >= 20:
-        intervals["C_mid" if parameters.form == "hill" else "tau"] = interval(draws.scale[same])
+        intervals[form_of(parameters.form).names[1]] = interval(draws.scale[same])
     basis = effect_basis(curve, parameters)
     made = float(parameters(curve.compute.max())) - parameters.start
     moved = np.abs(seeds[:, :, 0].mean(axis=1)) * (parameters.gain / made if made > 1e-9 else 1.0)

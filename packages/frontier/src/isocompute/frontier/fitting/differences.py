@@ -50,14 +50,14 @@ def differences(point: Array, refits: Array, within: Mask) -> list[Difference]:
     pairs = [pair for pair in pairs if pair[2].any()]
     widths, largest = [], np.zeros(len(refits))
     for a, b, both in pairs:
-        apart = np.abs(refits[:, b][:, both] - refits[:, a][:, both] - (point[b] - point[a])[both])
+        apart = np.abs(refits[:, b][:, both] - refits[:, a][:, both] - (point[b][both] - point[a][both]))
         widths.append(np.maximum(np.quantile(apart, LEVEL, axis=0), 1e-9))
         largest = np.maximum(largest, (apart / widths[-1]).max(axis=1))
     factor = float(np.quantile(largest, LEVEL)) if pairs else 1.0
     found = []
     for (a, b, both), width in zip(pairs, widths, strict=True):
         sign = np.zeros(point.shape[1], dtype=np.int64)
-        lead = (point[b] - point[a])[both]
+        lead = point[b][both] - point[a][both]
         sign[both] = np.where(np.abs(lead) > factor * width, np.sign(lead), 0.0)
         found.append(Difference(first=a, second=b, sign=sign))
     return found

@@ -1,4 +1,8 @@
-"""The fitted curves of a sweep on one grid of compute, and their upper envelope."""
+"""The best reward of every curve up to each compute, and the upper envelope: f(C) = max of R over all compute ≤ C.
+
+A run can be stopped before its budget is spent, so a curve whose data end still offers its last reward (IsoCompute
+Playbook, section 4). The envelope therefore never falls, and n*(C) is the n of the curve that attains it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..data.curves import Array, Mask, within_support
+from ..data.curves import Array, Mask, not_beyond, within_support
 from .curve_fit import CurveFit
 from .intervals import ends
 
@@ -20,15 +24,20 @@ class CurvesOnGrid:
 
     Attributes:
         compute: Grid of compute, log-uniform over the support of all curves together, shape ``(points,)``.
-        point: Fitted rewards, shape ``(curves, points)``.
-        refits: Refitted rewards, shape ``(refits, curves, points)``.
-        within: Whether each curve's data reach each compute, shape ``(curves, points)``.
+        point: Best fitted reward up to each compute, −∞ before a curve's first evaluation, shape ``(curves, points)``.
+        refits: The same of the refits, shape ``(refits, curves, points)``; no refits where a curve has none.
+        within: Whether each curve's own data reach each compute, shape ``(curves, points)``.
     """
 
     compute: Array
     point: Array
     refits: Array
     within: Mask
+
+    @property
+    def best(self) -> np.ndarray:
+        """Index of the curve that attains the envelope of the fits at each compute, shape ``(points,)``."""
+        return winners(self.point)
 
 
 def on_grid(fits: Sequence[CurveFit]) -> CurvesOnGrid:
@@ -37,58 +46,34 @@ def on_grid(fits: Sequence[CurveFit]) -> CurvesOnGrid:
     Args:
         fits: One or more curves, each with a fit.
     """
-    supports = np.array([c.curve.support for c in fits])
-    compute = np.geomspace(supports[:, 0].min(), supports[:, 1].max(), GRID_POINTS)
+    first, last = np.array([c.curve.support for c in fits]).T[:, :, None]
+    compute = np.geomspace(first.min(), last.max(), GRID_POINTS)
+    # Curves never fall, so that the best reward up to some compute is the one at it, or at the end of the data.
+    reached = np.minimum(compute, last)
+    begun = not_beyond(first, compute)
+    point = np.stack([c.parameters(at) for c, at in zip(fits, reached, strict=True) if c.parameters])
+    draws = [c.draws.at(at) for c, at in zip(fits, reached, strict=True) if c.draws]
+    refits = np.stack(draws, axis=1) if draws else np.zeros((0, *point.shape))
     return CurvesOnGrid(
-        compute=compute,
-        point=np.stack([c.parameters(compute) for c in fits if c.parameters]),
-        refits=np.stack([c.draws.at(compute) for c in fits if c.draws], axis=1),
-        within=supported(compute, supports),
-    )
+        compute=compute, point=np.where(begun, point, -np.inf), refits=np.where(begun, refits, -np.inf),
+        within=within_support(compute, first, last),
+    )  # fmt: skip
 
 
-def supported(compute: Array, supports: Array) -> Mask:
-    """Whether each curve's data reach each compute, shape ``(curves, points)``; supports are (first, last).
+def winners(rewards: Array) -> np.ndarray:
+    """Index of the curve that attains the envelope at each compute, shape ``(..., points)``.
 
     Args:
-        compute: Grid, shape ``(points,)``.
-        supports: First and last compute of each curve, shape ``(curves, 2)``.
+        rewards: Best rewards up to each compute, shape ``(..., curves, points)``.
     """
-    return within_support(compute, supports[:, :1], supports[:, 1:])
+    return np.asarray(rewards.argmax(axis=-2))
 
 
-def winners(rewards: Array, within: Mask) -> np.ndarray:
-    """Index of the best supported curve at each point, −1 where none is.
-
-    Args:
-        rewards: Shape ``(..., curves, points)``.
-        within: From ``supported``, shape ``(curves, points)``.
-    """
-    best = np.where(within, rewards, -np.inf).argmax(axis=-2)
-    return np.where(within.any(axis=0), best, -1)
-
-
-def envelope(point: Array, refits: Array, within: Mask) -> Array:
+def envelope(point: Array, refits: Array) -> Array:
     """Reward of the envelope and its 95 % interval, shape ``(3, points)``; none of them ever falls.
 
-    Where the best curve's data end, its last reward is carried on: a run can be stopped before its budget is spent.
-
     Args:
-        point: Fitted rewards, shape ``(curves, points)``.
-        refits: Refitted rewards, shape ``(refits, curves, points)``.
-        within: From ``supported``.
+        point: Best fitted rewards up to each compute, shape ``(curves, points)``.
+        refits: The same of the refits, shape ``(refits, curves, points)``.
     """
-    top = np.maximum.accumulate(np.where(within, refits, -np.inf).max(axis=1), axis=1)
-    low, high = ends(top)
-    return np.stack([np.maximum.accumulate(np.where(within, point, -np.inf).max(axis=0)), low, high])
-
-
-def carried(point: Array, within: Mask) -> Mask:
-    """Where the envelope is above every curve with data, as a reward reached at less compute, shape ``(points,)``.
-
-    Args:
-        point: Fitted rewards, shape ``(curves, points)``.
-        within: From ``supported``.
-    """
-    own = np.where(within, point, -np.inf).max(axis=0)
-    return np.asarray(own < np.maximum.accumulate(own), dtype=np.bool_)
+    return np.stack([point.max(axis=0), *ends(refits.max(axis=1))])

@@ -12,7 +12,7 @@ import numpy as np
 from scipy.stats import norm
 
 from ..data.curves import Array, Curve
-from .forms import SEARCHED, Parameters, free_parameters
+from .forms import SEARCHED, Parameters, form_of
 from .seeds import Spread, effect_basis, effects_of, spread_of, without_effects
 
 LARGEST_AUTOCORRELATION = 0.95
@@ -139,7 +139,7 @@ def scatter(curve: Curve, fitted: Parameters, noise: Noise) -> Scatter:
     squares = float(((residuals / curve.standard_error) ** 2).mean())
     spent = 2 * (curve.seeds - 1)
     independent = effective_points(len(curve.compute), curve.seeds, noise.autocorrelation)
-    degrees = max(independent - free_parameters(fitted.form), 1.0)
+    degrees = max(independent - form_of(fitted.form).free_parameters, 1.0)
     factor = float(np.sqrt(squares * (independent + spent) / degrees))
     return Scatter(factor=factor, degrees=degrees, effective_points=independent)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from ..data.curves import Array, Mask
+from ..data.curves import Array
 from ..errors import MEANING, Flag, FrontierError
 from .envelope import winners
 from .intervals import band, interval
@@ -35,10 +35,28 @@ class Sigmoid:
     constant: int | None = None
     draws: Mapping[str, Array] = field(default_factory=dict)
 
+    @property
+    def plateau(self) -> float | None:
+        """Where n* saturates, 2^(L + b), or the one n that is best everywhere; None without either."""
+        return 2.0 ** (self.params["L"] + self.params["b"]) if self.params else self.constant
+
+    def at(self, compute: Array) -> Array:
+        """n* at some compute.
+
+        Raises:
+            FrontierError: There is no n*: nothing was fitted.
+        """
+        if self.params is None and self.constant is None:
+            raise FrontierError("there is no n*(C): no curve, or too few points, could be fitted")
+        if self.params is None:
+            return np.full(np.shape(compute), float(self.constant or 0))
+        return np.asarray(2.0 ** sigmoid(np.log10(compute), self.params))
+
     def as_dict(self) -> dict[str, Any]:
         """As in ``fits.json``."""
         return {
             "params": self.params,
+            "plateau": self.plateau,
             "intervals": {k: list(v) for k, v in self.intervals.items()},
             "flags": [str(f) for f in self.flags],
             "constant": self.constant,
@@ -52,6 +70,7 @@ class Sigmoid:
         for name, value in self.params.items():
             span = self.intervals.get(name)
             lines.append(f"  {name:2} {value:8.3f}" + (f"  (95 %: {span[0]:.3f} to {span[1]:.3f})" if span else ""))
+        lines.append(f"n* saturates at {self.plateau:,.0f}, which is 2^(L + b)")
         return "\n".join(lines + [f"  note: {MEANING[flag]}" for flag in self.flags])
 
 
@@ -165,19 +184,17 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
     return Sigmoid(params=params, intervals=intervals, flags=flags)
 
 
-def fit_n_star(compute: Array, best: np.ndarray, refits: Array, within: Mask, n: Array) -> Sigmoid:
+def fit_n_star(compute: Array, best: np.ndarray, refits: Array, n: Array) -> Sigmoid:
     """Fit the sigmoid to the n*(C) of a sweep, with intervals from the refits.
 
     Args:
         compute: Grid, shape ``(points,)``.
-        best: Index of the curve that is best at each point, −1 where none has data, shape ``(points,)``.
-        refits: Refitted rewards, shape ``(refits, curves, points)``.
-        within: From ``supported``, shape ``(curves, points)``.
+        best: Index of the curve that is best at each point, shape ``(points,)``.
+        refits: Best refitted rewards up to each compute, shape ``(refits, curves, points)``.
         n: Rollouts per problem of each curve.
     """
-    known = best >= 0
-    x = np.log10(compute[known])
-    values = np.log2(n[best[known]])
+    x = np.log10(compute)
+    values = np.log2(n[best])
     distinct = np.unique(values)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
     if len(distinct) == 1:
@@ -185,7 +202,7 @@ def fit_n_star(compute: Array, best: np.ndarray, refits: Array, within: Mask, n:
     params = fit_sigmoid(x, values)
     intervals, draws = {}, {}
     # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
-    if params and len(distinct) > 2:
-        draws = fit_sigmoids(x, np.log2(n[winners(refits, within)[:, known]]), params)
+    if params and len(distinct) > 2 and len(refits):
+        draws = fit_sigmoids(x, np.log2(n[winners(refits)]), params)
         intervals = {k: interval(v) for k, v in draws.items()}
     return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from ..data.curves import Array
-from .forms import SHAPES, Parameters, free_parameters
+from .forms import Parameters, form_of
 from .projection import Grid, grid, project
 
 
@@ -60,15 +60,15 @@ def fit_form(
     rivals = [p.asymptote for p, cost in ends if cost <= best[1] * 1.001 + 1e-9]
     parameters = best[0]
     residuals = reward - parameters(compute)
-    low, high = SHAPES[form]
+    (low, high), has_shape = form_of(form).shapes, form_of(form).has_shape
     edge = (
         parameters.scale <= candidates.scale.min() * 1.01
         or parameters.scale >= candidates.scale.max() * 0.99
-        or (form != "exp" and not low * 1.01 < parameters.shape < high * 0.99)
+        or (has_shape and not low * 1.01 < parameters.shape < high * 0.99)
     )
     return PointFit(
         parameters=parameters,
-        residual_sd=standard_deviation((residuals**2).sum(), len(reward), free_parameters(form)),
+        residual_sd=standard_deviation((residuals**2).sum(), len(reward), form_of(form).free_parameters),
         at_bound=bool(edge and parameters.gain > 1e-9),
         starts_disagree=max(rivals) - min(rivals) >= 0.05,
     )
@@ -79,17 +79,17 @@ def _refine(
     compute: Array, reward: Array, error: Array, start: float | None,
 ) -> tuple[Parameters, float]:  # fmt: skip
     """Refine one candidate; returns the curve and its robust cost."""
-    low, high = SHAPES[form]
+    (low, high), has_shape = form_of(form).shapes, form_of(form).has_shape
     span = candidates.scale.min(), candidates.scale.max()
     # Gain, log scale, start, log shape: only those that are free, as a direction without effect stops an optimiser.
-    is_free = np.array([True, True, start is None, form != "exp"])
+    is_free = np.array([True, True, start is None, has_shape])
     usual = np.array([gain, np.log(candidates.scale[k]), first, np.log(candidates.shape[k])])
 
     def curve(x: Array) -> Parameters:
         every = usual.copy()
         every[is_free] = x
         begin = start if start is not None else float(every[2])
-        shape = float(np.exp(every[3])) if form != "exp" else 1.0
+        shape = float(np.exp(every[3])) if has_shape else low
         # Held below 1 while it searches: cut off afterwards, scale and shape would be those of another curve.
         gain = min(float(every[0]), 1.0 - begin)
         return Parameters(form=form, start=begin, gain=gain, scale=float(np.exp(every[1])), shape=shape)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.curves import Array
-from .forms import SHAPES, free_parameters
+from .forms import form_of
 from .intervals import t_quantile
 from .point import PointFit
 from .projection import Grid, grid, sums
@@ -55,7 +55,7 @@ def profile_asymptote(
         between_seeds: Half of the 95 % interval that the spread between seeds alone gives A; 0 within a run.
     """
     form, weights = best.parameters.form, standard_error**-2
-    freedom = max(independent_points - free_parameters(form), 1.0)
+    freedom = max(independent_points - form_of(form).free_parameters, 1.0)
     limit = 1 + t_quantile(freedom) ** 2 / freedom
     # A curve that rises cannot level off far below its mean.
     lowest = max(min(float(np.average(reward, weights=weights)), best.parameters.asymptote) - 0.1, 0.0)
@@ -97,11 +97,11 @@ def _squares(candidates: Grid, reward: Array, weights: Array, asymptotes: Array,
 def _finer_grid(form: str, compute: Array, coarse: Grid, squares: Array, limit: float) -> Grid:
     """A finer grid over the scales and shapes that any asymptote makes likely."""
     likely = squares <= squares.min() * limit
-    step = 1.35 if form != "exp" else 1.1
+    step = 1.35 if form_of(form).has_shape else 1.1
     scales = np.geomspace(coarse.scale[likely].min() / step, coarse.scale[likely].max() * step, 240)
-    if form == "exp":
+    if not form_of(form).has_shape:
         return grid(form, compute, scales=scales)
-    low, high = SHAPES[form]
+    low, high = form_of(form).shapes
     shapes = np.geomspace(max(coarse.shape[likely].min() / 1.15, low), min(coarse.shape[likely].max() * 1.15, high), 40)
     return grid(form, compute, scales=scales[::3], shapes=shapes)
 

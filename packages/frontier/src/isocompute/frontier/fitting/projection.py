@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..data.curves import Array
-from .forms import SHAPES, Parameters, rise
+from .forms import Parameters, form_of, rise
 
 MOST_DISTINCT = 4096
 """Distinct values of compute that a grid is evaluated at; more are merged with their neighbours."""
@@ -66,18 +66,18 @@ def closer_grid(fitted: Parameters, compute: Array) -> Grid:
     scales, shapes = _searched(fitted.form, compute)
     near = np.clip(np.geomspace(fitted.scale / 1.8, fitted.scale * 1.8, 31), scales[0], scales[-1])
     scales = np.unique(np.concatenate([scales, near]))
-    if fitted.form == "exp":
-        return grid("exp", compute, scales=scales)
+    if not form_of(fitted.form).has_shape:
+        return grid(fitted.form, compute, scales=scales)
     near = np.clip(np.geomspace(fitted.shape / 1.5, fitted.shape * 1.5, 11), shapes[0], shapes[-1])
     return grid(fitted.form, compute, scales=scales, shapes=np.unique(np.concatenate([shapes, near])))
 
 
 def _searched(form: str, compute: Array) -> tuple[Array, Array]:
     positive = compute[compute > 0]
-    low, high = SHAPES[form]
+    found = form_of(form)
     # Finer for one free parameter than for two.
-    scales = np.geomspace(positive.min() / 10, positive.max() * 30, 160 if form == "exp" else 60)
-    return scales, np.array([1.0]) if form == "exp" else np.geomspace(low, high, 24)
+    scales = np.geomspace(positive.min() / 10, positive.max() * 30, 60 if found.has_shape else 160)
+    return scales, np.geomspace(*found.shapes, 24) if found.has_shape else np.array(found.shapes[:1])
 
 
 def _distinct(compute: Array) -> tuple[Array, np.ndarray | None, np.ndarray]:

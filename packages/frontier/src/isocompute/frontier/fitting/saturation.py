@@ -58,7 +58,7 @@ def comparable(compute: Array, within: Mask) -> np.ndarray:
 
     Args:
         compute: Grid, shape ``(points,)``.
-        within: From ``supported``, shape ``(curves, points)``.
+        within: Whether each curve's own data reach each compute, shape ``(curves, points)``.
     """
     ends = np.array([compute[row][-1] for row in within if row.any()])
     return np.asarray(not_beyond(compute, ends[ends >= ends.max() / 2].min()) & within.any(axis=0))
@@ -80,14 +80,14 @@ def saturation(compute: Array, best: np.ndarray, refits: Array, within: Mask, n:
     Args:
         compute: Grid, shape ``(points,)``.
         best: Index of the best curve at each point, shape ``(points,)``.
-        refits: Refitted rewards, shape ``(refits, curves, points)``.
-        within: From ``supported``.
+        refits: Best refitted rewards up to each compute, shape ``(refits, curves, points)``.
+        within: Whether each curve's own data reach each compute, shape ``(curves, points)``.
         n: Rollouts per problem of each curve.
     """
     shared = comparable(compute, within)
     grid = compute[shared]
     last, where = _saturation_point(grid, n[best[shared]])
-    draws = [_saturation_point(grid, n[row[shared]])[1] for row in winners(refits, within)]
+    draws = [_saturation_point(grid, n[row[shared]])[1] for row in winners(refits)]
     known = np.array([d for d in draws if d is not None])
     span = None
     if where is not None and len(known) >= len(draws) / 2:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..data.curves import Array, Curve, Mask
-from .forms import Parameters, free_parameters, rise
+from .forms import Parameters, form_of, rise
 from .noise import effective_points
 from .point import PointFit, fit_form
 from .projection import grid, project
@@ -21,9 +21,9 @@ TAIL = 0.25
 
 
 def start_of(curve: Curve, form: str) -> float | None:
-    """R0 of ``hill``: the mean reward at zero compute, where there is one."""
+    """R0 of a form that holds it: the mean reward at zero compute, where there is one."""
     zero = curve.compute == 0
-    return float(curve.reward[zero].mean()) if form == "hill" and zero.any() else None
+    return float(curve.reward[zero].mean()) if form_of(form).start_is_measured and zero.any() else None
 
 
 def point_fits(curve: Curve, forms: Sequence[str], *, thorough: Sequence[str] = ()) -> list[PointFit]:
@@ -73,7 +73,7 @@ def aicc(form: str, squares: Array, points: int, independent_points: float) -> A
         points: Points summed over.
         independent_points: How many independent ones they are worth, from ``effective_points``.
     """
-    count = free_parameters(form) + 1
+    count = form_of(form).free_parameters + 1
     penalty = 2 * count + 2 * count * (count + 1) / max(independent_points - count - 1, 1.0)
     return np.asarray(independent_points * np.log(np.maximum(squares, 1e-12) / points) + penalty)
 

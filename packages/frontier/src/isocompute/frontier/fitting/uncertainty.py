@@ -17,7 +17,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from ..data.curves import Array, Curve
-from .forms import Parameters, rise
+from .forms import Parameters, form_of, rise
 from .noise import Noise, Scatter
 from .projection import Grid, closer_grid, grid, project
 from .seeds import effect_basis, without_effects
@@ -32,7 +32,7 @@ class Draws:
     """Refitted curves, one per synthetic set of runs; every array has the shape ``(refits,)``.
 
     Attributes:
-        form: ``exp``, ``hill`` or ``power``.
+        form: Names of their forms.
         start: R0.
         gain: G = A − R0.
         scale: τ or C_mid, in the unit of compute.
@@ -129,11 +129,11 @@ def _refit_block(setting: Resampling, candidates: dict[str, Grid], synthetic: Ar
     best: dict[str, np.ndarray] = {}
     score = np.full(len(synthetic), np.inf)
     for form, searched in candidates.items():
-        held = given if given is not None else first_reward if form == "hill" else None
+        held = given if given is not None else first_reward if form_of(form).start_is_measured else None
         first, gain, squares = project(searched, synthetic, weights, held)
         k = squares.argmin(axis=1)
         values = {
-            "form": np.full(len(synthetic), form, dtype="<U5"), "start": first[rows, k], "gain": gain[rows, k],
+            "form": np.full(len(synthetic), form), "start": first[rows, k], "gain": gain[rows, k],
             "scale": searched.scale[k], "shape": searched.shape[k],
         }  # fmt: skip
         if len(candidates) == 1:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -16,16 +17,30 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)), (0, (3, 1, 1, 1, 
 ACCENT = "#c05621"
 
 
-def pyplot() -> Any:
-    """Matplotlib without a display, with fixed ids in its SVG."""
-    import matplotlib as mpl
+STYLE: dict[Any, Any] = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 
-    mpl.use("Agg")
-    mpl.rcParams.update({"svg.hashsalt": "isocompute", "font.size": 9, "axes.spines.top": False,
-                         "axes.spines.right": False})  # fmt: skip
-    from matplotlib import pyplot as plt
+Drawn = TypeVar("Drawn", bound=Callable[..., Any])
 
-    return plt
+
+def styled(draw: Drawn) -> Drawn:
+    """A function that draws in our style and leaves that of the process, and its backend, alone."""
+
+    @wraps(draw)
+    def inside(*arguments: Any, **named: Any) -> Any:
+        import matplotlib as mpl
+
+        with mpl.rc_context(STYLE):
+            return draw(*arguments, **named)
+
+    return cast("Drawn", inside)
+
+
+def subplots(rows: int = 1, columns: int = 1, *, figsize: tuple[float, float], **settings: Any) -> tuple[Any, Any]:
+    """A figure that no window manager knows, and its axes, as of ``pyplot.subplots``."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=figsize, layout="constrained")
+    return figure, figure.subplots(rows, columns, **settings)
 
 
 def line_styles(values: Sequence[object]) -> dict[object, dict[str, Any]]:
@@ -43,18 +58,19 @@ def save(figure: Any, path: Path) -> list[Path]:
     """Write SVG and PNG without dates or program versions; returns both paths.
 
     Args:
-        figure: The figure; it is closed.
         path: Where it goes; the suffix is replaced.
 
     Raises:
         FrontierError: They cannot be written.
     """
+    import matplotlib as mpl
+
     svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
-    with atomic_write(svg, error=FrontierError) as stream:
+    # Fixed ids, so that the same figure gives the same bytes.
+    with mpl.rc_context({"svg.hashsalt": "isocompute"}), atomic_write(svg, error=FrontierError) as stream:
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
     with atomic_write(png, error=FrontierError) as stream:
         figure.savefig(stream, format="png", dpi=150, metadata={"Software": None})
-    pyplot().close(figure)
     return [svg, png]
 
 

@@ -20,7 +20,7 @@ from ..fitting.curve_fit import CurveFit
 from ..fitting.intervals import band
 from ..fitting.nstar import sigmoid
 from ..fitting.saturation import isotonic_n
-from .drawing import ACCENT, line_styles, log_edges, pyplot, save
+from .drawing import ACCENT, line_styles, log_edges, save, styled, subplots
 
 
 def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
@@ -39,7 +39,7 @@ def all_figures(fits: Fits, folder: str | Path) -> list[Path]:
         return []
     folder = Path(folder)
     wanted = {"curves": curve_panels, "frontier": frontier, "n_star": n_star}
-    if len(fits.fitted) > 1:
+    if len(fits.fitted) > 1 and all(c.draws for c in fits.fitted):
         wanted["sensitivity"] = sensitivity_panels
     if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
         wanted["b_p_star"] = b_p_star
@@ -57,23 +57,22 @@ def _key(c: CurveFit) -> Any:
     return c.curve.group or c.curve.rollouts_per_problem
 
 
+@styled
 def curve_panels(fits: Fits) -> Any:
     """One panel per curve: evaluations, ringed records by bins of reward, the fit and its band (Figures 5, 15)."""
     fitted, styles = fits.fitted, style(fits)
     columns = min(3, len(fitted))
     rows = -(-len(fitted) // columns)
-    figure, axes = pyplot().subplots(
+    figure, axes = subplots(
         rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False,
-        layout="constrained",
     )  # fmt: skip
     for axis, c in zip(axes.flat, fitted, strict=False):
         look = styles[_key(c)]
         # From where there are data: the fit claims nothing before the first evaluation.
         grid = np.linspace(float(c.curve.compute.min()), c.curve.support[1], 200)
         assert c.parameters is not None
-        assert c.draws is not None
-        low, high = band(c.draws.at(grid))
-        axis.fill_between(grid, low, high, color=look["color"], alpha=0.25, linewidth=0)
+        if c.draws is not None:
+            axis.fill_between(grid, *band(c.draws.at(grid)), color=look["color"], alpha=0.25, linewidth=0)
         axis.plot(c.curve.compute, c.curve.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
         order = np.argsort(c.curve.compute, kind="stable")
         companion = isotonic(c.curve.compute, c.curve.reward, c.curve.standard_error**-2)
@@ -91,9 +90,10 @@ def curve_panels(fits: Fits) -> Any:
     return figure
 
 
+@styled
 def frontier(fits: Fits) -> Any:
     """All curves over their support, with the envelope and its band (Figure 6)."""
-    figure, axis = pyplot().subplots(figsize=(6, 3.8), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.8))
     styles = style(fits)
     axis.fill_between(fits.compute, fits.envelope[1], fits.envelope[2], color="0.85", linewidth=0)
     axis.plot(fits.compute, fits.envelope[0], color="0.6", linewidth=5, label="envelope", solid_capstyle="round")
@@ -108,9 +108,10 @@ def frontier(fits: Fits) -> Any:
     return figure
 
 
+@styled
 def n_star(fits: Fits) -> Any:
     """How often each n is best, n*(C), its companion, and the log2-sigmoid with its band (Figures 7, 21, 24)."""
-    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.4))
     values = np.array([c.curve.rollouts_per_problem for c in fits.fitted])
     _shares(figure, axis, fits, fits.compute, values, "n")
     ns = np.unique(values)
@@ -132,9 +133,10 @@ def n_star(fits: Fits) -> Any:
     return figure
 
 
+@styled
 def b_p_star(fits: Fits) -> Any:
     """How often each B_p is best, whatever its n (Figure 22)."""
-    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.4))
     sizes = np.array([c.curve.problems_per_batch for c in fits.fitted])
     _shares(figure, axis, fits, fits.compute, sizes, "B_p")
     axis.set(xscale="log", xlabel=fits.unit)
@@ -148,11 +150,12 @@ def fixed_batch(fits: Fits) -> int | None:
     return batches.pop() if len(batches) == 1 and len(fits.fitted) > 1 and fits.unit == "rollouts" else None
 
 
+@styled
 def trade(fits: Fits) -> Any:
     """n*(M) and B_p*(M) where the batch B = B_p·n is fixed (Figure 9)."""
     batch = fixed_batch(fits)
     assert batch is not None
-    figure, axes = pyplot().subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+    figure, axes = subplots(1, 2, figsize=(9, 3.2))
     for axis, (name, values) in zip(
         axes,
         (("n", np.array([c.curve.rollouts_per_problem for c in fits.fitted])),
@@ -165,12 +168,11 @@ def trade(fits: Fits) -> Any:
     return figure
 
 
+@styled
 def sensitivity_panels(fits: Fits) -> Any:
     """What another n or B_p would cost at three budgets, with intervals (Figure 10)."""
     several = len({c.curve.problems_per_batch for c in fits.fitted}) > 1
-    figure, axes = pyplot().subplots(
-        1, 2 if several else 1, figsize=(9 if several else 5, 3.2), squeeze=False, sharey=True, layout="constrained"
-    )
+    figure, axes = subplots(1, 2 if several else 1, figsize=(9 if several else 5, 3.2), squeeze=False, sharey=True)
     budgets = np.geomspace(*fits.support, 5)[1:4] if fits.support[0] < fits.support[1] else np.array(fits.support[:1])
     tables = [sensitivity(fits, compute=float(c)) for c in budgets]
     styles = line_styles([float(c) for c in budgets])
@@ -219,8 +221,9 @@ def _shares(figure: Any, axis: Any, fits: Fits, x: Array, values: np.ndarray, na
     levels = np.unique(values)
     probability, within_run = fits.probability, fits.within_run
     share = np.stack([probability[values == v].sum(axis=0) for v in levels])
-    mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
-    figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
+    if fits.fitted[0].draws is not None:
+        mesh = axis.pcolormesh(log_edges(x), np.arange(len(levels) + 1) - 0.5, share, cmap="Greys", vmin=0, vmax=1)
+        figure.colorbar(mesh, ax=axis, label="how often it is best" + (", within-run" if within_run else ""))
     best = np.searchsorted(levels, values[probability.argmax(axis=0)])
     axis.step(x, best, where="mid", color=ACCENT, linewidth=2, label=f"{name}* (of the best cell)")
     axis.set(ylabel=name, yticks=range(len(levels)), yticklabels=[str(v) for v in levels])

@@ -10,71 +10,68 @@ import polars as pl
 
 from ..answers.efficiency import Efficiency, efficiency
 from ..answers.forecast import Forecast
-from ..answers.interference import histogram, interference
+from ..answers.interference import at_equal_rollouts, histogram, interference
 from ..data.curves import Array
 from ..errors import FrontierError
 from ..fitting.intervals import band
-from .drawing import ACCENT, line_styles, pyplot
+from .drawing import ACCENT, line_styles, styled, subplots
 
 BINS = 10
 
 
-def interference_panels(pass_rates: pl.DataFrame, settings: Mapping[str, int] | None = None) -> Any:
-    """How unevenly training helps problems, by setting: the measures against steps, and histograms first and last.
+@styled
+def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: str = "problems") -> Any:
+    """How unevenly training helps problems, by n: the measures against rollouts, and histograms at equal rollouts.
 
     Args:
         pass_rates: A ``pass_rates`` table.
-        settings: Run to its n; runs of one n are averaged, with their range. A run without n is drawn by itself.
+        evals: An ``evals`` table of the runs; runs of one n are averaged, with their range.
+        of: Which problems they are.
 
     Raises:
-        FrontierError: The table is empty.
+        FrontierError: As for ``interference`` and ``at_equal_rollouts``.
     """
     # More bins than there are pass rates would leave some empty by arithmetic alone.
     bins = min([BINS, *(k + 1 for k in pass_rates["samples"].unique())]) if len(pass_rates) else BINS
-    measures = interference(pass_rates, bins=bins)
-    known = settings or {}
-    runs = measures["run_id"].unique().to_list()
-    names = {run: f"n = {known[run]}" if run in known else run for run in runs}
-    # By n, then the runs whose n is not known by their names.
-    ordered = sorted((run not in known, known.get(run, 0), names[run]) for run in runs)
-    measures = measures.with_columns(setting=pl.col("run_id").replace_strict(names, return_dtype=pl.String))
-    styles = line_styles(list(dict.fromkeys(name for _, _, name in ordered)))
-    figure, axes = pyplot().subplots(2, 2, figsize=(8, 5.6), layout="constrained")
+    measures = interference(pass_rates, evals, bins=bins)
+    styles = line_styles(measures["rollouts_per_problem"].unique().sort().to_list())
+    figure, axes = subplots(2, 2, figsize=(8, 5.6))
     shown = {"zero_fraction": "never solved", "dispersion": "dispersion", "distance_to_start": "distance to start"}
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
-        for name, look in styles.items():
-            own = measures.filter(pl.col("setting") == name).group_by("step").agg(
+        for n, look in styles.items():
+            own = measures.filter((pl.col("rollouts_per_problem") == n) & (pl.col("rollouts") > 0))
+            own = own.group_by("rollouts").agg(
                 pl.col(column).mean().alias("mean"), pl.col(column).min().alias("low"),
                 pl.col(column).max().alias("high"),
-            ).sort("step")  # fmt: skip
-            axis.fill_between(own["step"], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
-            axis.plot(own["step"], own["mean"], color=look["color"], linestyle=look["linestyle"],
-                      marker=look["marker"], markersize=3, label=name)  # fmt: skip
-        axis.set(xlabel="update steps", ylabel=label)
+            ).sort("rollouts")  # fmt: skip
+            axis.fill_between(own["rollouts"], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
+            axis.plot(own["rollouts"], own["mean"], color=look["color"], linestyle=look["linestyle"],
+                      marker=look["marker"], markersize=3, label=f"n = {n}")  # fmt: skip
+        axis.set(xscale="log", xlabel="rollouts", ylabel=label)
     axes[0][0].legend(frameon=False, fontsize=8)
-    _histograms(axes[1][1], pass_rates, names, styles, bins)
+    _histograms(axes[1][1], pass_rates, measures, styles, bins, of)
     return figure
 
 
 def _histograms(
-    axis: Any, pass_rates: pl.DataFrame, names: Mapping[str, str], styles: Mapping[object, Any], bins: int
+    axis: Any, pass_rates: pl.DataFrame, measures: pl.DataFrame, styles: Mapping[object, Any], bins: int, of: str
 ) -> None:
     centres = (np.arange(bins) + 0.5) / bins
-    rates = pass_rates.with_columns(
-        rate=pl.col("successes") / pl.col("samples"),
-        setting=pl.col("run_id").replace_strict(dict(names), return_dtype=pl.String),
-        first=pl.col("step") == pl.col("step").min().over("run_id"),
-        last=pl.col("step") == pl.col("step").max().over("run_id"),
-    )
-    before = histogram(rates.filter("first")["rate"].to_numpy(), bins)
-    axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the start")
-    for name, look in styles.items():
-        after = histogram(rates.filter(pl.col("last") & (pl.col("setting") == name))["rate"].to_numpy(), bins)
+    matched = at_equal_rollouts(measures)
+    rates = pass_rates.with_columns(rate=pl.col("successes") / pl.col("samples"))
+    # Not the first of every run: a branch begins where another run has been.
+    begun = measures.filter(pl.col("rollouts") == pl.col("rollouts").min())
+    before = histogram(rates.join(begun, on=["run_id", "step"])["rate"].to_numpy(), bins)
+    axis.bar(centres, before, width=0.9 / bins, color="0.85", label="at the first evaluation")
+    rates = rates.join(matched.select("run_id", "step", "rollouts_per_problem"), on=["run_id", "step"])
+    for n, look in styles.items():
+        after = histogram(rates.filter(pl.col("rollouts_per_problem") == n)["rate"].to_numpy(), bins)
         axis.plot(centres, after, color=look["color"], linestyle=look["linestyle"], marker=look["marker"], markersize=3)
-    axis.set(xlabel="pass rate, at the start and the end", ylabel="share of problems")
+    axis.set(xlabel=f"pass rate at {max(matched['rollouts'].to_list()):,} rollouts", ylabel=f"share of {of}")
     axis.legend(frameon=False, fontsize=8)
 
 
+@styled
 def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     """Train minus validation reward against compute, by n; seeds averaged, with their range.
 
@@ -83,7 +80,7 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
         unit: Column of compute.
     """
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
-    figure, axis = pyplot().subplots(figsize=(6, 3.4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
         own = gap.filter(pl.col("rollouts_per_problem") == n).group_by(unit).agg(
             pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
@@ -97,6 +94,7 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     return figure
 
 
+@styled
 def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: str) -> Any:
     """A curve fitted up to a cut and its extension, with the points of both.
 
@@ -105,7 +103,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
         x: Name of the compute.
         y: Name of the reward.
     """
-    figure, axis = pyplot().subplots(figsize=(6, 3.6), layout="constrained")
+    figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
     used = (compute >= found.support[0]) & (compute <= cut)
     grid = np.linspace(found.support[0], float(compute.max()), 200)
@@ -124,6 +122,7 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     return figure
 
 
+@styled
 def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
     """F(R) = (R − R0)/(A − R) against compute with a line of slope B for each recipe (ScaleRL, leave-one-out).
 
@@ -136,13 +135,14 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
     """
     if not found:
         raise FrontierError("there are no recipes to compare")
-    figure, axis = pyplot().subplots(figsize=(6, 4), layout="constrained")
+    figure, axis = subplots(figsize=(6, 4))
     for e, look in zip(found, line_styles([e.name for e in found]).values(), strict=True):
         compute, value = efficiency(e.parameters, e.compute, e.reward)
         grid = np.geomspace(e.compute.min(), e.compute.max(), 100)
         line = (grid / e.parameters.scale) ** e.parameters.shape
         low, high = e.needed_interval
-        label = f"{e.name}: {e.needed:,.3g} ({low:,.3g} to {high:,.3g}) for {e.target:.3f}"
+        span = "or more" if high is None else f"({low:,.3g} to {high:,.3g})"
+        label = f"{e.name}: {e.needed:,.3g} {span} for {e.target:.3f}"
         axis.plot(grid, line, color=look["color"], linestyle=look["linestyle"], label=label)
         axis.plot(compute, value, look["marker"], color=look["color"], markersize=4)
     held = found[0].parameters

@@ -1,26 +1,21 @@
-"""One self-contained HTML page about a fitted sweep."""
+"""One self-contained HTML page about a fitted sweep: the answer first, then what it rests on."""
 
 from __future__ import annotations
 
 import base64
-from html import escape
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
+from jinja2 import Environment, StrictUndefined
+
+from ..answers.fitted import Fitted
 from ..answers.results import Fits
 from ..answers.summary import set_of, statements
 from ..contract.files import write_text
 from ..data.units import amount
 from ..errors import MEANING, FrontierError
-
-STYLE = """
-body{font:16px/1.55 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1a202c}
-h2{margin-top:2rem;border-bottom:1px solid #e2e8f0}img{max-width:100%}
-table{border-collapse:collapse;margin:1rem 0;font-variant-numeric:tabular-nums}
-td,th{padding:.3rem .8rem;text-align:right;border-bottom:1px solid #edf2f7}
-td:first-child,th:first-child{text-align:left}
-.caveat{background:#fffaf0;border-left:4px solid #c05621;padding:.4rem 1rem;margin:.4rem 0}
-"""
-
+from ..posterior.decision import Decision
 
 OPTIONAL_FIGURES = {
     "b_p_star": "How often each number of problems per batch is best",
@@ -30,59 +25,134 @@ OPTIONAL_FIGURES = {
 }
 
 
-def write_report(fits: Fits, folder: str | Path) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A table of the page.
+
+    Attributes:
+        head: Titles of the columns.
+        rows: Text, one row each.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A section of the page; what it has not is left out.
+
+    Attributes:
+        figure: A picture as a data URI, with what it shows.
+        lines: A list.
+    """
+
+    title: str
+    text: str = ""
+    figure: tuple[str, str] | None = None
+    table: Table | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def anchor(self) -> str:
+        """Where links to it point."""
+        return "".join(c if c.isalnum() else "-" for c in self.title.lower())
+
+
+def write_report(fits: Fits, folder: str | Path, *, fitted: Fitted | None = None) -> Path:
     """Write ``report.html`` beside the figures; the same fits give the same bytes.
 
     Args:
         folder: Where the figures are and the report goes.
+        fitted: The posterior of the sweep, whose answer the page begins with.
 
     Raises:
         FrontierError: The folder cannot be written to.
     """
     folder = Path(folder)
-    parts = [
-        f"<h1>{escape(fits.metric)} against {escape(fits.unit)}</h1>",
-        "<h2>Curves</h2>", _curves(fits), _image(folder / "curves.png", "Evaluations and fitted curves"),
+    sections = [*([] if fitted is None else _decided(fitted, folder)), *_separate(fits, folder)]
+    template = files(__package__).joinpath("report.html").read_text()
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        template
+    )
+    text = page.render(
+        title=f"{fits.metric} against {fits.unit}", sections=sections,
+        answer=[] if fitted is None else fitted.answer().lines(),
+    )  # fmt: skip
+    return write_text(folder / "report.html", text + "\n", error=FrontierError)
+
+
+def _decided(fitted: Fitted, folder: Path) -> list[Section]:
+    decision = fitted.decide(fitted.largest)
+    return [
+        Section(
+            title="The decision",
+            text="Expected regret is what a setting loses on average to the best one. All at "
+            f"{amount(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
+            figure=_image(folder / "decision.png", "Expected regret by n, and n* over compute"),
+            table=options_table(decision),
+        ),
+        Section(
+            title="Runs",
+            text="Every run was judged before the fit.",
+            table=Table(
+                head=("run", "what it is", "evidence"),
+                rows=tuple((h.name, ", ".join(sorted(h.kinds)), h.evidence) for h in fitted.prepared.health),
+            ),
+            lines=fitted.prepared.notes,
+        ),
+    ]
+
+
+def options_table(decision: Decision) -> Table:
+    """The settings at a budget."""
+    head = ("n", "B_p", "learning rate", "group", "reward", "95 %", "regret", "P(best)", "P(fails)", "of its data")
+    rows = tuple(
+        (
+            str(o.cell.rollouts_per_problem), str(o.cell.problems_per_batch),
+            f"{o.cell.learning_rate:.3g}" if o.cell.learning_rate else "", o.cell.group, f"{o.reward:.3f}",
+            f"{o.interval[0]:.3f} to {o.interval[1]:.3f}", f"{o.regret:.4f}", f"{o.probability_best:.0%}",
+            f"{o.failure:.0%}", f"{o.reach:.2g} ×",
+        )
+        for o in decision.options
+    )  # fmt: skip
+    used = [k for k in range(len(head)) if any(row[k] for row in rows)]
+    return Table(head=tuple(head[k] for k in used), rows=tuple(tuple(row[k] for k in used) for row in rows))
+
+
+def _separate(fits: Fits, folder: Path) -> list[Section]:
+    """What each curve says alone."""
+    found = [
+        Section(
+            title="Curves, each fitted alone", table=_curves(fits),
+            figure=_image(folder / "curves.png", "Evaluations and fitted curves"),
+        ),
     ]  # fmt: skip
     if fits.fitted:
-        parts += [
-            "<h2>Frontier</h2><p>The best reward at each budget, over the compute that was measured.</p>",
-            _image(folder / "frontier.png", "Envelope of the curves"),
-            _n_star(fits),
-            _image(folder / "n_star.png", "How often each n is best"),
-            _statements(fits),
-        ]
-        parts += [_titled(folder / f"{name}.png", title) for name, title in OPTIONAL_FIGURES.items()]  # fmt: skip
-    parts += ["<h2>Caveats</h2>", _caveats(fits)]
-    page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>IsoCompute frontier</title>'
-        f"<style>{STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
-    return write_text(folder / "report.html", page, error=FrontierError)
+        found += [
+            Section(title="Envelope", text="The best reward at each budget, over the compute that was measured.",
+                    figure=_image(folder / "frontier.png", "Envelope of the curves"), table=_n_star(fits)),
+            Section(title="How often each n is best", figure=_image(folder / "n_star.png", "How often each n is best"),
+                    lines=tuple(statements(fits))),
+        ]  # fmt: skip
+        for name, title in OPTIONAL_FIGURES.items():
+            image = _image(folder / f"{name}.png", title)
+            found += [Section(title=title, figure=image)] if image else []
+    caveats = [f"{c.curve.label}: {MEANING[flag]}" for c in fits.curves for flag in c.flags]
+    caveats += [f"n*(C): {MEANING[flag]}" for flag in fits.n_star.flags]
+    return [*found, Section(title="Caveats of the separate fits", lines=tuple(caveats) or ("none",))]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
-    first = "".join(f"<th>{escape(h)}</th>" for h in head)
-    rest = "".join("<tr>" + "".join(f"<td>{escape(str(v))}</td>" for v in row) + "</tr>" for row in rows)
-    return f"<table><tr>{first}</tr>{rest}</table>"
-
-
-def _image(path: Path, text: str) -> str:
+def _image(path: Path, text: str) -> tuple[str, str] | None:
     if not path.exists():
-        return ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<p><img alt="{escape(text)}" src="data:image/png;base64,{data}"></p>'
+        return None
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", text
 
 
-def _titled(path: Path, title: str) -> str:
-    image = _image(path, title)
-    return f"<h2>{escape(title)}</h2>{image}" if image else ""
-
-
-def _curves(fits: Fits) -> str:
-    rows: list[tuple[object, ...]] = []
+def _curves(fits: Fits) -> Table:
+    rows: list[tuple[str, ...]] = []
     for c in fits.curves:
-        head = (c.curve.label, c.curve.problems_per_batch, c.curve.seeds)
+        head = (c.curve.label, str(c.curve.problems_per_batch), str(c.curve.seeds))
         if c.parameters is None or c.asymptote_interval is None:
             rows.append((*head, "no fit", c.reason, "", "", "", ""))
             continue
@@ -92,29 +162,29 @@ def _curves(fits: Fits) -> str:
         rows.append(
             (*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", profile, *gaps)
         )
-    return _table(
-        ("curve", "B_p", "seeds", "form", "levels off at", "95 %", "95 %, profile", "records would say", "smoothed"),
-        rows,
+    return Table(
+        head=(
+            "curve",
+            "B_p",
+            "seeds",
+            "form",
+            "levels off at",
+            "95 %",
+            "95 %, profile",
+            "records would say",
+            "smoothed",
+        ),
+        rows=tuple(rows),
     )
 
 
-def _n_star(fits: Fits) -> str:
-    rows: list[tuple[object, ...]] = [
-        (amount(cell.compute), cell.rollouts_per_problem, f"{cell.probability:.0%} of {cell.competing} n",
-         set_of(cell.n_set), f"{cell.reward:.3f}")
-        for cell in fits.best_cells()
-    ]  # fmt: skip
+def _n_star(fits: Fits) -> Table:
     best_in = "best in, within-run" if fits.within_run else "best in"
-    return _table((fits.unit, "n*", best_in, "95 % set", "reward"), rows)
-
-
-def _statements(fits: Fits) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in statements(fits)) + "</ul>"
-
-
-def _caveats(fits: Fits) -> str:
-    found = [(c.curve.label, MEANING[flag]) for c in fits.curves for flag in c.flags]
-    found += [("n*(C)", MEANING[flag]) for flag in fits.n_star.flags]
-    if not found:
-        return "<p>None.</p>"
-    return "".join(f'<p class="caveat"><b>{escape(subject)}</b>: {escape(meaning)}.</p>' for subject, meaning in found)
+    return Table(
+        head=(fits.unit, "n*", best_in, "95 % set", "reward"),
+        rows=tuple(
+            (amount(cell.compute), str(cell.rollouts_per_problem), f"{cell.probability:.0%} of {cell.competing} n",
+             set_of(cell.n_set), f"{cell.reward:.3f}")
+            for cell in fits.best_cells()
+        ),
+    )  # fmt: skip

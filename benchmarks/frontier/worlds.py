@@ -1,0 +1,135 @@
+"""Made-up sweeps whose truth is known, by a generator that shares no code with what is tested.
+
+A world gives every n a curve; a sweep is runs of it: seeds that differ in gain and timing, answers of questions, and
+noise that lasts from one evaluation to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+LAST = 4_000_000
+PAPER = {
+    8: (0.58247, 0.12857, 0.23052), 32: (0.59523, 0.19053, 0.2231), 128: (0.61811, 0.1987, 0.42603),
+    256: (0.65418, 0.17819, 0.93827), 512: (0.71765, 0.25421, 2.16687),
+}  # fmt: skip
+"""A, D and τ in millions of the lines of the IsoCompute Playbook's figure on Easy at B_p = 32."""
+
+Curve = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Curves by n.
+
+    Attributes:
+        start: Reward before training.
+        gain: Gain by n, before the seed.
+        half: Compute of half the gain by n.
+        share: Share of the gain made at C/half.
+    """
+
+    start: float
+    gain: Mapping[int, float]
+    half: Mapping[int, float]
+    share: Curve
+
+    def reward(self, n: int, compute: np.ndarray, *, factor: float = 1.0, delay: float = 0.0) -> np.ndarray:
+        """Reward of n, for a seed whose gain has a factor and whose compute is delayed by the logarithm of another."""
+        return self.start + factor * self.gain[n] * self.share(compute / (self.half[n] * np.exp(delay)))
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    """1 − 2^(−x)."""
+    return 1 - 0.5**x
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1/(1 + x^(−1.2))."""
+    return x**1.2 / (1 + x**1.2)
+
+
+def power(x: np.ndarray) -> np.ndarray:
+    """1 − (1 + (2^(2/3) − 1)·x)^(−1.5)."""
+    return 1 - (1 + (2 ** (2 / 3) - 1) * x) ** -1.5
+
+
+def stretched(x: np.ndarray) -> np.ndarray:
+    """1 − 2^(−x^0.8)."""
+    return 1 - 0.5 ** (x**0.8)
+
+
+def world(kind: str, rng: np.random.Generator) -> World:
+    """A world: ``smooth`` in log n, with one ``odd`` n, ``rough`` from n to n, the ``paper``'s, or ``flat``.
+
+    Args:
+        kind: Which.
+        rng: Source of randomness; the paper's has none.
+    """
+    if kind == "paper":
+        return World(
+            start=0.43, gain={n: a - 0.43 for n, (a, _, _) in PAPER.items()},
+            half={n: t * 1e6 * np.log(2) for n, (_, _, t) in PAPER.items()}, share=exponential,
+        )  # fmt: skip
+    at = np.linspace(-1, 1, len(SIZES))
+    start, span, top = rng.uniform(0.1, 0.35), rng.uniform(0.25, 0.5), rng.uniform(-0.6, 0.9)
+    gain = span * (1 - rng.uniform(0.05, 0.35) * (at - top) ** 2)
+    half = LAST / rng.uniform(6, 25) * np.exp(rng.uniform(0.2, 1.2) * at)
+    share = (exponential, sigmoid, power, stretched)[rng.integers(4)]
+    if kind == "odd":
+        gain[rng.integers(len(SIZES))] *= 1 + rng.choice([-1, 1]) * rng.uniform(0.15, 0.3)
+    elif kind == "rough":
+        gain *= 1 + 0.12 * rng.standard_normal(len(SIZES))
+        half *= np.exp(0.3 * rng.standard_normal(len(SIZES)))
+    elif kind == "flat":
+        gain, half = np.full(len(SIZES), gain.mean()), np.full(len(SIZES), np.exp(np.log(half).mean()))
+    gain = np.clip(gain, 0.05, 0.95 - start)
+    return World(
+        start=start, gain=dict(zip(SIZES, gain.tolist(), strict=True)),
+        half=dict(zip(SIZES, half.tolist(), strict=True)), share=share,
+    )  # fmt: skip
+
+
+def sweep(
+    truth: World, rng: np.random.Generator, *, seeds: int, deviation: float, evaluations: int = 16,
+    questions: int = 300, samples: int = 4, lasting: float = 0.006, last: float = LAST,
+) -> pl.DataFrame:  # fmt: skip
+    """An ``evals`` table of a world.
+
+    Args:
+        truth: The world.
+        rng: Source of randomness.
+        seeds: Runs of each n.
+        deviation: Standard deviation of the seeds' gain, as a share of it; of their timing 0.05.
+        evaluations: After the start, uniform in the logarithm of compute over a factor of 64.
+        questions: Asked at each.
+        samples: Of each question.
+        lasting: Standard deviation of noise with an autocorrelation of 0.3.
+        last: Compute of the last.
+    """
+    compute = np.concatenate([[0.0], np.geomspace(last / 64, last, evaluations)])
+    rows = []
+    for n in truth.gain:
+        for seed in range(seeds):
+            reward = truth.reward(
+                n, compute, factor=1 + deviation * rng.standard_normal(), delay=0.05 * rng.standard_normal()
+            )
+            noise = np.zeros(len(compute))
+            for k in range(1, len(noise)):
+                noise[k] = 0.3 * noise[k - 1] + np.sqrt(0.91) * lasting * rng.standard_normal()
+            shown = rng.binomial(questions * samples, np.clip(reward + noise, 0, 1)) / (questions * samples)
+            rows += [
+                {
+                    "run_id": f"{n}-{seed}", "step": round(c / (32 * n)), "rollouts": round(c),
+                    "tokens": round(100 * c), "rollouts_per_problem": n, "problems_per_batch": 32, "seed": seed,
+                    "problem_set": "made-up", "split": "validation", "questions": questions, "samples": samples,
+                    "avg_at_4": float(y),
+                }
+                for c, y in zip(compute, shown, strict=True)
+            ]  # fmt: skip
+    return pl.DataFrame(rows)

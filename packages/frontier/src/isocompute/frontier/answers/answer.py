@@ -1,0 +1,166 @@
+"""The sixty-second answer: what to use at a budget, what the others lose, how sure that is, and what is not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..posterior.decision import NEAR, Decision, Option
+from ..posterior.path import Path
+from ..posterior.runs import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """A number of rollouts per problem that was not run, against the chosen setting at the budget.
+
+    Attributes:
+        gain: Expected gain if the better of the two were known.
+        probability: That it is better.
+    """
+
+    rollouts_per_problem: int
+    gain: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a sweep says, ready to be printed.
+
+    Attributes:
+        data: The sentence about the runs.
+        unit: Unit of the budget.
+        compute: What the chosen setting gets for the budget, in the unit of the fit.
+        decision: At the budget.
+        earlier: At a quarter of it, where that was measured.
+        path: n* over the compute that was measured.
+        path_unit: Unit of the fit.
+        cells: The settings of the path.
+        beyond: The largest multiple of the budget at which the same setting is still chosen, and its P(best) there.
+        unmeasured: Numbers of rollouts that were not run.
+        risk: The sentence about failures.
+        missing: What the answer leaves out.
+    """
+
+    data: str
+    unit: str
+    compute: float
+    decision: Decision
+    earlier: Decision | None
+    path: Path
+    path_unit: str
+    cells: tuple[Cell, ...]
+    beyond: tuple[float, float] | None
+    unmeasured: tuple[Unmeasured, ...]
+    risk: str
+    missing: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """The answer, a line each; of an n and B_p at several rates only the best one is named."""
+        several = len({c.problems_per_batch for c in self.cells}) > 1
+        lines = [self.data, self._use(), "  " + self._losses(several)]
+        if len(self.decision.options) > 1:
+            lines.append(self._path(several))
+        if self._beyond():
+            lines.append(self._beyond())
+        return [*lines, f"Risk: {self.risk}", f"Not in this: {'; '.join(self.missing)}"]
+
+    def _use(self) -> str:
+        chosen = self.decision.chosen
+        cell = chosen.cell
+        rate = f", learning rate {cell.learning_rate:.2g}" if cell.learning_rate else ""
+        steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
+        group = f", {cell.group}" if cell.group else ""
+        low, high = chosen.interval
+        words = "use" if chosen.probability_best >= 0.5 else "the least expected loss is with"
+        return (
+            f"At {short(self.decision.compute)} {self.unit} {words} n = {cell.rollouts_per_problem}, "
+            f"B_p = {cell.problems_per_batch}{steps}{rate}{group}     {chosen.reward:.3f} ({low:.3f}–{high:.3f})   "
+            f"P(best) {percent(chosen.probability_best)}"
+        )
+
+    def _losses(self, several: bool) -> str:
+        others = at_best_rates(self.decision.options)[1:]
+        if not others:
+            return "nothing else was run"
+        near = at_best_rates(self.decision.near())
+        said = []
+        if len(near) > 1:
+            said.append(f"within {NEAR} of it: {listed(near[1:], several)}")
+        far = [o for o in others if o not in near]
+        if far:
+            first, (low, high) = far[0], far[0].loss_interval
+            said.append(f"{listed(far[:1], several)} loses {first.loss:.3f} ({low:.3f}–{high:.3f})")
+            rest = far[1:]
+            if rest:
+                span = (min(o.loss for o in rest), max(o.loss for o in rest))
+                loss = f"{span[0]:.2f}" if f"{span[0]:.2f}" == f"{span[1]:.2f}" else f"{span[0]:.2f} to {span[1]:.2f}"
+                said.append(f"{listed(rest, several)} lose{'s' if len(rest) == 1 else ''} {loss}")
+        text = "; ".join(said) + "."
+        if self.earlier is not None:
+            near = at_best_rates(self.earlier.near())
+            what = f"any of {listed(near, several)} is within {NEAR}" if len(near) > 1 else f"{listed(near, several)}"
+            text += f"  At {short(self.earlier.compute)}: {what}."
+        return text
+
+    def _path(self, several: bool) -> str:
+        names = [name(c, several) for c in self.cells]
+        parts = []
+        # Another rate of the same n and B_p is no other n.
+        for change in [c for c in self.path.changes if names[c.before] != names[c.after]]:
+            low, high = change.interval
+            span = f"{short(low) if low else 'the start'}–{short(high) if high else 'beyond'}"
+            parts.append(f"{names[change.before]} to {short(change.compute)} ({span})")
+        return "n*: " + " → ".join([*parts, names[int(self.path.chosen[-1])]])
+
+    def _beyond(self) -> str:
+        said = []
+        if self.beyond is not None:
+            until, share = self.beyond
+            chosen = self.decision.chosen.cell.rollouts_per_problem
+            said.append(f"Beyond: {chosen} to at least {short(until)} (P {percent(share)}).")
+        worth = [u for u in self.unmeasured if u.gain > 0.001]
+        if worth:
+            best = max(worth, key=lambda u: u.gain)
+            said.append(
+                f"n = {best.rollouts_per_problem} was not run: better with {percent(best.probability)}, "
+                f"worth {best.gain:.3f} to know."
+            )
+        return " ".join(said)
+
+
+def at_best_rates(options: Sequence[Option]) -> list[Option]:
+    """The first option of each n, B_p and group."""
+    first: dict[tuple[int, int, str], Option] = {}
+    for option in options:
+        cell = option.cell
+        first.setdefault((cell.rollouts_per_problem, cell.problems_per_batch, cell.group), option)
+    return list(first.values())
+
+
+def name(cell: Cell, several: bool, rated: bool = False) -> str:
+    """A setting to be printed: n, with B_p and the rate where settings differ in them."""
+    text = f"{cell.rollouts_per_problem}" + (f" × {cell.problems_per_batch}" if several else "")
+    text += f" at {cell.learning_rate:.2g}" if rated and cell.learning_rate else ""
+    return f"{text} {cell.group}".strip()
+
+
+def listed(options: Sequence[Option], several: bool) -> str:
+    """Settings in the order of n: "8, 16 and 32"."""
+    cells = sorted((o.cell for o in options), key=lambda c: (c.rollouts_per_problem, c.problems_per_batch, c.group))
+    names = list(dict.fromkeys(name(c, several) for c in cells))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def short(compute: float) -> str:
+    """An amount in three digits: 920, 16k, 1.3M."""
+    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if compute >= 0.9995 * factor:
+            return f"{compute / factor:.3g}{sign}"
+    return f"{compute:.3g}"
+
+
+def percent(share: float) -> str:
+    """A share as whole percent, never 0 or 100 from draws."""
+    return "<1 %" if share < 0.005 else ">99 %" if share > 0.995 else f"{100 * share:.0f} %"

@@ -1,0 +1,112 @@
+"""``next``: what to run before deciding, ranked by the expected fall of regret per unit of compute."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from ..data.curves import Array
+from ..posterior.actions import Action, Plan, seeds_to_tell, value_of
+from ..posterior.runs import Cell
+from .answer import name, short
+from .fitted import Fitted
+
+DOMINATED = 0.01
+"""P(best) below which a setting is not worth another rollout."""
+
+
+def plan(fitted: Fitted, compute: float) -> Plan:
+    """Rank what could be run for a decision at a budget.
+
+    Args:
+        compute: The budget to decide about, in the unit of the fit.
+
+    Raises:
+        FrontierError: The budget cannot be decided about at all.
+    """
+    decision = fitted.decide(compute)
+    rng = np.random.default_rng([fitted.seed, 3])
+    opened = opening(fitted)
+    known = fitted.whole(np.array([compute]))[:, :, 0]
+    fresh = fitted.posterior.reward_of(opened, compute, rng=rng)[:, :, 0] if opened else known[:, :0]
+    rewards = np.concatenate([known, fresh], axis=1)
+    # What was not run is a choice only once it is measured.
+    actions = _of_measured(fitted, compute, known, rng) + _of_opened(fitted, compute, opened, rewards, rng)
+    shares = {o.cell: o for o in decision.options}
+    chosen = decision.chosen
+    rival = decision.options[1] if len(decision.options) > 1 else None
+    return Plan(
+        compute=compute,
+        actions=tuple(sorted(actions, key=lambda a: -a.rate)),
+        dominated=tuple(c for c, o in shares.items() if o.probability_best < DOMINATED and o is not chosen),
+        seeds=None if rival is None else seeds_to_tell(rival.loss, float(_run_noise(fitted, known).mean())),
+    )
+
+
+def opening(fitted: Fitted) -> tuple[Cell, ...]:
+    """Settings that could be opened: n between, below and above those that were run, at each B_p and group."""
+    found = []
+    for batch, group in sorted({(c.problems_per_batch, c.group) for c in fitted.cells}):
+        own = [c for c in fitted.cells if (c.problems_per_batch, c.group) == (batch, group)]
+        ns = sorted({c.rollouts_per_problem for c in own})
+        middle = [round(np.sqrt(a * b)) for a, b in pairwise(ns) if b >= 3 * a]
+        rate = own[-1].learning_rate
+        for n in (ns[0] // 2, *middle, ns[-1] * 2):
+            if n >= 2 and n not in ns:
+                found.append(Cell(rollouts_per_problem=n, problems_per_batch=batch, group=group, learning_rate=rate))
+    return tuple(found)
+
+
+def _run_noise(fitted: Fitted, rewards: Array) -> Array:
+    """Standard deviation of the last reward of one run over seeds and evaluations, in each draw, ``(draws,)``."""
+    model, theta = fitted.posterior.model, fitted.posterior.theta
+    gain = rewards.max(axis=1) - model.start(theta)[:, 0]
+    runs = fitted.prepared.runs
+    error = float(np.median(runs.error[runs.seen])) * model.excess(theta)[:, 0]
+    return np.asarray(np.sqrt((model.deviation(theta, "seeds")[:, 0] * gain) ** 2 + error**2))
+
+
+def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.Generator) -> list[Action]:
+    noise = _run_noise(fitted, rewards)
+    counts = np.bincount(fitted.prepared.runs.cell, minlength=len(fitted.cells))
+    found = []
+    for k, cell in enumerate(fitted.cells):
+        last = float(fitted.last[k])
+        if last < compute * 0.999:
+            value = value_of(rewards, rewards[:, k], noise / np.sqrt(counts[k]), rng=rng)
+            cost = float(counts[k] * (compute - last))
+            found.append(Action(kind="extend", cell=cell, until=compute, rollouts=cost, value=value))
+        value = value_of(rewards, rewards[:, k], noise, rng=rng)
+        found.append(Action(kind="seed", cell=cell, until=compute, rollouts=compute, value=value))
+    return found
+
+
+def _of_opened(
+    fitted: Fitted, compute: float, opened: tuple[Cell, ...], rewards: Array, rng: np.random.Generator
+) -> list[Action]:
+    noise, known = _run_noise(fitted, rewards), len(fitted.cells)
+    found = []
+    for k, cell in enumerate(opened, start=known):
+        own = rewards[:, [*range(known), k]]
+        # Opening it adds a choice, whose value now is that of not knowing it: nobody uses what was never run.
+        now = float(rewards[:, :known].mean(axis=0).max())
+        value = value_of(own, own[:, -1], noise, rng=rng) + float(own.mean(axis=0).max()) - now
+        found.append(Action(kind="open", cell=cell, until=compute, rollouts=compute, value=value))
+    return found
+
+
+def plan_lines(found: Plan, unit: str, *, most: int = 5) -> list[str]:
+    """A plan to be printed."""
+    cells = [a.cell for a in found.actions]
+    several = len({c.problems_per_batch for c in cells}) > 1
+    lines = [f"For a decision at {short(found.compute)} {unit}, by expected fall of regret per {unit[:-1]}:"]
+    verbs = {"extend": "extend n = {} to {}", "seed": "run another seed of n = {} to {}", "open": "open n = {}, to {}"}
+    for action in found.actions[:most]:
+        what = verbs[action.kind].format(name(action.cell, several), short(action.until))
+        lines.append(f"  {what}: {short(action.rollouts)} {unit}, regret falls by {action.value:.4f}")
+    if found.dominated:
+        lines.append("  stop: " + ", ".join(f"n = {name(c, several)}" for c in found.dominated))
+    if found.seeds is not None:
+        lines.append(f"  about {found.seeds} seeds of each tell the first two settings apart")
+    return lines

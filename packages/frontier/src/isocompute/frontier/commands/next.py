@@ -1,0 +1,26 @@
+"""``next``: what to run before deciding."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..answers.next import plan, plan_lines
+from ..answers.saved import load
+from .arguments import positive
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser("next", help="what to run next, by the expected fall of regret")
+    parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
+    parser.add_argument("--budget", type=positive, help="of the decision; by default the largest that was measured")
+    parser.add_argument("--most", type=int, default=5, help="actions printed (default: %(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the actions, the most useful per unit of compute first."""
+    fitted = load(arguments.folder)
+    yield from plan_lines(plan(fitted, arguments.budget or fitted.largest), fitted.unit, most=arguments.most)

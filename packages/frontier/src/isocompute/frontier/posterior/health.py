@@ -1,0 +1,229 @@
+"""Whether each run of a sweep is fit to be fitted: what is unusual about it, the evidence, and what is done about it.
+
+Every judgement is relative: to the noise of evaluations, and to what the other runs of the sweep gained by the same
+compute. Where no run gained, none failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from ..errors import FrontierError
+from .binning import POINTS
+from .evaluations import Run
+from .scales import other_scale
+from .scatter import SPIKE, excess
+from .siblings import bad_start, missing_points, planned_end, start_of, usual_gain
+from .view import Level, View, view
+
+
+class Kind(StrEnum):
+    """What a run is; several may hold."""
+
+    TRAINED = "trained"
+    NEVER_TOOK_OFF = "never took off"
+    COLLAPSED = "collapsed"
+    ENDED_EARLY = "ended early"
+    SPIKY = "spiky"
+    MISSING_EVALUATIONS = "missing evaluations"
+    RESCALED = "rescaled"
+    DENSE = "dense"
+
+
+FAILED = (Kind.NEVER_TOOK_OFF, Kind.COLLAPSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """Where one kind ends and the next begins.
+
+    Attributes:
+        significant: Standard errors by which a reward must have changed. A run is judged by the highest of its moving
+            means, of which the noise alone lifts the highest of twenty by two to three.
+        share: Share of the others' gain below which a run has not taken off, however sure its gain is.
+        lost: Share of its gain, or of the reward before training where there was no gain, that a run has lost to its
+            end when it collapsed. A run that overtrains loses less.
+        fallen: Evaluations that a collapse is seen in; a single low one at the end may be a bad evaluation.
+        early: Share of the planned compute before which an end is early: budgets are whole batches.
+    """
+
+    significant: float = 4.0
+    share: float = 0.1
+    lost: float = 0.5
+    fallen: int = 2
+    early: float = 0.9
+
+    def __post_init__(self) -> None:
+        shares = {"share": self.share, "lost": self.lost, "early": self.early}
+        wrong = [f"{name} is {value}" for name, value in shares.items() if not 0 < value < 1]
+        if wrong or self.significant <= 0 or self.fallen < 1:
+            said = wrong[0] if wrong else f"significant is {self.significant} and fallen {self.fallen}"
+            raise FrontierError(f"{said}: shares lie between 0 and 1, the others above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a run is.
+
+    Attributes:
+        evidence: With numbers.
+        handling: What was done about it.
+    """
+
+    kind: Kind
+    evidence: str
+    handling: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What was found of a run.
+
+    Attributes:
+        name: The run's.
+        run_id: The run's; None where it has none.
+        findings: One or more.
+        ended_at: Mean reward of its last evaluations.
+        spikes: Indices of evaluations whose error is widened.
+    """
+
+    name: str
+    run_id: str | None
+    findings: tuple[Finding, ...]
+    ended_at: float
+    spikes: tuple[int, ...] = ()
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """All that it is."""
+        return frozenset(f.kind for f in self.findings)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it counts as a failure of its setting."""
+        return any(kind in FAILED for kind in self.kinds)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether its evaluations are in the curves."""
+        return not self.failed and Kind.RESCALED not in self.kinds
+
+    @property
+    def evidence(self) -> str:
+        """The evidence of all findings."""
+        return "; ".join(f.evidence for f in self.findings)
+
+
+def judge(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds | None = None) -> tuple[Health, ...]:
+    """Judge every run of a sweep, in their order.
+
+    Args:
+        unit: Unit of compute, for the evidence.
+        thresholds: Where one kind ends and the next begins.
+    """
+    limits = thresholds or Thresholds()
+    factor = excess(runs)
+    views = [view(run, factor) for run in runs]
+    scales = [other_scale(v, [o for o in views if o is not v]) for v in views]
+    sound = [v for v, scale in zip(views, scales, strict=True) if scale is None]
+    starts = {id(v): start_of(v, [o for o in sound if o is not v], limits.significant) for v in sound}
+    found = []
+    for own, scale in zip(views, scales, strict=True):
+        others = [o for o in sound if o is not own]
+        outcome = Finding(kind=Kind.RESCALED, evidence=scale or "", handling="left out")
+        if scale is None:
+            usual = usual_gain(own, others, [starts[id(o)] for o in others], times=limits.significant)
+            outcome = _outcome(own, starts[id(own)], usual, unit, limits)
+        odd = own.spikes if scale is None else ()
+        if scale is None and bad_start(own, others, SPIKE):
+            odd = (0, *odd)
+        found.append(_health(own, [o.run for o in others], outcome, odd, unit, limits))
+    return tuple(found)
+
+
+def short(compute: float) -> str:
+    """An amount in three digits: 920, 16k, 1.3M."""
+    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if compute >= 0.9995 * factor:
+            return f"{compute / factor:.3g}{sign}"
+    return f"{compute:.3g}"
+
+
+def _at(compute: float, unit: str) -> str:
+    return f"{short(compute)} {unit.replace('_', ' ')}"
+
+
+def _outcome(own: View, start: Level, usual: float | None, unit: str, limits: Thresholds) -> Finding:
+    """Whether the run trained, never took off or collapsed."""
+    top, end, last = own.best(own.run.last), own.end, _at(own.run.last, unit)
+    rose = top.above(start, limits.significant) and top.reward - start.reward > limits.share * (usual or 0.0)
+    gain = top.reward - start.reward
+    low = own.after_last(top.reward - limits.lost * gain if rose else limits.lost * start.reward)
+    low &= own.compute > (top.compute if rose else 0.0)
+    if low.sum() >= limits.fallen and (top if rose else start).above(own.mean(low), limits.significant):
+        peak = int(np.argmax(np.where(low | (own.compute > top.compute), -np.inf, own.reward)))
+        before = f"rose from {start.reward:.3f} to {own.reward[peak]:.3f} at {_at(own.compute[peak], unit)}, then"
+        if not rose:
+            before = f"never rose above its start of {start.reward:.3f} and"
+        return _failed(Kind.COLLAPSED, f"{before} fell to {own.mean(low).reward:.3f} by {last}")
+    said = f"from {start.reward:.3f} to {own.reward[-1]:.3f} by {last}"
+    # A run whose first evaluation comes late may have made its gain before, and one of great noise may have gained.
+    most = end.reward - start.reward + limits.significant / 2 * float(np.hypot(end.error, start.error))
+    if not rose and usual is not None and most < limits.lost * usual:
+        return _failed(Kind.NEVER_TOOK_OFF, f"went {said}, where others had gained {usual:.3f}")
+    count = len(own.run.compute)
+    handling = f"its {count} evaluations are in the curves" if count > 1 else "its evaluation is in the curves"
+    return Finding(kind=Kind.TRAINED, evidence=f"{'rose' if rose else 'went'} {said}", handling=handling)
+
+
+def _failed(kind: Kind, evidence: str) -> Finding:
+    return Finding(kind=kind, evidence=evidence, handling="left out of the curves and counted as a failure")
+
+
+def _health(
+    own: View, others: Sequence[Run], outcome: Finding, odd: tuple[int, ...], unit: str, limits: Thresholds
+) -> Health:
+    """All findings of a run, the outcome first."""
+    run, used = own.run, outcome.kind is Kind.TRAINED
+    further = [_end(run, others, unit, limits, used), _spiky(run, odd, unit, used), _missing(run, others, unit)]
+    if len(run.compute) > POINTS:
+        handling = f"averaged to {len(own.compute)} points" if used else ""
+        further.append(Finding(kind=Kind.DENSE, evidence=f"{len(run.compute):,} evaluations", handling=handling))
+    longest = max((o.last for o in others), default=run.last)
+    if planned_end(run, others) is None and run.last < limits.early * longest:
+        outcome = replace(outcome, evidence=f"{outcome.evidence}, and ended there; another reached {short(longest)}")
+    findings = (outcome, *(f for f in further if f is not None))
+    return Health(name=run.name, run_id=run.run_id, findings=findings, ended_at=own.end.reward, spikes=odd)
+
+
+def _end(run: Run, others: Sequence[Run], unit: str, limits: Thresholds, used: bool) -> Finding | None:
+    found = planned_end(run, others)
+    if found is None or run.last >= limits.early * found[0]:
+        return None
+    said = f"ended at {short(run.last)} of the {_at(found[0], unit)} that {found[1]} others reached"
+    return Finding(kind=Kind.ENDED_EARLY, evidence=said, handling="nothing is assumed after its end" if used else "")
+
+
+def _spiky(run: Run, where: Sequence[int], unit: str, used: bool) -> Finding | None:
+    if not where:
+        return None
+    first, last = where[0], len(run.reward) - 1
+    said = f"{run.reward[first]:.3f} at {_at(run.compute[first], unit)}, alone "
+    said += "at the end after " if first == last else "beside "
+    said += " and ".join(f"{run.reward[i]:.3f}" for i in (first - 1, first + 1) if 0 <= i <= last and i not in where)
+    more = f", and {len(where) - 1} more far from their neighbours" if len(where) > 1 else ""
+    handling = "such evaluations count as far less sure" if used else ""
+    return Finding(kind=Kind.SPIKY, evidence=said + more, handling=handling)
+
+
+def _missing(run: Run, others: Sequence[Run], unit: str) -> Finding | None:
+    absent = missing_points(run, others)
+    if not len(absent):
+        return None
+    said = f"lacks the evaluation at {_at(float(absent[0]), unit)}"
+    said += f" and {len(absent) - 1} more that others have" if len(absent) > 1 else " that others have"
+    return Finding(kind=Kind.MISSING_EVALUATIONS, evidence=said, handling="nothing is filled in")

@@ -1,0 +1,124 @@
+"""A sweep fitted as one: what it says at a budget, before and after it was saved."""
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import Frontier, FrontierError
+from isocompute.frontier.answers.fitted import Fitted
+from isocompute.frontier.answers.next import plan, plan_lines
+from isocompute.frontier.answers.saved import load, save
+
+from ..conftest import TRUTH, evals
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    return Frontier(evals(seeds=3, between=0.005)).fit()
+
+
+def test_it_covers_the_curves_that_the_table_was_made_of(fitted: Fitted) -> None:
+    compute = np.array([4_000.0, 20_480.0])
+    low, high = np.quantile(fitted.posterior.reward(compute), [0.005, 0.995], axis=0)
+    for k, cell in enumerate(fitted.cells):
+        start, asymptote, tau = TRUTH[cell.rollouts_per_problem]
+        truth = start + (asymptote - start) * (1 - np.exp(-compute / tau))
+        assert ((low[k] <= truth) & (truth <= high[k])).all()
+
+
+def test_the_better_n_is_chosen_at_each_end(fitted: Fitted) -> None:
+    early, late = fitted.best(1_500), fitted.best(20_480)
+    assert (early.cell.rollouts_per_problem, late.cell.rollouts_per_problem) == (4, 16)
+    assert late.probability_best > 0.95
+    table = fitted.regret(20_480)
+    assert table["rollouts_per_problem"].to_list() == [16, 4]
+    assert table["regret"].is_sorted()
+
+
+def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(fitted: Fitted) -> None:
+    lines = fitted.answer().lines()
+    assert lines[0] == "2 n × 3 seeds × 20 evaluations to 20.5k rollouts; 6 runs: 6 trained"
+    assert lines[1].startswith("At 20.5k rollouts use n = 16, B_p = 8, 160 steps")
+    assert "P(best) >99 %" in lines[1]
+    assert lines[2].startswith("  4 loses 0.1")
+    path = next(line for line in lines if line.startswith("n*: "))
+    assert path.startswith("n*: 4 to ")
+    assert path.endswith("→ 16")
+    assert any(line.startswith("Risk: none of 6 runs failed") for line in lines)
+    assert "one base model" in lines[-1]
+
+
+def test_with_one_seed_the_answer_says_what_it_assumes_of_seeds() -> None:
+    one = Frontier(evals(seeds=1)).fit()
+    assert "one seed: that seeds differ by 6 % of the gain is assumed" in one.answer().lines()[-1]
+
+
+def test_a_run_that_died_does_not_change_the_choice_and_is_named() -> None:
+    table = evals(seeds=3, between=0.005)
+    dead = pl.when((pl.col("run_id") == "n16s1") & (pl.col("rollouts") > 0)).then(0.02).otherwise(pl.col("avg_at_4"))
+    broken = Frontier(table.with_columns(avg_at_4=dead)).fit()
+    assert broken.best(20_480).cell.rollouts_per_problem == 16
+    lines = broken.answer().lines()
+    assert "n = 16, seed 1" in lines[0]
+    assert "1 of 3 did" in "\n".join(lines)
+
+
+def test_a_budget_in_tokens_buys_as_many_rollouts_as_responses_are_long(fitted: Fitted) -> None:
+    # Ten tokens each.
+    tokens, rollouts = fitted.decide(204_800, unit="tokens"), fitted.decide(20_480)
+    assert tokens.chosen.reward == pytest.approx(rollouts.chosen.reward)
+
+
+@pytest.mark.parametrize(
+    ("budget", "unit", "message"),
+    [(0, None, "must be above 0"), (1e7, None, "more than 16 times"), (1e4, "gpu_hours", "fit with --unit gpu_hours")],
+)
+def test_a_budget_that_nothing_can_be_said_of_is_refused(
+    fitted: Fitted, budget: float, unit: str | None, message: str
+) -> None:
+    with pytest.raises(FrontierError, match=message):
+        fitted.decide(budget, unit=unit)
+
+
+def test_what_is_read_back_says_the_same(fitted: Fitted, tmp_path: Path) -> None:
+    save(fitted, tmp_path / "out")
+    again = load(tmp_path / "out")
+    assert again.answer().lines() == fitted.answer().lines()
+    first = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
+    save(again, tmp_path / "again")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == first
+
+
+def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path: Path) -> None:
+    with pytest.raises(FrontierError, match=r"holds no posterior\.json"):
+        load(tmp_path)
+    save(fitted, tmp_path)
+    pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")
+    with pytest.raises(FrontierError, match=r"damaged or of another version \(1 columns of draws"):
+        load(tmp_path)
+
+
+def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> None:
+    found = plan(fitted, 60_000)
+    assert [a.rate for a in found.actions] == sorted((a.rate for a in found.actions), reverse=True)
+    kinds = {a.kind for a in found.actions}
+    assert kinds == {"extend", "seed", "open"}
+    # n = 4 lags by 0.15: nothing is learned by going on with it.
+    of_the_loser = [a for a in found.actions if a.cell.rollouts_per_problem == 4 and a.kind != "open"]
+    assert all(a.value < 0.001 for a in of_the_loser)
+    assert [c.rollouts_per_problem for c in found.dominated] == [4]
+    assert plan_lines(found, "rollouts")[0].startswith("For a decision at 60k rollouts")
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
+def test_data_frames_of_other_libraries_are_fitted(library: str) -> None:
+    pytest.importorskip(library)
+    table = evals(seeds=1)
+    other = table.to_pandas() if library == "pandas" else table.to_arrow()
+    assert Frontier(other).evals.equals(table)
+
+
+def test_what_is_no_data_frame_is_refused() -> None:
+    with pytest.raises(FrontierError, match=r"a str is no data frame: .* Frontier\.read"):
+        Frontier("runs/")

@@ -1,0 +1,166 @@
+"""The paper's method from the command line: settings, metrics and units, on made-up tables and on committed ones."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import FitConfig, FrontierError, fit_as_paper, prescribe
+from isocompute.frontier.cli import main
+from isocompute.frontier.fitting.forms import Parameters
+from scipy.optimize import brentq
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
+GRID = np.arange(1, 41) * 4096
+
+
+def cell(n: int, size: int, *, asymptote: float, tau: float, end: float = 1e9, collapse: bool = False) -> pl.DataFrame:
+    """One run of a known curve; best@4 and worst@4 lie above and below it by as much as n says."""
+    compute = GRID[end >= GRID]
+    truth = Parameters(form="exp", start=0.3, gain=asymptote - 0.3, scale=tau, shape=1.0)
+    reward = np.where(collapse & (compute > 120_000), 0.1, truth(compute))
+    return pl.DataFrame(
+        {
+            "rollouts": compute, "tokens": compute * (10 + n), "step": compute // (n * size),
+            "rollouts_per_problem": n, "problems_per_batch": size, "seed": 0, "problem_set": "easy",
+            "split": "validation", "questions": 300, "samples": 4, "run_id": f"{n}x{size}",
+            "avg_at_4": reward, "best_at_4": np.clip(reward + 0.1 - n / 1000, 0, 1), "worst_at_4": reward * 0.8,
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def sweep() -> pl.DataFrame:
+    """n = 4 leads up to about 30,000 rollouts, then 16, then from about 103,000 on 64, which ends before the others."""
+    return pl.concat(
+        [
+            cell(4, 32, asymptote=0.50, tau=1e4), cell(16, 32, asymptote=0.60, tau=3e4),
+            cell(64, 32, asymptote=0.80, tau=1.2e5, end=150_000), cell(16, 8, asymptote=0.595, tau=3e4),
+            cell(16, 2, asymptote=0.60, tau=3e4, collapse=True), cell(64, 8, asymptote=0.79, tau=1.2e5),
+            cell(4, 128, asymptote=0.5, tau=1e4),
+        ]
+    )  # fmt: skip
+
+
+def run(table: pl.DataFrame, folder: Path, *options: str) -> dict[str, Any]:
+    """``fits.json`` of the command."""
+    table.write_parquet(folder / "evals.parquet")
+    arguments = ["fit", str(folder / "evals.parquet"), "--method", "paper", "--out", str(folder / "out"), *options]
+    assert main(arguments) == 0
+    document: dict[str, Any] = json.loads((folder / "out" / "fits.json").read_text())
+    return document
+
+
+def cells(document: dict[str, Any]) -> list[tuple[int, int]]:
+    return [(s["n"], s["problems_per_batch"]) for s in document["segments"]]
+
+
+def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
+    sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = run(sweep, tmp_path, "--problems-per-batch", "32")
+    assert cells(document) == [(4, 32), (16, 32), (64, 32)]
+    truths = [(0.2, 1e4), (0.3, 3e4), (0.5, 1.2e5)]
+    crossings = [
+        brentq(lambda c, a=a, b=b: b[0] * np.expm1(-c / b[1]) - a[0] * np.expm1(-c / a[1]), 1e4, 1e6)
+        for a, b in pairwise(truths)
+    ]
+    # To within a step of the grid.
+    assert [s["compute"] for s in document["segments"][1:]] == pytest.approx(crossings, rel=0.04)
+    named = {c["rollouts_per_problem"]: c["params"] for c in document["curves"]}
+    assert named[64] == pytest.approx({"A": 0.8, "D": 0.5, "tau": 1.2e5}, rel=1e-3)
+    frontier = pl.read_parquet(tmp_path / "out" / "frontier.parquet")
+    # n = 64 ends at 150,000 and still attains the envelope at 163,840, which never falls.
+    assert (frontier["n"][-1], frontier["carried"][-1]) == (64, True)
+    assert (np.diff(frontier["reward"].to_numpy()) >= 0).all()
+    assert not {"reward_low", "probability"} & set(frontier.columns)
+    printed = capsys.readouterr().out
+    assert "no intervals" in printed
+    assert "95 %" not in printed
+    assert {p.stem for p in (tmp_path / "out").glob("*.svg")} == {"curves", "frontier", "n_star"}
+
+
+def test_at_fixed_batch_n_is_traded_for_problems(sweep: pl.DataFrame, tmp_path: Path) -> None:
+    document = run(sweep, tmp_path, "--batch-rollouts", "512")
+    assert cells(document) == [(16, 32), (64, 8)] or cells(document) == [(4, 128), (16, 32), (64, 8)]
+    assert (tmp_path / "out" / "trade.svg").exists()
+    steps = pl.read_parquet(tmp_path / "out" / "frontier.parquet")
+    assert np.allclose(steps["update_steps"], steps["compute"] / 512)
+
+
+def test_all_cells_at_once_say_the_smallest_stable_problems_per_batch(
+    sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = run(sweep, tmp_path)
+    # Of n = 16, B_p = 2 collapses and 8 is 0.005 below 32; of n = 64, 8 is within 0.01 of 32.
+    assert document["smallest_stable"] == {"4": 32, "16": 8, "64": 8}
+    assert "smallest stable B_p at n = 16: 8" in capsys.readouterr().out
+    assert (tmp_path / "out" / "b_p_star.svg").exists()
+
+
+def test_other_metrics_and_units_are_fitted_alike(sweep: pl.DataFrame, tmp_path: Path) -> None:
+    own = ("--problems-per-batch", "32")
+    best, worst = (run(sweep, tmp_path, *own, "--metric", f"{kind}_at_4") for kind in ("best", "worst"))
+    assert worst["curves"][0]["params"]["A"] == pytest.approx(0.4, abs=1e-3)
+    # best@4 is lowered with n here, so that a larger n takes over later.
+    assert best["segments"][1]["compute"] > worst["segments"][1]["compute"]
+    tokens = run(sweep, tmp_path, *own, "--unit", "tokens")
+    assert tokens["unit"] == "tokens"
+    # 16 spends 26 tokens a rollout and 4 spends 14: in tokens 16 takes over later still.
+    assert tokens["segments"][1]["compute"] > 14 * worst["segments"][1]["compute"]
+
+
+def test_records_are_the_first_to_reach_a_bin_and_do_not_shorten_a_run(sweep: pl.DataFrame, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    noisy = sweep.with_columns(avg_at_4=(pl.col("avg_at_4") + rng.normal(0, 0.02, len(sweep))).clip(0, 1))
+    everything = run(noisy, tmp_path, "--problems-per-batch", "32")
+    records = run(noisy, tmp_path, "--problems-per-batch", "32", "--points", "records")
+    for a, b in zip(everything["curves"], records["curves"], strict=True):
+        assert a["support"] == b["support"]
+        assert a["records_gap"] == b["records_gap"] > 0.005
+
+
+def test_the_paper_s_method_has_nothing_to_prescribe_from(
+    sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(sweep, tmp_path)
+    with pytest.raises(
+        FrontierError, match=r"out: the paper's method has no intervals to prescribe from: fit without it$"
+    ):
+        prescribe(tmp_path / "out", budget=10_000)
+    arguments = ["--method", "paper", "--pass-rates", "x.parquet", "--out", str(tmp_path / "out")]
+    assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 2
+    assert "leave out --pass-rates" in capsys.readouterr().err
+
+
+def test_a_curve_of_two_evaluations_has_a_reason(sweep: pl.DataFrame, tmp_path: Path) -> None:
+    document = run(sweep.filter(pl.col("rollouts") <= 8192), tmp_path)
+    assert all(c["params"] is None and c["reason"] for c in document["curves"])
+    assert document["segments"] == []
+
+
+def test_the_sweep_of_the_readme(tmp_path: Path) -> None:
+    document = run(pl.read_csv(DOCS / "sweep.csv"), tmp_path)
+    assert [c["rollouts_per_problem"] for c in document["curves"]] == [4, 8, 16]
+    assert {n for n, _ in cells(document)} <= {4, 8, 16}
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="the panel is in the repository and not in the package")
+@pytest.mark.parametrize("metric", ["avg_at_4", "best_at_4", "worst_at_4"])
+@pytest.mark.parametrize("unit", ["rollouts", "tokens", "update_steps"])
+def test_the_panel_of_the_repository(metric: str, unit: str) -> None:
+    # The middle learning rate of each n, as `cells.json` has them.
+    rates: dict[int, list[tuple[float, str]]] = {}
+    for c in json.loads((RESULTS / "cells.json").read_text())["cells"]:
+        if c["purpose"] == "sweep" and c["branch_of"] is None:
+            rates.setdefault(c["rollouts_per_problem"], []).append((c["learning_rate"], c["run_id"]))
+    middle = [sorted(own)[1][1] for own in rates.values()]
+    evals = pl.read_parquet(RESULTS / "evals.parquet").filter(pl.col("run_id").is_in(middle))
+    found = fit_as_paper(evals, FitConfig(metric=metric, unit=unit))
+    assert [c.curve.rollouts_per_problem for c in found.fitted] == [2, 4, 8, 16, 32]
+    assert (np.diff(found.envelope[0]) >= 0).all()
+    assert found.segments()[-1].rollouts_per_problem == found.best_at(found.support[1]).rollouts_per_problem

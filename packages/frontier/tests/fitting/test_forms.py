@@ -1,0 +1,61 @@
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import FitConfig, FrontierError, fit, prescribe
+from isocompute.frontier.cli import main
+from isocompute.frontier.fitting.forms import FORMS, Form, Parameters, form_of
+
+STRETCHED = Form(
+    name="stretched_exponential",
+    shapes=(0.3, 3.0),
+    rise=lambda compute, scale, shape: -np.expm1(-((compute / scale) ** shape)),
+    half=lambda shape: float(np.log(2.0) ** (1.0 / shape)),
+    names=("D", "tau", "beta"),
+)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(FORMS, STRETCHED.name, STRETCHED)
+    return STRETCHED.name
+
+
+@pytest.mark.parametrize("chosen", ["auto", STRETCHED.name])
+def test_the_band_of_a_form_that_is_added_contains_its_own_curve(
+    table: pl.DataFrame, chosen: str, registered: str, tmp_path: Path
+) -> None:
+    fits = fit(table, FitConfig(form=chosen, bootstrap=60))
+    for c in fits.fitted:
+        assert c.parameters is not None
+        assert c.draws is not None
+        grid = np.linspace(*c.curve.support, 30)
+        low, high = np.quantile(c.draws.at(grid), [0.025, 0.975], axis=0)
+        assert ((low <= c.parameters(grid)) & (c.parameters(grid) <= high)).all()
+        assert set(c.draws.form.tolist()) <= set(FORMS)
+        assert registered in c.criteria
+    fits.save(tmp_path)
+    assert prescribe(tmp_path, budget=20_000).summary() == prescribe(fits, budget=20_000).summary()
+
+
+def test_a_form_that_is_added_is_a_choice_of_the_command(table: pl.DataFrame, registered: str, tmp_path: Path) -> None:
+    table.write_csv(tmp_path / "evals.csv")
+    arguments = ["--form", registered, "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    assert main(["fit", str(tmp_path / "evals.csv"), *arguments]) == 0
+
+
+@pytest.mark.parametrize("name", [*FORMS, STRETCHED.name])
+def test_half_of_the_gain_is_made_at_half_compute_and_parameters_are_found_by_name(name: str, registered: str) -> None:
+    form = form_of(name)
+    shape = float(np.sqrt(form.shapes[0] * form.shapes[1]))
+    curve = Parameters(form=name, start=0.2, gain=0.4, scale=3e4, shape=shape)
+    assert float(curve(curve.half_compute)) == pytest.approx(0.4)
+    assert curve.asymptote == pytest.approx(curve.named()["A"])
+    again = Parameters.of(name, curve.named())
+    assert [again.start, again.gain, again.scale, again.shape] == pytest.approx([0.2, 0.4, 3e4, shape])
+
+
+def test_an_unknown_form_is_an_error_that_names_the_known_ones() -> None:
+    with pytest.raises(FrontierError, match="the form 'logistic' is unknown; it must be one of exp, hill, power"):
+        Parameters(form="logistic", start=0.2, gain=0.4, scale=3e4, shape=1.0)(1e4)

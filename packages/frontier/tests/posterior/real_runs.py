@@ -1,0 +1,65 @@
+"""Real runs with labels, and ways to damage them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from isocompute.frontier.posterior.evaluations import Run, runs_of
+
+LABELLED = Path(__file__).parent / "labelled_runs.parquet"
+
+
+@cache
+def labelled() -> pl.DataFrame:
+    columns = {"run_id": pl.col("run"), "problem_set": pl.lit("own"), "split": pl.lit("validation")}
+    return pl.read_parquet(LABELLED).with_columns(**columns)
+
+
+@cache
+def sweep(name: str) -> tuple[Run, ...]:
+    rows = labelled().filter(pl.col("sweep") == name)
+    return tuple(runs_of(rows, metric="avg_at_4", unit="rollouts", split="validation"))
+
+
+def without_some(run: Run) -> Run:
+    return run.without([4, 7])
+
+
+def killed(run: Run) -> Run:
+    return run.without(range(int(0.6 * len(run.reward)), len(run.reward)))
+
+
+def in_percent(run: Run) -> Run:
+    return replace(run, reward=100 * run.reward)
+
+
+def of_minus_one_and_one(run: Run) -> Run:
+    return replace(run, reward=2 * run.reward - 1)
+
+
+def half_above(run: Run) -> Run:
+    return replace(run, reward=(1 + run.reward) / 2)
+
+
+def broken_down(run: Run) -> Run:
+    reward = run.reward.copy()
+    reward[-4:] = [0.01, 0.0, 0.005, 0.0]
+    return replace(run, reward=reward)
+
+
+def asleep(run: Run) -> Run:
+    """A run of a default sweep that stays at 0.36, where its base model is."""
+    reward = np.random.default_rng(0).binomial(1200, 0.36, len(run.reward)) / 1200
+    return replace(run, reward=np.append(run.reward[0], reward[1:]))
+
+
+def zero_at(i: int) -> Callable[[Run], Run]:
+    def damaged(run: Run) -> Run:
+        reward = run.reward.copy()
+        reward[i] = 0.0
+        return replace(run, reward=reward)
+
+    return damaged

@@ -1,0 +1,59 @@
+"""The joint density: its gradient, and what must not change it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from isocompute.frontier.posterior.model import Model
+from isocompute.frontier.posterior.runs import Cell, Runs
+from posterior.sweeps import exponential, line, sweep
+
+
+def rates() -> Runs:
+    cells = [
+        Cell(rollouts_per_problem=n, problems_per_batch=batch, learning_rate=rate)
+        for n in (2, 8) for batch in (4, 8) for rate in (1e-4, 2e-4)
+    ]  # fmt: skip
+    return sweep({c: exponential(0.2, 0.5, 2e4) for c in cells}, seeds=1)
+
+
+def uneven() -> Runs:
+    runs = line((4, 16), (0.4, 0.5), (1e4, 3e4))
+    seen = runs.seen.copy()
+    seen[1, 9:] = False
+    return replace(runs, seen=seen, trials=None, error_is_known=False)
+
+
+@pytest.mark.parametrize("runs", [line((4, 16, 64), (0.4, 0.5, 0.45), (1e4, 2e4, 4e4)), rates(), uneven()])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_its_gradient_is_that_of_differences(runs: Runs, seed: int) -> None:
+    model = Model(runs=runs)
+    theta = 0.5 * np.random.default_rng(seed).standard_normal((1, model.size))
+    _, gradient = model(theta)
+    step = 1e-5
+    shifts = step * np.eye(model.size)
+    numeric = (model(theta + shifts)[0] - model(theta - shifts)[0]) / (2 * step)
+    np.testing.assert_allclose(gradient[0], numeric, rtol=2e-5, atol=2e-5)
+
+
+def test_what_was_not_seen_is_not_in_it() -> None:
+    runs = uneven()
+    reward = np.where(runs.seen, runs.reward, 0.77)
+    theta = np.random.default_rng(0).standard_normal((3, Model(runs=runs).size))
+    np.testing.assert_array_equal(Model(runs=runs)(theta)[0], Model(runs=replace(runs, reward=reward))(theta)[0])
+
+
+def test_each_vector_of_a_stack_has_its_own_density() -> None:
+    model = Model(runs=line((4, 16), (0.4, 0.5), (1e4, 3e4)))
+    theta = 0.5 * np.random.default_rng(0).standard_normal((4, model.size))
+    together, slopes = model(theta)
+    for own, value, slope in zip(theta, together, slopes, strict=True):
+        alone, gradient = model(own[None])
+        np.testing.assert_allclose(alone[0], value, rtol=1e-12)
+        np.testing.assert_allclose(gradient[0], slope, rtol=1e-9, atol=1e-9)
+
+
+def test_the_rate_is_an_axis_only_where_a_setting_has_several() -> None:
+    one = [Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=1e-4 * n**0.5) for n in (2, 8)]
+    assert not Model(runs=sweep({c: exponential(0.2, 0.5, 2e4) for c in one})).rates
+    assert Model(runs=rates()).rates
