@@ -61,6 +61,16 @@ def test_a_known_restart_is_within_the_error_where_nothing_else_is_logged(
     assert all(low <= true <= high for low, true, high in zip(found.least, totals, found.most, strict=True))
 
 
+@settings(max_examples=100, deadline=None)
+@given(schedules, st.integers(2, 30), st.sets(st.integers(1, 29), max_size=2))
+def test_up_to_two_restarts_that_left_no_trace_are_within_the_error(
+    schedule: Schedule, steps: int, restarts: set[int]
+) -> None:
+    totals = simulated(schedule, steps, [r for r in restarts if r < steps])
+    found = count(schedule, steps, {}, [], where="a run")
+    assert all(low <= true <= high for low, true, high in zip(found.fewest, totals, found.greatest, strict=True))
+
+
 def test_a_log_that_no_schedule_explains_is_refused() -> None:
     schedule = Schedule(every=4, accumulation=1)
     never = {s: Evidence(entry=lambda g: g == 0) for s in range(1, 9)}

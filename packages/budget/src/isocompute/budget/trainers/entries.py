@@ -59,8 +59,9 @@ class Generated:
         return (self.count.least[step] + self.count.most[step]) * self.batch // 2
 
     def error(self, step: int) -> int:
-        """By how much that may be wrong."""
-        return -(-(self.count.most[step] - self.count.least[step]) * self.batch // 2)
+        """By how much that may be wrong, if up to two starts from a checkpoint left no trace in the log."""
+        counted, found = self.count, self.rollouts(step)
+        return max(counted.greatest[step] * self.batch - found, found - counted.fewest[step] * self.batch)
 
 
 def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: int) -> Generated:

@@ -1,7 +1,8 @@
 """Batches that are generated every so many micro-steps, counted where logs say in which steps that was.
 
 A process generates in its first micro-step and then after every ``every`` of them, so that a restart begins anew.
-``count`` finds the histories with the fewest restarts that fit all that a log says, and what follows for every step.
+``count`` finds the histories with the fewest restarts that fit all that a log says, what follows for every step, and
+what would follow if there had been more restarts of which nothing was logged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..errors import BudgetError
 MOST_UNEXPLAINED = 3
 """More restarts, or entries at odds with the tokens generated, are a contradiction; one in 20 entries in long runs."""
 SLACK = 2
-"""Histories that need so many more restarts than the best one so far are followed."""
+"""Histories that need so many more restarts than the best one are possible, too."""
 
 State = tuple[int, int, int, int]
 """Residue of the micro-steps that generate; batches since the last entry or start, and since the last count of tokens;
@@ -77,13 +78,17 @@ class Count:
     """Batches generated up to and including each optimizer step: the fewest and the most that the log allows.
 
     Attributes:
-        least: By step, from 0 on.
-        most: By step, from 0 on.
+        least: By step, from 0 on, with the fewest restarts that explain the log.
+        most: Likewise.
+        fewest: By step, from 0 on, with up to two more restarts.
+        greatest: Likewise.
         unexplained: Restarts, or entries at odds with the tokens generated, that had to be assumed.
     """
 
     least: Sequence[int]
     most: Sequence[int]
+    fewest: Sequence[int]
+    greatest: Sequence[int]
     unexplained: int
 
 
@@ -116,21 +121,31 @@ def count(
     least = min((layers[-1][state][0] for state in whole), default=allowed + 1)
     if least > allowed:
         raise BudgetError(f"{where}: its log shows more starts from a checkpoint than can be told apart")
-    kept = [{state for state in whole if layers[-1][state][0] == least}]
+    likely = _ranges(schedule, layers, _through(layers, {s for s in whole if layers[-1][s][0] == least}))
+    possible = _ranges(schedule, layers, _through(layers, {s for s in whole if layers[-1][s][0] <= least + SLACK}))
+    return Count(least=likely[0], most=likely[1], fewest=possible[0], greatest=possible[1], unexplained=least)
+
+
+def _through(layers: Sequence[Mapping[State, tuple[int, set[State]]]], ends: set[State]) -> list[set[State]]:
+    """The states of every step on the way to some of the last step."""
+    kept = [ends]
     for layer in reversed(layers[1:]):
         kept.insert(0, {before for state in kept[0] for before in layer[state][1]})
-    return _ranges(schedule, layers, kept, least)
+    return kept
 
 
 def merged(counts: Sequence[Count]) -> Count:
     """What counts leave open together, of those that explain the most."""
-    fewest = min(c.unexplained for c in counts)
-    best = [c for c in counts if c.unexplained == fewest]
+    unexplained = min(c.unexplained for c in counts)
+    best = [c for c in counts if c.unexplained == unexplained]
+
+    def over(choose: Callable[[Sequence[int]], int], name: str) -> list[int]:
+        return [choose(values) for values in zip(*(getattr(c, name) for c in best), strict=True)]
+
     return Count(
-        least=[min(values) for values in zip(*(c.least for c in best), strict=True)],
-        most=[max(values) for values in zip(*(c.most for c in best), strict=True)],
-        unexplained=fewest,
-    )
+        least=over(min, "least"), most=over(max, "most"), fewest=over(min, "fewest"), greatest=over(max, "greatest"),
+        unexplained=unexplained,
+    )  # fmt: skip
 
 
 def _step(
@@ -176,8 +191,8 @@ def _step(
 
 
 def _ranges(
-    schedule: Schedule, layers: Sequence[Mapping[State, tuple[int, set[State]]]], kept: Sequence[set[State]], cost: int
-) -> Count:
+    schedule: Schedule, layers: Sequence[Mapping[State, tuple[int, set[State]]]], kept: Sequence[set[State]]
+) -> tuple[list[int], list[int]]:
     """The fewest and the most batches by step, over the histories that are kept."""
     least, most = [0], [0]
     ranges: dict[State, tuple[int, int]] = dict.fromkeys(kept[0], (0, 0))
@@ -193,4 +208,4 @@ def _ranges(
         ranges = reached
         least.append(min(low for low, _ in ranges.values()))
         most.append(max(high for _, high in ranges.values()))
-    return Count(least=least, most=most, unexplained=cost)
+    return least, most
