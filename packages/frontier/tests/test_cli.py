@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -91,3 +94,13 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
     arguments = ["--x", "rollouts", "--y", "avg_at_4", "--bootstrap", "20", "--figure", str(tmp_path / "file" / "f")]
     assert main(["predict", str(tmp_path / "curve.csv"), *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'file' / 'f.svg'}: cannot be written (")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "isocompute.frontier.cli", "n-star", "--sigmoid", "6.09", "4.75", "5.84", "2.73",
+               "--at", "2M"]  # fmt: skip
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")

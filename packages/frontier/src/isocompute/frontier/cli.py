@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -32,7 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = lambda message, *_, **__: print(f"note: {message}", file=sys.stderr)
         try:
             for line in arguments.run(arguments):
-                print(line)
+                print(line, flush=True)
+        except BrokenPipeError:
+            # Whoever read the output has seen enough; nothing is to be flushed on the way out.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except (IsoComputeError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
