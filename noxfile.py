@@ -281,6 +281,13 @@ def bandit(session: nox.Session) -> None:
 
 
 @nox.session
+def calibration(session: nox.Session) -> None:
+    """Count how often intervals, claims and choices of the posterior are right, over sweeps of known truth."""
+    session.install("packages/frontier", env=uv_variables())
+    session.run("python", "-m", "benchmarks.frontier.calibration", *session.posargs, env=test_variables())
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the API pages and the other documents into site/; a warning is an error."""
     session.install("mkdocs==1.6.*", "mkdocstrings[python]==1.*", "ruff==0.15.*", env=uv_variables())
