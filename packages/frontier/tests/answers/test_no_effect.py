@@ -8,7 +8,7 @@ from isocompute.frontier.fitting.simulation import Simulation
 from scipy import stats
 
 TRUTH = Parameters(form="exp", start=0.33, gain=0.45, scale=8_000.0, shape=1.0)
-SWEEPS = 20
+SWEEPS = 12
 
 
 @pytest.mark.parametrize(("ns", "seeds"), [((4, 8, 16), 2), ((4, 8, 16, 32, 64, 128), 3)])
