@@ -27,10 +27,11 @@ class Delivery:
 
     Args:
         heard: Called whenever MLflow has answered.
+        experiments: Ids of experiments by name, asked once for all runs; filled here.
     """
 
-    def __init__(self, heard: Callable[[], None]) -> None:
-        self._heard = heard
+    def __init__(self, heard: Callable[[], None], experiments: dict[str, str]) -> None:
+        self._heard, self._experiments = heard, experiments
         self._run: str | None = None
         self._position, self._changes = Position(), Changes()
         self._latest = 0
@@ -49,6 +50,8 @@ class Delivery:
                 tracking.supersede_runs(parcel.experiment, owner=owner, keep=parcel.means)
         except BaseException:
             self._run, self._position, self._changes = None, Position(), Changes()
+            # Somebody may have deleted it.
+            self._experiments.pop(parcel.experiment, None)
             raise
 
     def _send(self, parcel: Parcel) -> None:
@@ -93,10 +96,11 @@ class Delivery:
             except Exception as error:
                 if not tracking.is_gone(error):
                     raise
-        place = tracking.ensure_experiment(parcel.experiment)
+        if parcel.experiment not in self._experiments:
+            self._experiments[parcel.experiment] = tracking.ensure_experiment(parcel.experiment)
         owned = {tracking.OWNER_TAG: parcel.tags[tracking.OWNER_TAG], tracking.KEY_TAG: parcel.key}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in owned.items())
-        runs = client.search_runs([place], wanted)
+        runs = client.search_runs([self._experiments[parcel.experiment]], wanted)
         self._heard()
         return str(runs[0].info.run_id) if runs else None
 
@@ -104,7 +108,7 @@ class Delivery:
         from mlflow.entities import Param
 
         run = client.create_run(
-            tracking.ensure_experiment(parcel.experiment), start_time=begun, run_name=parcel.name,
+            self._experiments[parcel.experiment], start_time=begun, run_name=parcel.name,
             tags={**parcel.tags, tracking.KEY_TAG: parcel.key},
         )  # fmt: skip
         self._heard()

@@ -43,6 +43,7 @@ class Roster:
         self._session = session
         self._spec: WorkerSpec | None = None
         self._actors: list[Any] = []
+        self._classes: dict[type, Any] = {}
         self._started = 0
 
     def take(self, spec: WorkerSpec) -> list[Any]:
@@ -79,6 +80,11 @@ class Roster:
         import ray
 
         self._started += 1
-        remote: Any = ray.remote(num_cpus=spec.num_cpus, num_gpus=spec.num_gpus)(spec.actor)
+        if spec.actor not in self._classes:
+            # Ray disassembles a class to know it again, which takes longer than to start an actor.
+            self._classes[spec.actor] = ray.remote(spec.actor)
         name = f"worker-{self._session.removeprefix('roster-')}-{spec.key}-{self._started}"
-        return remote.options(name=name, namespace=NAMESPACE, runtime_env=dict(spec.environment)).remote()
+        return self._classes[spec.actor].options(
+            name=name, namespace=NAMESPACE, runtime_env=dict(spec.environment), num_cpus=spec.num_cpus,
+            num_gpus=spec.num_gpus,
+        ).remote()  # fmt: skip

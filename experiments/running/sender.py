@@ -40,6 +40,7 @@ class Sender:
         self._changed = threading.Condition()
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
+        self._experiments: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._ready = self._closed = False
         self._failures, self._asked_at, self._heard_at, self._resumes_at = 0, math.inf, 0.0, 0.0
@@ -124,7 +125,7 @@ class Sender:
 
     def _sent(self, parcel: Parcel) -> Exception | None:
         """Send one parcel; returns what came of it if it was not sent."""
-        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._heard))
+        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._heard, self._experiments))
         try:
             with self.outbox.sending():
                 if not self._ready:
