@@ -8,7 +8,7 @@ import numpy as np
 
 from ..data.curves import Array
 from .model import Model
-from .priors import DEPARTURE_DEGREES, SEED_DEGREES, Priors
+from .priors import DEPARTURE_DEGREES, Priors
 from .rise import rise
 from .runs import Cell, Runs
 from .sampling import mode, sample, split_r_hat
@@ -59,12 +59,6 @@ class Posterior:
         both += departs[:, :, None] * rng.standard_t(DEPARTURE_DEGREES, shape)
         own = model.deviation(theta, "shapes") * rng.standard_normal((len(theta), len(cells)))
         return self._reward(both, model.shape(theta) + own, np.atleast_1d(np.asarray(compute, dtype=np.float64)))
-
-    def seeds(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """What another seed changes: its share of the gain and its timing, each of shape ``(draws,)``."""
-        scale = self.model.deviation(self.theta, "seeds")
-        drawn = rng.standard_t(SEED_DEGREES, scale.shape) * scale
-        return drawn[:, 0], drawn[:, 1]
 
     def _reward(self, both: Array, shapes: Array, compute: Array) -> Array:
         start, tail = self.model.start(self.theta), self.model.tail(self.theta)
