@@ -12,6 +12,7 @@ import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
 from isocompute.rollout.scoring.sandbox import sandbox_layers
+from scoring.processes import descendants
 
 OWN = """
 import os
@@ -63,15 +64,6 @@ def items(fails: bool, *responses: str) -> list[Item]:
     return [dataclasses.replace(item, response=response) for response in responses]
 
 
-def family(pid: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *family(child)]
-    return found
-
-
 def test_a_failed_fork_replaces_the_worker_and_costs_no_verdict(scorer: Scorer) -> None:
     verdicts = scorer.submit(items(True, *(f"answer = 'right' # {i}" for i in range(9)))).result(timeout=120)
     assert [(v.reward, v.error) for v in verdicts] == [(1, None)] * 9
@@ -99,9 +91,9 @@ def test_processes_without_end_are_ended_where_no_limit_of_the_kernel_counts_the
 
 
 def test_the_kernel_ends_a_sandbox_before_an_engine_when_memory_is_short(scorer: Scorer) -> None:
-    before = set(family(os.getpid()))
+    before = descendants(os.getpid())
     scorer.check(["python:forking_rules_False:executes"])
-    started = set(family(os.getpid())) - before
+    started = descendants(os.getpid()) - before
     assert len(started) >= 3
     assert {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in started} == {"1000"}
 
@@ -119,10 +111,10 @@ def test_a_sandbox_that_is_killed_leaves_no_folder() -> None:
     def folders() -> set[Path]:
         return set(Path(tempfile.gettempdir()).glob("isocompute-*"))
 
-    before, running = folders(), set(family(os.getpid()))
+    before, running = folders(), descendants(os.getpid())
     scorer = Scorer(ScoringConfig())
     scorer.layers()
-    for pid in set(family(os.getpid())) - running:
+    for pid in descendants(os.getpid()) - running:
         os.kill(pid, signal.SIGKILL)
     scorer.close()
     assert folders() <= before
