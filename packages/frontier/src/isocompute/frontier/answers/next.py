@@ -7,9 +7,10 @@ from itertools import pairwise
 import numpy as np
 
 from ..data.curves import Array
+from ..data.units import short
 from ..posterior.actions import Action, Plan, seeds_to_tell, value_of
 from ..posterior.runs import Cell
-from .answer import name, short
+from .answer import name
 from .fitted import Fitted
 
 DOMINATED = 0.01
