@@ -65,14 +65,17 @@ def test_where_each_n_has_one_rate_there_is_no_best_one() -> None:
 
 
 def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not() -> None:
-    smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16, 32)}
+    smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16)}
     found = Frontier(sweep(smooth)).fit().left_out()
-    assert [f.rollouts_per_problem for f in found] == [2, 4, 8, 16, 32]
-    assert sum(f.inside for f in found) >= 4
+    assert [f.rollouts_per_problem for f in found] == [2, 4, 8, 16]
+    assert sum(f.inside for f in found) >= 3
     odd = Frontier(sweep({**smooth, (8, 1e-4): 0.05})).fit().left_out()
     assert not odd[2].inside
     assert "n = 8: 0.2" in left_out_line(odd)
-    assert Frontier(evals()).fit().left_out() == ()
+
+
+def test_of_three_n_none_is_left_out() -> None:
+    assert Frontier(evals(seeds=1)).fit().left_out() == ()
 
 
 def test_seeds_that_differ_far_more_than_expected_are_named() -> None:
