@@ -13,7 +13,7 @@ may be spent. Everybody decides with the posterior. On ``grid`` (two B_p, four n
 * ``one seed first``: one seed of every setting to the end, then second seeds in an order drawn by lot;
 
 and beside them stand ``uniform to half``, two seeds of every setting to half of the compute, and the ``whole``. On
-``line`` (one B_p, eight n) loops may spend what ``uniform`` does, one seed of every n to the end. Budget: 1,500
+``line`` (one B_p, eight n) loops may spend what ``uniform`` does, one seed of every n to the end. Budget: 1,900
 CPU-seconds.
 """
 

@@ -7,9 +7,9 @@
   difference beyond 0 on the right side; simultaneously, with intervals that hold for all 28 pairs at once.
 * ``flat-…``: a claim is an n that is best with 95 % or more, or any pair whose simultaneous interval excludes 0.
 * ``seeds-…``: pilots with a standard deviation of 15 %. As many seeds of the chosen n and its rival are run as
-  ``next`` names (at most 40; where it names none, 40), and then told is counted where the two do differ.
+  ``next`` names (at most 25; where it names none, 25), and then told is counted where the two do differ.
 
-Budget: 1,600 CPU-seconds.
+Budget: 1,500 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from isocompute.frontier.answers.next import plan
 from benchmarks.frontier.campaign import Bounds, Case, Records, main, means
 from benchmarks.frontier.worlds import LAST, World, run, sweep, world, world_with_gap
 
-GAP, MOST_SEEDS, QUANTILES = 0.17, 40, (0.025, 0.975)
+GAP, MOST_SEEDS, QUANTILES = 0.17, 25, (0.025, 0.975)
 SAMPLING, LASTING = 1200, 0.006
 """Responses of an evaluation, and the standard deviation of what lasts, as ``worlds.run`` makes them."""
 
@@ -143,7 +143,7 @@ CASES = (
         )
     ),
     *(
-        Case(name=f"seeds-{s}-0.15", one=partial(seeds_named, s), wanted=ENOUGH, statistic=named_statistic, sweeps=60)
+        Case(name=f"seeds-{s}-0.15", one=partial(seeds_named, s), wanted=ENOUGH, statistic=named_statistic, sweeps=25)
         for s in (2, 5)
     ),
 )  # fmt: skip
