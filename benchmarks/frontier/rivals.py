@@ -1,4 +1,4 @@
-"""What the posterior is compared with: curves fitted to each n alone, and the n that has gone farthest so far."""
+"""What the posterior is compared with: each n fitted alone, and the n that has gone farthest so far."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
-from isocompute.frontier import FitConfig, Fits, FrontierError, fit, prescribe
+from isocompute.frontier import Frontier
+from isocompute.frontier.posterior.posterior import Posterior
 
 LAST_EVALUATIONS = 3
 """Of each run, that "best so far" is a mean of."""
@@ -14,43 +15,38 @@ LAST_EVALUATIONS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Separate:
-    """Curves fitted to each n alone: all that is used of ``isocompute.frontier.fit``.
+    """Each n fitted alone.
 
     Attributes:
-        fits: What it returned.
+        fits: Posterior of the runs of each n.
     """
 
-    fits: Fits
+    fits: dict[int, Posterior]
 
     @property
     def ns(self) -> list[int]:
         """Every n that could be fitted."""
-        return [c.curve.rollouts_per_problem for c in self.fits.fitted]
+        return list(self.fits)
 
     def draws(self, compute: np.ndarray) -> np.ndarray:
-        """Rewards in every refit, shape ``(refits, n, points)``."""
-        return np.stack([c.draws.at(compute) for c in self.fits.fitted if c.draws is not None], axis=1)
+        """Draws of the rewards, shape ``(draws, n, points)``."""
+        every = [own.reward(compute)[:, 0] for own in self.fits.values()]
+        return np.stack([own[: min(map(len, every))] for own in every], axis=1)
 
     def of_least_regret(self, compute: float) -> int:
-        """The n of least expected regret over the refits."""
+        """The n of least expected regret."""
         return self.ns[int(self.draws(np.array([compute]))[:, :, 0].mean(axis=0).argmax())]
-
-    def prescribed(self, compute: float) -> int | None:
-        """The n of ``prescribe``; None where it refuses."""
-        try:
-            return prescribe(self.fits, budget=int(compute)).rollouts_per_problem
-        except FrontierError:
-            return None
 
 
 def separate(evals: pl.DataFrame, number: int) -> Separate:
-    """Fit each n alone, with 200 refits.
+    """Fit each n alone.
 
     Args:
         evals: A sweep.
-        number: Fixes the refits.
+        number: Fixes the draws.
     """
-    return Separate(fits=fit(evals, FitConfig(bootstrap=200, seed=number)))
+    fits = Frontier(evals).fit_separately(seed=number)
+    return Separate(fits={cell.rollouts_per_problem: own for cell, own in fits.items()})
 
 
 def best_so_far(evals: pl.DataFrame) -> int:
