@@ -259,14 +259,14 @@ def figures(session: nox.Session) -> None:
     out.mkdir(parents=True)
     shutil.copytree(docs, out / "docs")
     text = (docs.parent / "README.md").read_text()
-    tutorials = text[text.index("## A sweep of this repository") : text.index("## Runs of other trainers")]
+    tutorials = text[text.index("## The paper's own runs") : text.index("## Runs of other trainers")]
     with session.chdir(out):
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):
                 session.run(*shlex.split(line), env=test_variables())
     for made, name in (
-        ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/sensitivity", "sensitivity"),
-        ("forecast", "forecast"), ("trl-fitted/curves", "trl-curves"), ("trl-fitted/trade", "trl-trade"),
+        ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/decision", "decision"),
+        ("forecast", "forecast"), ("trl-fitted/trade", "trl-trade"),
     ):  # fmt: skip
         shutil.copy(out / f"{made}.png", docs / f"{name}.png")
 

@@ -25,7 +25,6 @@ from .posterior.questions import luck_of
 from .posterior.runs import Cell
 from .show.curves import draw_frontier
 from .show.decision import draw_best, draw_regret
-from .show.drawing import styled, subplots
 from .show.report import write_report
 
 
@@ -181,10 +180,9 @@ class Frontier:
 
 
 def _on(ax: Any, draw: Any, fitted: Fitted) -> Any:
-    """Draw on some axes, or on those of a new figure."""
+    """Draw on some axes, or on those of a new figure, which a notebook shows."""
+    if ax is not None:
+        return draw(fitted, ax)
+    from matplotlib import pyplot
 
-    @styled
-    def drawn() -> Any:
-        return draw(fitted, subplots(figsize=(6.2, 3.9))[1])
-
-    return drawn() if ax is None else draw(fitted, ax)
+    return draw(fitted, pyplot.subplots(figsize=(6.2, 3.9), layout="constrained")[1])

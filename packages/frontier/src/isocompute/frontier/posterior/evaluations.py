@@ -108,6 +108,10 @@ def runs_of(
     draws = [c for c in population if c in rows.columns and rows[c].n_unique() > 1]
     keys = [*CELL, *([named] if named else []), *draws, "seed"]
     varying = [k for k in keys[:-1] if rows[k].n_unique() > 1]
+    others = [k for k in keys[:-1] if k != "learning_rate"]
+    if rows.select(keys[:-1]).n_unique() == rows.select(others).n_unique():
+        # A rate that follows from the rest tells no runs apart.
+        varying = [k for k in varying if k != "learning_rate"]
     runs = []
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
         own = part.sort(UNITS[unit], metric)

@@ -138,7 +138,7 @@ class Model:
     @cached_property
     def size(self) -> int:
         """How many numbers there are."""
-        return max(part.stop for part in self.parts.values())
+        return max(int(part.stop) for part in self.parts.values())
 
     @cached_property
     def free(self) -> Mask:

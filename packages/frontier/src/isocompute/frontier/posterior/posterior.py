@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ..data.curves import Array
 from .model import Model
@@ -142,7 +143,13 @@ def posterior(
         seed: Fixes the draws.
         size: Chains, steps of warm-up, and steps kept.
     """
-    model = Model(runs=runs, priors=priors or Priors())
+    # Of matrices as small as these threads only wait for each other.
+    with threadpool_limits(1):
+        return _drawn(Model(runs=runs, priors=priors or Priors()), seed, size)
+
+
+def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
+    runs = model.runs
     begin = np.zeros(model.size)
     if runs.trials is not None:
         # A binomial error depends on the reward: on the fitted one, since a share of 0 has no error.
