@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,29 @@ SLOW = {
     "experiments/tests/test_stale_weights.py": "vLLM",
 }
 """Files, or single tests (`FILE::TEST`), that are not fast, and why."""
+TOGETHER = (
+    ("experiments/tests/test_pipeline.py",),
+    # vLLM is imported, and a server of it started, once for all of them.
+    (
+        "packages/rollout/tests/samplers/test_vllm.py",
+        "packages/rollout/tests/samplers/test_control.py",
+        "packages/rollout/tests/samplers/test_openai.py",
+        "packages/rollout/tests/samplers/servers/test_check.py",
+        "packages/rollout/tests/faults/test_servers.py",
+        "packages/rollout/tests/faults/test_engines.py",
+        "packages/rollout/tests/samplers/test_remote.py",
+        "experiments/tests/test_stale_weights.py",
+    ),
+    ("packages/learner/tests/faults/test_kills.py",),
+    ("experiments/tests/test_cell.py",),
+    ("experiments/tests/test_schedule.py",),
+    ("packages/learner/tests/ranks/test_group.py",),
+    ("experiments/tests/test_tracker.py",),
+    ("experiments/tests/test_soak.py",),
+    ("experiments/tests/test_loaded.py",),
+    ("experiments/tests/test_doors.py",),
+)
+"""Files that one process runs one after another, the longest first, so that no process is left alone with one."""
 
 
 def is_slow(place: str) -> bool:
@@ -93,6 +117,19 @@ def refuse_servers(event: str, arguments: tuple[object, ...]) -> None:
             raise RuntimeError(f"a fast test starts {command}: name its file in SLOW of conftest.py")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist=loadfile``, give files that belong together to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return next((files[0] for files in TOGETHER if file in files), file)
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where only fast tests run, import no file of others: that alone would load vLLM."""
     asked_for_fast = config.option.markexpr == "fast"
@@ -100,7 +137,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the fast tests."""
+    """Mark the fast tests, and put those that take long in front."""
+    order = {file: place for place, file in enumerate(file for files in TOGETHER for file in files)}
+    items.sort(key=lambda item: order.get(item.path.relative_to(ROOT).as_posix(), len(order)))
     for item in items:
         if not is_slow(f"{item.path.relative_to(ROOT).as_posix()}::{item.name.partition('[')[0]}"):
             item.add_marker(pytest.mark.fast)
