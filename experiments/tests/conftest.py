@@ -1,14 +1,9 @@
-"""The order of the tests, and the MLflow store that several of them begin with."""
+"""The MLflow store that several tests begin with."""
 
 import shutil
 from pathlib import Path
 
 import pytest
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest file first, so that of two processes neither is left alone with it at the end."""
-    items.sort(key=lambda item: item.path.name != "test_pipeline.py")
 
 
 @pytest.fixture(scope="session")

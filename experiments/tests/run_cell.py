@@ -1,13 +1,16 @@
 """One small cell with a real engine; imported, it has loaded all that a process forked from it needs."""
 
+import gc
 import json
 import os
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"
+# The second as the sampler has it while vLLM's modules are imported with the first engine.
+os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
 
 import polars as pl
-import vllm.entrypoints.llm  # noqa: F401
+import vllm.entrypoints.llm
+import vllm.v1.worker.cpu_worker  # noqa: F401
 from isocompute.rollout import load_problems, source_from
 
 from experiments.running import models
@@ -16,6 +19,9 @@ from experiments.running.worker import Worker
 from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, branched_cells, cell
+
+# What is imported stays: no process forked from this one need look through it for garbage.
+gc.freeze()
 
 
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:

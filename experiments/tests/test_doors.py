@@ -41,10 +41,12 @@ with workers(preset, "model", models.content_hash(Path("model"))):
         if place.status == "LISTEN"
     ]
     join = f"import ray; ray.init(address={ray.get_runtime_context().gcs_address!r}, log_to_driver=False)"
-    joined = {}
+    joining = {}
     for name, kept in (("without", lambda key: not key.startswith("RAY_AUTH")), ("with", lambda key: True)):
         told = {key: value for key, value in os.environ.items() if kept(key)}
-        joined[name] = subprocess.run([sys.executable, "-c", join], env=told, capture_output=True, text=True).returncode
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        joining[name] = subprocess.Popen([sys.executable, "-c", join], env=told, **quiet)
+    joined = {name: process.wait() for name, process in joining.items()}
     print(json.dumps({"listening": listening, "joined": joined}))
 """
 

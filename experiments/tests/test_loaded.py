@@ -19,7 +19,10 @@ import yaml
 from experiments.tiny import model as tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models
+import ray
 from experiments.running.cluster import cluster
+from experiments.running.identity import Surroundings
+from experiments.running.loaded import check
 from experiments.running.opening import workers
 from experiments.settings import load
 
@@ -39,14 +42,17 @@ def replaced(pool, new):
     return "replaced"
 
 
-with cluster(1):
-    for base, edits in (("0123456789abcdef", []), (models.content_hash(Path("model")), [comment, change])):
+try:
+    with cluster(1), workers(preset, "model", models.content_hash(Path("model"))) as pool:
+        loaded = ray.get(pool.actors[0].open.remote(pool._config))
         try:
-            with workers(preset, "model", base) as pool:
-                for new in edits:
-                    print(replaced(pool, new))
+            check(loaded, base="0123456789abcdef", surroundings=Surroundings.of(preset.resources))
         except ExperimentError as error:
             print(error)
+        for new in (comment, change):
+            print(replaced(pool, new))
+except ExperimentError as error:
+    print(error)
 """
 
 

@@ -2,6 +2,7 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,15 +33,14 @@ def test_no_fixture_holds_a_path_of_the_machine_that_made_it() -> None:
             assert f"/{place}/".encode() not in path.read_bytes(), path
 
 
-def slow_tests() -> dict[str, str]:
-    """What ``conftest.py`` lists."""
-    (listed,) = (
+def listed(name: str) -> Any:
+    """A list of ``conftest.py``."""
+    (value,) = (
         node.value
         for node in ast.parse((ROOT / "conftest.py").read_text()).body
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SLOW"
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name
     )
-    found: dict[str, str] = ast.literal_eval(listed)
-    return found
+    return ast.literal_eval(value)
 
 
 def number_of_tests(path: Path) -> int:
@@ -49,14 +49,21 @@ def number_of_tests(path: Path) -> int:
 
 
 def test_every_test_that_is_said_to_be_slow_is_there() -> None:
-    for place, reason in slow_tests().items():
-        file, _, test = place.partition("::")
+    for file, reason in listed("SLOW").items():
         assert reason
-        assert (ROOT / file).is_file(), place
-        assert not test or f"def {test}(" in (ROOT / file).read_text(), place
+        assert (ROOT / file).is_file(), file
+    for file, tests in listed("SLOW_TESTS").items():
+        assert file not in listed("SLOW")
+        assert all(f"def {test}(" in (ROOT / file).read_text() for test in tests), file
+
+
+def test_files_that_one_process_runs_are_there_and_named_once() -> None:
+    files = [file for together in listed("TOGETHER") for file in together]
+    assert len({*files}) == len(files)
+    assert all((ROOT / file).is_file() for file in files)
 
 
 def test_seven_tenths_of_the_tests_are_fast() -> None:
     every = [p for top in ("packages", "experiments", "benchmarks") for p in (ROOT / top).rglob("test_*.py")]
-    slow = sum(1 if "::" in place else number_of_tests(ROOT / place) for place in slow_tests())
+    slow = sum(number_of_tests(ROOT / file) for file in listed("SLOW")) + sum(map(len, listed("SLOW_TESTS").values()))
     assert slow <= 0.3 * sum(number_of_tests(path) for path in every)

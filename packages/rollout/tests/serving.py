@@ -25,6 +25,8 @@ TEMPLATE = (
 QUIET = {
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # As in the sampler of this package: no C++ compiler for the ranks of tokens.
+    "TORCHDYNAMO_DISABLE": "1",
 }  # fmt: skip
 
 

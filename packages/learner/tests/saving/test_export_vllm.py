@@ -45,7 +45,7 @@ def test_vllm_answers_with_the_log_probabilities_of_the_policy_that_was_saved(tm
     folder = save_policy(trained.named_parameters(), tmp_path / "base", tmp_path / "policy")
     quiet = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1",
+        "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
     }  # fmt: skip
     asked = [sys.executable, "-c", ANSWER, str(folder)]
     done = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)

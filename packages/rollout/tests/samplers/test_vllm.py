@@ -1,6 +1,7 @@
 """vLLM in this process on a tiny random model."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,14 @@ def tied_sampler(tied_tiny: Any) -> Iterator[Any]:
     opened = open_sampler("vllm", str(tied_tiny.folder), tied_tiny.sampling)
     yield opened
     opened.close()
+
+
+def test_an_engine_on_cpu_compiles_nothing(sampler: Any) -> None:
+    from vllm.v1.sample import sampler as of_vllm
+
+    assert sampler.engine.device == "cpu"
+    assert not hasattr(of_vllm.batched_count_greater_than, "_torchdynamo_orig_callable")
+    assert "TORCHDYNAMO_DISABLE" not in os.environ
 
 
 def test_tokens_are_the_same_when_few_prompts_fit_into_a_pass(sampler: Any, tiny: Any) -> None:

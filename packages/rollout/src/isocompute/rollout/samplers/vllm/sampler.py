@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ for _name, _value in {
 
 _log = logging.getLogger(__name__)
 
+_UNCOMPILED = "TORCHDYNAMO_DISABLE"
+"""Read by torch where a function is to be compiled."""
 UNKNOWN_KV_GIB = 4.0
 """KV cache on CPU of a model whose memory cannot be estimated (GiB)."""
 
@@ -96,18 +99,19 @@ class VllmSampler(LocalSampler):
             _log.info("memory of the engine of %s:\n%s", self.model, self.plan)
         transfers = None if weight_transport is None else receiver(weight_transport)
         try:
-            self._llm: Any = engine_of(
-                model=self.model,
-                max_model_len=longest,
-                # The distribution asked for, and no default of the model's, is sampled from and reported.
-                generation_config="vllm",
-                logprobs_mode="processed_logprobs",
-                disable_log_stats=True,
-                seed=0,
-                worker_extension_cls=worker.NAME,
-                weight_transfer_config=transfers,
-                **engine_arguments(self.engine, memory),
-            )
+            with _compiling(self.engine):
+                self._llm: Any = engine_of(
+                    model=self.model,
+                    max_model_len=longest,
+                    # The distribution asked for, and no default of the model's, is sampled from and reported.
+                    generation_config="vllm",
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                    seed=0,
+                    worker_extension_cls=worker.NAME,
+                    weight_transfer_config=transfers,
+                    **engine_arguments(self.engine, memory),
+                )
         except RolloutError:
             raise
         except Exception as error:
@@ -166,6 +170,22 @@ class VllmSampler(LocalSampler):
         self._llm = None
         self._loop.close()
         self._end()
+
+
+@contextmanager
+def _compiling(engine: Engine) -> Iterator[None]:
+    """Let vLLM's modules, most of which are imported with its first engine, compile their functions on CUDA only.
+
+    On CPU the C++ compiler would run for several seconds in each process, for the rank of a token, which nobody reads.
+    """
+    if engine.device == "cuda" or _UNCOMPILED in os.environ:
+        yield
+        return
+    os.environ[_UNCOMPILED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_UNCOMPILED]
 
 
 def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
