@@ -125,6 +125,7 @@ def init(name: str, like: Preset) -> None:
         stream.write(text.encode())
     print(f"{path} has every setting, with the values of {like.name}. To run it, write in params.yaml:")
     print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(like.sweep)}]")
+    print(f"  tested_sets: [{', '.join(like.prescribe)}]")
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:

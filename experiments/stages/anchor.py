@@ -17,7 +17,6 @@ from ..errors import ExperimentError
 from ..rates.record import Pilot
 from ..running import work
 from ..running.cells import Cell
-from ..running.design import Design
 from ..running.identity import digest
 from ..running.opening import workers
 from ..running.pool import Pool
@@ -26,7 +25,7 @@ from ..running.tracker import Tracker
 from ..settings import Preset
 from .search import Run, Searched, base_score, chosen_lines, find, search_of, write_pilot
 from .shared import OUT, log
-from .training import design_of
+from .training import Setup, setup_of
 
 
 def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
@@ -42,9 +41,9 @@ def run(preset: Preset, problem_set: str, *, budget: int | None = None) -> None:
     least = search_of(preset.sweep_of(problem_set), problem_set).rollouts
     if budget is not None and budget < least:
         raise ExperimentError(f"a budget of {budget:,} rollouts does not pay for one pilot of {least:,}")
-    design, problems, model = design_of(preset, problem_set)
-    with workers(preset, model, design.origin.base) as pool:
-        found = search_within(budget, design, problems, pool)
+    setup = setup_of(preset, problem_set)
+    with workers(preset, setup.models) as pool:
+        found = search_within(budget, setup, pool)
     out = OUT / "anchor" / problem_set
     figures = _write(found.pilot, out)
     for line in [*spent_lines(found, budget), *chosen_lines(found.pilot)]:
@@ -83,25 +82,26 @@ def spent_lines(found: Searched, budget: int | None) -> list[str]:
     return lines
 
 
-def search_within(budget: int | None, design: Design, problems: pl.DataFrame, pool: Pool) -> Searched:
+def search_within(budget: int | None, setup: Setup, pool: Pool) -> Searched:
     """Train pilots on workers until the budget admits no further one.
 
     Args:
         budget: Rollouts that the pilots may be trained on; None: all pilots are trained.
-        design: What the pilots are made from.
-        problems: The ``problems`` table of their problem set.
+        setup: What the pilots are made from and begin with.
 
     Raises:
         ExperimentError: Every rate diverged, or a cell failed.
     """
+    (design,) = setup.designs
     preset, name = design.preset, design.origin.problem_set
     tracker = Tracker(f"{preset.name}-{name}-pilot")
 
     def train(cells: Sequence[Cell]) -> dict[str, Path]:
         # What a sweep has tried beyond this stays what the experiment means.
         return run_cells(
-            cells, problems, pool, tracker, title=f"anchor {name}", reverse=preset.resources.reverse, supersede=False
-        )
+            cells, setup.problems, pool, tracker, title=f"anchor {name}", reverse=preset.resources.reverse,
+            supersede=False,
+        )  # fmt: skip
 
     base = base_score(name, preset.evaluation.metric)
     search = digest([cell.run_id for cell in design.trials()])

@@ -20,7 +20,7 @@ from ..running.cells import Cell
 from ..running.design import Design
 from ..settings.rates import AnchoredRate, TunedRate
 from ..settings.sweep import SweepConfig
-from .shared import OUT
+from .base import FOLDER, ONLY
 
 Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
 """Runs what is not finished of some cells, and returns the folder of each cell that is finished, by run id."""
@@ -105,31 +105,21 @@ def chosen_lines(pilot: Pilot) -> list[str]:
 
 
 def write_pilot(pilot: Pilot, out: Path) -> list[Path]:
-    """Write ``pilot.json``, and the figure of what was searched.
-
-    Returns:
-        The figure's files; none where the rate is declared.
-    """
+    """Write ``pilot.json``, and the figure of what was searched; returns the figure's files."""
     work.write_json(out / "pilot.json", pilot.document())
-    figures = [out / "rates.svg", out / "rates.png"]
-    if pilot.searches:
-        rates_figure(pilot, out / "rates")
-        return figures
-    for path in figures:
-        # That of a search before the rate was declared.
-        path.unlink(missing_ok=True)
-    return []
+    rates_figure(pilot, out / "rates")
+    return [out / "rates.svg", out / "rates.png"]
 
 
 def base_score(problem_set: str, metric: str) -> Evaluation | None:
-    """The base model's score on the validation problems, of responses that selected nothing.
+    """The score of the one base model on the validation problems, of responses that selected nothing.
 
     Returns:
         The score, or None where the metric is no mean of responses, of which it was measured.
     """
     if not metric.startswith("avg_"):
         return None
-    found = json.loads((OUT / "difficulty" / "base.json").read_text())[problem_set]["validation"]
+    found = json.loads((FOLDER / ONLY / "base.json").read_text())[problem_set]["validation"]
     return Evaluation(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
 

@@ -41,7 +41,7 @@ def design(tmp_path: Path, **changes: Any) -> Design:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
     preset = load(tmp_path / "params.yaml", "smoke")
     origin = Origin(
-        problem_set="easy", base="b", problems="p", generation=preset.generation,
+        problem_set="easy", base_model="base", base="b", problems="p", generation=preset.generation,
         surroundings=Surroundings(**SURROUNDINGS),
     )  # fmt: skip
     return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin)

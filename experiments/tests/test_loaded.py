@@ -42,7 +42,7 @@ def replaced(pool, new):
 with cluster(1):
     for base, edits in (("0123456789abcdef", []), (models.content_hash(Path("model")), [comment, change])):
         try:
-            with workers(preset, "model", base) as pool:
+            with workers(preset, {base: "model"}) as pool:
                 for new in edits:
                     print(replaced(pool, new))
         except ExperimentError as error:
