@@ -69,7 +69,8 @@ def run(home: Path) -> Iterator[str]:
 
 def sweep_of(preset: Preset, problem_set: str) -> str:
     """Hash of what is swept, base models apart: a result of another sweep is not shown."""
-    return digest(preset.sweep[problem_set].model_dump(mode="json"))
+    swept = preset.sweep[problem_set]
+    return digest({**swept.model_dump(mode="json", exclude={"learner"}), "learner": dict(swept.learner)})
 
 
 def choice(fitted: Fitted) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def write(preset: Preset, problem_set: str, fitted: Fitted, out: Path) -> Path:
             lines=fitted.prepared.notes,
         ),
         _bases(preset, problem_set, out),
-        Section(title="Health of training", table=flags(states)),
+        health(states),
         Section(title="What was spent", table=spent(sweep)),
     ]
     if (sweep / "rates.png").exists():
@@ -84,7 +84,7 @@ def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
     )
 
 
-def flags(states: Sequence[Mapping[str, Any]]) -> Table:
+def health(states: Sequence[Mapping[str, Any]]) -> Section:
     """Every flag of every cell at the first step at which its condition was met, and which cells diverged.
 
     Args:
@@ -101,7 +101,12 @@ def flags(states: Sequence[Mapping[str, Any]]) -> Table:
         where = (state["purpose"], state["base_model"], cell, f"{state['learning_rate']:.3g}")
         rows += [(*where, f"{step:,}", name, reason) for step, name, reason in found]
     head = ("purpose", "base model", "cell", "learning rate", "step", "flag", "why")
-    return Table(head=head, rows=tuple(rows) or (("none", "", f"{len(states)} cells", "", "", "", ""),))
+    clean = sum(state["judged"] and not state["health"] and state["status"] != "diverged" for state in states)
+    return Section(
+        title="Health of training",
+        text=f"No flags in {clean} of {len(states)} cells.",
+        table=Table(head=head, rows=tuple(rows)) if rows else None,
+    )
 
 
 def _image(path: Path, text: str) -> tuple[str, str]:
