@@ -88,7 +88,7 @@ class Design:
             self.cell(
                 "sweep", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=self.sweep.rollouts,
                 evaluate_every=self.sweep.evaluate_every,
-                learning_rate=float(f"{rates.at(n, problems_per_batch).learning_rate * factor:.12g}"),
+                learning_rate=float(f"{rates.at(n, problems_per_batch) * factor:.12g}"),
             )
             for n, problems_per_batch in self.sweep.grid()
             for factor in self.sweep.rate_factors

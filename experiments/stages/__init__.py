@@ -7,5 +7,3 @@ STAGES = ("inputs", "prepare", "plan")
 """Stages of the whole preset."""
 SET_STAGES = ("sweep", "frontier", "prescribe")
 """Stages of one problem set."""
-COMMANDS = ("anchor",)
-"""Of one problem set, too, and none of DVC's stages."""

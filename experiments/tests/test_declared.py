@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.__main__ import main
 from experiments.errors import ExperimentError
 from experiments.running.cells import Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import Preset, load, template
-from experiments.stages import anchor, plan
+from experiments.stages import plan
 from experiments.stages.search import find
 
 from .made import PARAMS, SURROUNDINGS, changed
@@ -62,17 +61,10 @@ def test_the_rates_of_a_search_are_not_known_before_it() -> None:
     assert design(load(PARAMS, "smoke")).declared_rates() is None
 
 
-def test_there_is_nothing_to_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_nothing_to_search(tmp_path: Path) -> None:
     said = "sweep.easy.learning_rate declares a rate: there is nothing to search"
-    known = preset(tmp_path)
     with pytest.raises(ExperimentError, match=said):
-        find(design(known), lambda cells: {}, BASE)
-    # Before anything is read or started, whatever the budget.
-    for budget in (None, 1):
-        with pytest.raises(ExperimentError, match=said):
-            anchor.run(known, "easy", budget=budget)
-    assert main(["anchor", "easy", "--preset", "smoke"]) == 2
-    assert [line for line in capsys.readouterr().err.splitlines() if said in line]
+        find(design(preset(tmp_path)), lambda cells: {}, BASE)
 
 
 def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(

@@ -17,26 +17,21 @@ import pytest
 import ray
 import torch
 import yaml
-from isocompute.budget.contract import tracking
 from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
-from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
 from experiments.running.opening import workers
 from experiments.running.pool import Pool
 from experiments.running.schedule import run_cells
-from experiments.running.sender import Sender
 from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
-from experiments.stages.anchor import search_within
-from experiments.stages.training import Setup
 from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, cell
@@ -273,41 +268,3 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
     again = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in loaded.items())
     assert (home / "ledger.parquet").read_bytes() == before
-
-
-def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
-    home: Path, preset: Preset, make: Any, problems: pl.DataFrame, pool: Pool
-) -> None:
-    base = {"validation": {"fresh": 0.3, "fresh_standard_error": 0.02}}
-    work.write_json(home / "outputs" / "prepared" / "base" / "base.json", {"easy": base})
-    design = Design(preset=preset, sweep=preset.sweep["easy"], origin=make().origin)
-    setup = Setup(designs=(design,), problems={problems_hash(problems): problems}, models={})
-    searched = search_within(48, setup, pool)
-    pilot, cells = searched.pilot, searched.trained
-    # Three of four pilots of 16 rollouts: the second rate was tried with one n only.
-    assert [(cell.rollouts_per_problem, cell.learner.learning_rate) for cell in cells] == [
-        (2, 1e-3), (4, 1e-3), (2, 2e-3),
-    ]  # fmt: skip
-    assert pilot.rollouts == 48
-    assert {each.rollouts_per_problem: len(each.grid) for each in pilot.searches} == {2: 2, 4: 1}
-    for found in pilot.searches:
-        for line in found.grid:
-            (own,) = (
-                work.outcome(cell, work.folder_of(cell)).evals["avg_at_4"][-1]
-                for cell in cells
-                if cell.rollouts_per_problem == found.rollouts_per_problem
-                and cell.learner.learning_rate == line.learning_rate
-            )
-            assert line.score == own
-    # Continued without a limit, what is finished is not trained again.
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        every = search_within(None, setup, pool).trained
-    assert "4 cells: 3 finished, 0 continued, 1 from the base model" in said.getvalue()
-    assert len(every) >= 4
-    # And of what was found before nothing is superseded, in whatever order it is found again.
-    search_within(16, setup, pool)
-    assert not Sender().drain()
-    sent = mlflow_runs(f"{preset.name}-easy-pilot")
-    assert {cell.name for cell in every} <= set(sent)
-    assert all(tracking.SUPERSEDED_TAG not in run.data.tags for run in sent.values())
