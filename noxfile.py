@@ -26,6 +26,7 @@ LIGHT = ("budget", "frontier")
 TESTED = ("experiments", "packages", "benchmarks")
 # Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
 TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+CAMPAIGNS = ("calibration", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
@@ -282,9 +283,12 @@ def bandit(session: nox.Session) -> None:
 
 @nox.session
 def calibration(session: nox.Session) -> None:
-    """Count how often intervals, claims and choices of the posterior are right, over sweeps of known truth."""
+    """Count how often intervals, claims and choices of the posterior are right: ``-- power --sweeps 20`` for a part."""
     session.install("packages/frontier", env=uv_variables())
-    session.run("python", "-m", "benchmarks.frontier.calibration", *session.posargs, env=test_variables())
+    chosen = [word for word in session.posargs if word in CAMPAIGNS]
+    rest = [word for word in session.posargs if word not in CAMPAIGNS]
+    for name in chosen or CAMPAIGNS:
+        session.run("python", "-m", f"benchmarks.frontier.{name}", *rest, env=test_variables())
 
 
 @nox.session

@@ -33,7 +33,7 @@ def test_every_number_is_an_amount(value: float) -> None:
 def test_commands_take_amounts_with_suffixes(table: pl.DataFrame, tmp_path: Path) -> None:
     table.write_csv(tmp_path / "evals.csv")
     out, path = str(tmp_path / "out"), str(tmp_path / "evals.csv")
-    assert main(["fit", path, "--out", out, "--bootstrap", "20", "--form", "exp"]) == 0
+    assert main(["fit", path, "--out", out]) == 0
     assert main(["prescribe", out, "--budget", "40k", "--json", str(tmp_path / "a.json")]) == 0
     assert json.loads((tmp_path / "a.json").read_text())["budget"] == 40_000
     assert main(["convert", path, "--amount", "8k", "--to", "tokens", "--n", "4"]) == 0

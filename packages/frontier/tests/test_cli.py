@@ -14,12 +14,11 @@ from isocompute.frontier.cli import main
 def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table.write_csv(tmp_path / "evals.csv")
     out = tmp_path / "out"
-    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(out), "--bootstrap", "40"]) == 0
+    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(out)]) == 0
     assert main(["prescribe", str(out), "--budget", "4e4", "--json", str(tmp_path / "a.json")]) == 0
     printed = capsys.readouterr().out
     assert "n = 16" in printed
-    fits = json.loads((out / "fits.json").read_text())
-    assert {"unit", "metric", "curves", "crossovers", "n_star"} <= fits.keys()
+    assert {"posterior.json", "draws.parquet", "runs.parquet", "report.html"} <= {p.name for p in out.iterdir()}
     assert json.loads((tmp_path / "a.json").read_text())["rollouts_per_problem"] == 16
 
 
@@ -59,7 +58,7 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
     def broken(*_: object, **__: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(cli.prescribe, "prescribe", broken)
+    monkeypatch.setattr(cli.prescribe.saved, "load", broken)
     with pytest.raises(ValueError, match="a bug"):
         main(["prescribe", str(tmp_path), "--budget", "8"])
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, FrontierError, fit_as_paper, prescribe
+from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_paper
 from isocompute.frontier.cli import main
 from isocompute.frontier.fitting.forms import Parameters
 from scipy.optimize import brentq
@@ -56,7 +56,7 @@ def run(table: pl.DataFrame, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def cells(document: dict[str, Any]) -> list[tuple[int, int]]:
-    return [(s["n"], s["problems_per_batch"]) for s in document["segments"]]
+    return [(s["rollouts_per_problem"], s["problems_per_batch"]) for s in document["segments"]]
 
 
 def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
@@ -75,7 +75,7 @@ def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
     assert named[64] == pytest.approx({"A": 0.8, "D": 0.5, "tau": 1.2e5}, rel=1e-3)
     frontier = pl.read_parquet(tmp_path / "out" / "frontier.parquet")
     # n = 64 ends at 150,000 and still attains the envelope at 163,840, which never falls.
-    assert (frontier["n"][-1], frontier["carried"][-1]) == (64, True)
+    assert (frontier["rollouts_per_problem"][-1], frontier["carried"][-1]) == (64, True)
     assert (np.diff(frontier["reward"].to_numpy()) >= 0).all()
     assert not {"reward_low", "probability"} & set(frontier.columns)
     printed = capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_at_fixed_problems_per_batch_n_star_grows_along_the_envelope(
 def test_at_fixed_batch_n_is_traded_for_problems(sweep: pl.DataFrame, tmp_path: Path) -> None:
     document = run(sweep, tmp_path, "--batch-rollouts", "512")
     assert cells(document) == [(16, 32), (64, 8)] or cells(document) == [(4, 128), (16, 32), (64, 8)]
-    assert (tmp_path / "out" / "trade.svg").exists()
+    assert (tmp_path / "out" / "b_p_star.svg").exists()
     steps = pl.read_parquet(tmp_path / "out" / "frontier.parquet")
     assert np.allclose(steps["update_steps"], steps["compute"] / 512)
 
@@ -131,7 +131,7 @@ def test_the_paper_s_method_has_nothing_to_prescribe_from(
     with pytest.raises(
         FrontierError, match=r"out: the paper's method has no intervals to prescribe from: fit without it$"
     ):
-        prescribe(tmp_path / "out", budget=10_000)
+        Frontier.load(tmp_path / "out")
     arguments = ["--method", "paper", "--pass-rates", "x.parquet", "--out", str(tmp_path / "out")]
     assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 2
     assert "leave out --pass-rates" in capsys.readouterr().err
@@ -160,7 +160,7 @@ def test_the_panel_of_the_repository(metric: str, unit: str) -> None:
             rates.setdefault(c["rollouts_per_problem"], []).append((c["learning_rate"], c["run_id"]))
     middle = [sorted(own)[1][1] for own in rates.values()]
     evals = pl.read_parquet(RESULTS / "evals.parquet").filter(pl.col("run_id").is_in(middle))
-    found = fit_as_paper(evals, FitConfig(metric=metric, unit=unit))
+    found = fit_as_paper(evals, PaperConfig(metric=metric, unit=unit))
     assert [c.curve.rollouts_per_problem for c in found.fitted] == [2, 4, 8, 16, 32]
-    assert (np.diff(found.envelope[0]) >= 0).all()
-    assert found.segments()[-1].rollouts_per_problem == found.best_at(found.support[1]).rollouts_per_problem
+    assert (np.diff(found.reached.max(axis=0)) >= 0).all()
+    assert found.segments()[-1][1] is found.fitted[found.best[-1]]

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, Flag, FrontierError, fit, read_evals
+from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_paper, read_evals
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 
 
 def fitted(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
-    code = main(["fit", str(source), "--out", str(source.parent / "out"), "--bootstrap", "20", *more])
+    code = main(["fit", str(source), "--out", str(source.parent / "out"), "--method", "paper", *more])
     said = capsys.readouterr()
     return code, said.out, said.err
 
@@ -36,21 +36,37 @@ def test_one_point_is_a_result_with_a_reason(
     assert "no fit: fewer than three evaluations" in said
 
 
+def test_a_sweep_that_cannot_be_fitted_is_one_sentence_and_writes_nothing(
+    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table.filter(pl.col("rollouts") == 0).write_csv(tmp_path / "evals.csv")
+    assert main(["fit", str(tmp_path / "evals.csv"), "--out", str(tmp_path / "out")]) == 2
+    assert "none of the 4 runs can be fitted" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_short_curve_does_not_spoil_the_others(table: pl.DataFrame) -> None:
     short = table.filter((pl.col("rollouts_per_problem") == 16) | (pl.col("rollouts") <= 1024))
-    found = fit(short, FitConfig(form="exp", bootstrap=20))
-    assert [c.parameters is None for c in found.curves] == [True, False]
-    assert Flag.FIT_FAILED in found.curves[0].flags
+    assert [c.parameters is None for c in fit_as_paper(short).curves] == [True, False]
+    fitted = Frontier(short).fit()
+    assert fitted.best(20_480).cell.rollouts_per_problem == 16
 
 
-@pytest.mark.parametrize("form", ["exp", "hill", "power", "auto"])
+@pytest.mark.parametrize("form", ["exp", "hill", "power"])
 @pytest.mark.parametrize("level", [0.0, 0.4, 1.0])
 def test_a_constant_reward_levels_off_where_it_is(table: pl.DataFrame, form: str, level: float) -> None:
     flat = table.with_columns(avg_at_4=pl.lit(level))
-    for c in fit(flat, FitConfig(form=form, bootstrap=20)).curves:
+    for c in fit_as_paper(flat, PaperConfig(form=form)).curves:
         assert c.parameters is not None
         assert c.parameters(20_000.0) == pytest.approx(level, abs=0.01)
-        assert np.isfinite(list(c.intervals["A"])).all()
+
+
+@pytest.mark.parametrize("level", [0.0, 0.4, 1.0])
+def test_where_nothing_was_gained_nothing_is_claimed(table: pl.DataFrame, level: float) -> None:
+    fitted = Frontier(table.with_columns(avg_at_4=pl.lit(level))).fit()
+    low, high = fitted.best(20_480).interval
+    assert low - 0.03 < level < high + 0.03
+    assert not fitted.decide(20_480).known
 
 
 @pytest.mark.parametrize(("value", "what"), [(1.2, "is above 1"), (-0.1, "is below 0"), (float("nan"), "finite")])
@@ -66,7 +82,7 @@ def test_a_reward_that_cannot_be_names_its_row(
     assert "row 8" in error
     # The same from memory, where there is no row of a file to name.
     with pytest.raises(FrontierError, match=r"avg_at_4 (lies outside 0 to 1|is not a finite number) at n = 4"):
-        fit(pl.read_parquet(path), FitConfig(bootstrap=20))
+        fit_as_paper(pl.read_parquet(path))
 
 
 def test_a_row_that_is_there_twice_is_refused_in_a_table_and_counts_once_in_a_plain_file(
@@ -81,7 +97,7 @@ def test_a_row_that_is_there_twice_is_refused_in_a_table_and_counts_once_in_a_pl
     assert code == 0
     assert "3 rows occur more than once and count once" in said
     both = [read_evals([tmp_path / "evals.csv"]), table.drop("run_id", "step")]
-    first, second = (fit(t, FitConfig(form="exp", bootstrap=20)) for t in both)
+    first, second = (fit_as_paper(t) for t in both)
     assert [c.parameters for c in first.curves] == [c.parameters for c in second.curves]
 
 
@@ -128,7 +144,7 @@ def test_two_hundred_thousand_rows_are_fitted() -> None:
                        split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4))
         for n in (4, 8, 16, 32)
     ]  # fmt: skip
-    found = fit(pl.concat(parts), FitConfig(form="exp", bootstrap=20))
+    found = fit_as_paper(pl.concat(parts))
     assert [c.parameters.asymptote for c in found.curves if c.parameters] == pytest.approx([0.6] * 4, abs=1e-3)
     assert [c.parameters.scale for c in found.curves if c.parameters] == pytest.approx(
         [1.2e5, 2.4e5, 4.8e5, 9.6e5], rel=0.02
@@ -142,7 +158,7 @@ def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours
         {"rollouts": compute, "avg_at_4": 0.6 - 0.2 * np.exp(-compute / 4e5) + rng.normal(0, 0.014, len(compute))}
     ).with_columns(rollouts_per_problem=pl.lit(8), problems_per_batch=pl.lit(8), problem_set=pl.lit("easy"),
                    split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4), seed=pl.lit(0))  # fmt: skip
-    (found,) = fit(table, FitConfig(form="exp", bootstrap=20)).curves
+    (found,) = fit_as_paper(table).curves
     assert found.parameters is not None
     assert found.parameters.asymptote == pytest.approx(0.6, abs=2e-3)
     assert found.parameters.scale == pytest.approx(4e5, rel=0.03)
@@ -182,16 +198,14 @@ def test_a_folder_without_a_table_is_refused(tmp_path: Path, capsys: pytest.Capt
     ("settings", "what"),
     [
         ({"form": "line"}, "the form 'line' is unknown"),
-        ({"selection": "bic"}, "selection is 'bic'"),
         ({"points": "some"}, "points is 'some'"),
         ({"bin_width": -1.0}, "bin_width is -1.0"),
         ({"bin_width": float("nan")}, "bin_width is nan"),
         ({"window": 4}, "window is 4"),
-        ({"bootstrap": 3}, "needs 20 refits"),
     ],
 )
 def test_a_config_is_checked_when_it_is_made(settings: dict[str, object], what: str) -> None:
     with pytest.raises(FrontierError, match=what):
-        FitConfig(**settings)  # type: ignore[arg-type]
+        PaperConfig(**settings)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown"):
-        FitConfig(unknown=1)  # type: ignore[call-arg]
+        PaperConfig(unknown=1)  # type: ignore[call-arg]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, FrontierError, fit, read_evals
+from isocompute.frontier import FrontierError, fit_as_paper, read_evals
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract.errors import TableError
 
@@ -24,8 +24,7 @@ def plain(folder: Path, table: pl.DataFrame, suffix: str = ".csv") -> Path:
 def test_a_file_with_other_names_is_fitted_in_its_own_unit(tmp_path: Path, table: pl.DataFrame, suffix: str) -> None:
     mine = read_evals([plain(tmp_path, table, suffix)], columns=COLUMNS)
     theirs = table.filter(pl.col("seed") == 0)
-    config = FitConfig(form="exp", bootstrap=20)
-    for a, b in zip(fit(mine, config).curves, fit(theirs, config).curves, strict=True):
+    for a, b in zip(fit_as_paper(mine).curves, fit_as_paper(theirs).curves, strict=True):
         assert a.parameters is not None
         assert b.parameters is not None
         assert a.parameters.asymptote == pytest.approx(b.parameters.asymptote, abs=0.01)
@@ -107,14 +106,6 @@ def test_one_row_that_occurs_twice_is_said_in_the_singular(tmp_path: Path, table
     pl.concat([table, table.head(1)]).write_csv(path)
     with pytest.warns(UserWarning, match="1 row occurs twice and counts once"):
         read_evals([path], constants={"split": "validation"})
-
-
-def test_a_constant_reward_and_a_single_point_are_flags_not_errors(table: pl.DataFrame) -> None:
-    flat = table.with_columns(avg_at_4=pl.lit(0.5))
-    fits = fit(flat, FitConfig(form="auto", bootstrap=20))
-    assert all(c.parameters is not None and c.parameters.asymptote == pytest.approx(0.5, abs=1e-3) for c in fits.curves)
-    one = fit(table.group_by("rollouts_per_problem").first(), FitConfig(bootstrap=20))
-    assert all(c.parameters is None and c.reason for c in one.curves)
 
 
 def test_runs_of_other_samples_are_fitted_together(table: pl.DataFrame, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier import FitConfig, FrontierError, fit
+from isocompute.frontier import FrontierError, PaperConfig, fit_as_paper
 from isocompute.frontier.data.records import isotonic, records, smoothed
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=40).map(np.array)
@@ -62,7 +62,7 @@ def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(
     ends = {}
     for name, settings in {"all": {}, "raw": {"points": "records"},
                            "smoothed": {"points": "records", "window": 5}}.items():  # fmt: skip
-        found = fit(table, FitConfig(form="exp", bootstrap=20, **settings))  # type: ignore[arg-type]
+        found = fit_as_paper(table, PaperConfig(**settings))  # type: ignore[arg-type]
         ends[name] = np.mean([float(c.parameters(20_000.0)) for c in found.curves if c.parameters])
     # A running mean has less noise to break records with.
     assert max(ends["all"], ends["smoothed"]) < ends["raw"] - 0.005

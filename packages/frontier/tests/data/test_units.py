@@ -2,7 +2,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, FrontierError, convert, fit, with_gpu_hours
+from isocompute.frontier import FrontierError, PaperConfig, convert, fit_as_paper, with_gpu_hours
 from isocompute.frontier.cli import main
 from isocompute.frontier.data.units import counted
 
@@ -44,12 +44,11 @@ def test_a_fit_in_gpu_hours_from_two_files(
 ) -> None:
     table.write_parquet(tmp_path / "evals.parquet")
     timings(table).write_parquet(tmp_path / "timings.parquet")
-    arguments = ["--unit", "gpu_hours", "--form", "exp", "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    arguments = ["--unit", "gpu_hours", "--method", "paper", "--out", str(tmp_path / "out")]
     source = str(tmp_path / "evals.parquet")
     assert main(["fit", source, *arguments, "--timings", str(tmp_path / "timings.parquet")]) == 0
     assert "avg_at_4 against gpu_hours" in capsys.readouterr().out
-    config = FitConfig(form="exp", unit="gpu_hours", bootstrap=20)
-    for c in fit(with_gpu_hours(table, timings(table)), config).fitted:
+    for c in fit_as_paper(with_gpu_hours(table, timings(table)), PaperConfig(unit="gpu_hours")).fitted:
         assert c.parameters is not None
         # τ of 3,000 and 9,000 rollouts, at 32 and 128 rollouts a step and a hundredth of an hour a step.
         rate = 100 * 8 * c.curve.rollouts_per_problem

@@ -24,7 +24,20 @@ def uneven() -> Runs:
     return replace(runs, seen=seen, trials=None, error_is_known=False)
 
 
-@pytest.mark.parametrize("runs", [line((4, 16, 64), (0.4, 0.5, 0.45), (1e4, 2e4, 4e4)), rates(), uneven()])
+def bases() -> Runs:
+    """Two base models, one of which lacks a setting."""
+    runs = rates()
+    first = np.arange(len(runs.cell)) != 3
+    twice = {
+        name: np.concatenate([getattr(runs, name), getattr(runs, name)[first]])
+        for name in ("cell", "compute", "reward", "error", "seen", "trials")
+    }
+    twice["reward"][len(runs.cell) :] += 0.1
+    base = np.repeat([0, 1], [len(runs.cell), first.sum()])
+    return replace(runs, **twice, bases=("a", "b"), base=base)
+
+
+@pytest.mark.parametrize("runs", [line((4, 16, 64), (0.4, 0.5, 0.45), (1e4, 2e4, 4e4)), rates(), uneven(), bases()])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_its_gradient_is_that_of_differences(runs: Runs, seed: int) -> None:
     model = Model(runs=runs)

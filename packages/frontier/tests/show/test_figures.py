@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import FitConfig, Fits, fit
+from isocompute.frontier import Fit, Frontier, PaperConfig, fit_as_paper
 from isocompute.frontier.cli import main
 from isocompute.frontier.show.drawing import line_styles
-from isocompute.frontier.show.figures import all_figures, fixed_batch
 from isocompute.frontier.show.panels import interference_panels
+from isocompute.frontier.show.paper import paper_figures
 
 
 def joint(table: pl.DataFrame) -> pl.DataFrame:
@@ -15,39 +15,52 @@ def joint(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([table.with_columns(problems_per_batch=pl.lit(size)) for size in (8, 32)])
 
 
-def fitted(table: pl.DataFrame, **settings: object) -> Fits:
-    return fit(table, FitConfig(form="exp", bootstrap=40, **settings))  # type: ignore[arg-type]
+def fitted(table: pl.DataFrame) -> Fit:
+    return Frontier(table).fit()
 
 
 def names(folder: Path) -> set[str]:
     return {p.stem for p in folder.glob("*.svg")}
 
 
-def test_every_figure_that_the_curves_allow_is_drawn(table: pl.DataFrame, tmp_path: Path) -> None:
-    usual = {"curves", "frontier", "n_star", "sensitivity"}
-    all_figures(fitted(table), tmp_path / "fixed_size")
-    assert names(tmp_path / "fixed_size") == usual
-    all_figures(fitted(joint(table)), tmp_path / "joint")
-    assert names(tmp_path / "joint") == usual | {"b_p_star"}
+def test_every_figure_that_the_settings_allow_is_drawn(table: pl.DataFrame, tmp_path: Path) -> None:
+    usual = {"curves", "frontier", "decision"}
+    fitted(table).report(tmp_path / "one")
+    assert names(tmp_path / "one") == usual
     # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
-    traded = fitted(joint(table), batch_rollouts=128)
-    assert fixed_batch(traded) == 128
-    all_figures(traded, tmp_path / "fixed_batch")
-    assert names(tmp_path / "fixed_batch") == usual | {"b_p_star", "trade"}
-    all_figures(fitted(table.filter(pl.col("rollouts_per_problem") == 4)), tmp_path / "one")
-    assert names(tmp_path / "one") == usual - {"sensitivity"}
+    traded = joint(table).filter(pl.col("rollouts_per_problem") * pl.col("problems_per_batch") == 128)
+    fitted(traded).report(tmp_path / "traded")
+    assert names(tmp_path / "traded") == usual | {"b_p_star", "trade"}
+    page = (tmp_path / "traded" / "report.html").read_text()
+    assert page.count("data:image/png") == 5
+    assert "<script" not in page
 
 
-def test_the_same_fits_are_drawn_the_same_and_without_a_date(table: pl.DataFrame, tmp_path: Path) -> None:
+def test_the_same_fit_is_drawn_the_same_and_without_a_date(table: pl.DataFrame, tmp_path: Path) -> None:
+    fit = fitted(table)
     for name in ("a", "b"):
-        all_figures(fitted(joint(table), unit="tokens"), tmp_path / name)
+        fit.report(tmp_path / name)
     first = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
     assert first == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     assert all(b"<dc:date>" not in content for content in first.values())
 
 
-def test_no_figure_is_drawn_where_nothing_was_fitted(table: pl.DataFrame, tmp_path: Path) -> None:
-    assert all_figures(fitted(table.head(1)), tmp_path) == []
+def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(table: pl.DataFrame) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    fit, before, backend = fitted(table), dict(mpl.rcParams), mpl.get_backend()
+    axes = Figure().subplots()
+    assert fit.plot_frontier(ax=axes) is axes
+    for draw in (fit.plot_frontier, fit.plot_regret, fit.plot_n_star):
+        assert draw().get_title()
+    assert (dict(mpl.rcParams), mpl.get_backend()) == (before, backend)
+
+
+def test_the_paper_s_figures(table: pl.DataFrame, tmp_path: Path) -> None:
+    assert paper_figures(fit_as_paper(table.head(1)), tmp_path) == []
+    paper_figures(fit_as_paper(joint(table), PaperConfig(unit="tokens")), tmp_path)
+    assert names(tmp_path) == {"curves", "frontier", "n_star", "b_p_star"}
 
 
 def test_line_styles_differ_in_greyscale_by_lightness_marker_and_line() -> None:
@@ -95,7 +108,7 @@ def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.Dat
     pl.concat([table, train]).write_parquet(tmp_path / "evals.parquet")
     for unit in ("rollouts", "tokens"):
         out = tmp_path / unit
-        arguments = ["--form", "exp", "--bootstrap", "20", "--unit", unit, "--out", str(out)]
+        arguments = ["--unit", unit, "--out", str(out)]
         assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 0
         assert pl.read_parquet(out / "gap.parquet")["gap"].mean() == pytest.approx(0.05, abs=1e-6)
         assert (out / "gap.svg").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..data.units import short
 from ..posterior.decision import NEAR, Decision, Option
 from ..posterior.path import Path
 from ..posterior.runs import Cell
@@ -82,7 +83,7 @@ class Answer:
 
     def _losses(self, several: bool) -> str:
         others = at_best_rates(self.decision.options)[1:]
-        if not others:
+        if not others and not self.decision.unknown:
             return "nothing else was run"
         near = at_best_rates(self.decision.near())
         said = []
@@ -97,6 +98,9 @@ class Answer:
                 span = (min(o.loss for o in rest), max(o.loss for o in rest))
                 loss = f"{span[0]:.2f}" if f"{span[0]:.2f}" == f"{span[1]:.2f}" else f"{span[0]:.2f} to {span[1]:.2f}"
                 said.append(f"{listed(rest, several)} lose{'s' if len(rest) == 1 else ''} {loss}")
+        if self.decision.unknown:
+            names = dict.fromkeys(name(c, several) for c in self.decision.unknown)
+            said.append(f"not known here, for its runs end too early: {', '.join(names)}")
         text = "; ".join(said) + "."
         if self.earlier is not None:
             near = at_best_rates(self.earlier.near())
@@ -151,14 +155,6 @@ def listed(options: Sequence[Option], several: bool) -> str:
     cells = sorted((o.cell for o in options), key=lambda c: (c.rollouts_per_problem, c.problems_per_batch, c.group))
     names = list(dict.fromkeys(name(c, several) for c in cells))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def short(compute: float) -> str:
-    """An amount in three digits: 920, 16k, 1.3M."""
-    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if compute >= 0.9995 * factor:
-            return f"{compute / factor:.3g}{sign}"
-    return f"{compute:.3g}"
 
 
 def percent(share: float) -> str:

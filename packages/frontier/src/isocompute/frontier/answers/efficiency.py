@@ -17,10 +17,12 @@ from scipy.optimize import least_squares, minimize_scalar
 
 from ..data.curves import Array, not_beyond
 from ..errors import FrontierError
+from ..fitting.autocorrelation import autocorrelation_of, effective_points
 from ..fitting.forms import FREE, Parameters, form_of
 from ..fitting.intervals import t_quantile
-from ..fitting.noise import autocorrelation_of, effective_points
-from .candidates import FARTHEST_EXTRAPOLATION
+
+FARTHEST_EXTRAPOLATION = 4.0
+"""Multiple of the largest compute of a recipe's data beyond which its line is not followed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +150,7 @@ def _recipe(
     squares = float((residual**2).sum())
     lagged = float((residual[1:] * residual[:-1]).sum())
     phi = autocorrelation_of(lagged, squares, points=len(reward), parameters=FREE)
-    freedom = max(effective_points(len(reward), 1, phi) - FREE, 1.0)
+    freedom = max(effective_points(len(reward), phi) - FREE, 1.0)
     # Squares of as many independent points as these are worth.
     covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
     quantile = t_quantile(freedom)

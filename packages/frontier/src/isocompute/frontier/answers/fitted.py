@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 
@@ -11,21 +11,20 @@ import numpy as np
 import polars as pl
 
 from ..data.curves import TOLERANCE, Array
+from ..data.units import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision, Option, decide
 from ..posterior.failures import failure_rates
-from ..posterior.health import FAILED
 from ..posterior.path import Path, path_of
 from ..posterior.posterior import Posterior
 from ..posterior.preparation import Prepared
 from ..posterior.runs import Cell
 from ..posterior.settings import coordinates
-from .answer import Answer, Unmeasured, name, percent, short
+from .answer import Answer, Unmeasured, percent
+from .sentences import differing, left_out_of, of_data, of_risk
 
-FARTHEST = 16.0
-"""Multiple of the data's compute beyond which nothing is said."""
-MOST = 3
-"""Failures named in a sentence; the report names all."""
+UNKNOWN = 1.0
+"""Width of a setting's 95 % interval beyond its data, over all that it had gained, from which on it is not known."""
 SURE_BEYOND = 0.8
 """P(best) that a setting must have for its lead to be carried on beyond the data."""
 
@@ -40,7 +39,7 @@ class Fitted:
         prepared: The runs, and what was found of each.
         posterior: Draws of the curves.
         tokens_per_rollout: Mean tokens of a response of each setting; empty where the table does not say.
-        questions_sampled: Whether intervals include the luck of which questions are asked.
+        caveats: What the answer leaves out beside what the runs show.
         seed: Fixes what is drawn.
     """
 
@@ -49,7 +48,7 @@ class Fitted:
     prepared: Prepared
     posterior: Posterior
     tokens_per_rollout: tuple[float, ...] = ()
-    questions_sampled: bool = False
+    caveats: tuple[str, ...] = ()
     seed: int = 0
 
     def __repr__(self) -> str:
@@ -62,6 +61,11 @@ class Fitted:
     def _repr_html_(self) -> str:
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.answer().lines())
         return f"<div>{lines}</div>"
+
+    @property
+    def differing(self) -> tuple[bool, bool]:
+        """Whether settings differ in B_p, and whether some n and B_p was run at several rates."""
+        return differing(self.prepared)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -116,19 +120,34 @@ class Fitted:
                 many rollouts as its responses are long.
 
         Raises:
-            FrontierError: The budget is not above 0, lies farther beyond the data than anything can be said of, or is
-                in a unit that the table does not hold.
+            FrontierError: The budget is not above 0, lies so far beyond the data that every setting's interval is as
+                wide as all that it had gained, or is in a unit that the table does not hold.
         """
         if not (np.isfinite(budget) and budget > 0):
             raise FrontierError(f"the budget is {budget}; it must be above 0")
         compute = budget / self._lengths(unit or self.unit)
-        if compute.max() > FARTHEST * self.largest:
-            raise FrontierError(
-                f"the budget of {short(budget)} {unit or self.unit} is more than {FARTHEST:.0f} times the "
-                f"{short(self.largest)} {self.unit} that were measured: measure farther first"
-            )
         rewards = self.posterior.reward(compute[:, None])[:, :, 0]
-        return decide(budget, self.cells, rewards, self.failing, self.failed_reward, compute / self.last)
+        reach = compute / self.last
+        low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
+        known = np.flatnonzero((reach <= 1 + TOLERANCE) | (high - low <= UNKNOWN * self.gained))
+        if not len(known):
+            k = int(reach.argmin())
+            raise FrontierError(
+                f"at {short(budget)} {unit or self.unit} the reward of n = {self.cells[k].rollouts_per_problem} may be "
+                f"{low[k]:.2f} to {high[k]:.2f}, where it had gained {self.gained[k]:.2f} by "
+                f"{short(float(self.last[k]))} {self.unit}: measure farther first"
+            )
+        found = decide(
+            budget, tuple(self.cells[k] for k in known), rewards[:, known], self.failing[known],
+            self.failed_reward[known], reach[known],
+        )  # fmt: skip
+        return replace(found, unknown=tuple(c for k, c in enumerate(self.cells) if k not in known))
+
+    @cached_property
+    def gained(self) -> Array:
+        """Mean gain of each setting over the start by its last evaluation, shape ``(cells,)``."""
+        start = self.posterior.model.start(self.posterior.theta).mean()
+        return np.asarray(self.posterior.reward(self.last[:, None])[:, :, 0].mean(axis=0) - start)
 
     def _lengths(self, unit: str) -> Array:
         """What a unit of the fit costs in another one, by setting, shape ``(cells,)``."""
@@ -145,17 +164,48 @@ class Fitted:
         """The setting of least expected regret at a budget."""
         return self.decide(compute).chosen
 
+    def predict(self, compute: float | Sequence[float], *, n: int) -> pl.DataFrame:
+        """Reward of an n at some compute, whether it was run or not: ``compute``, ``reward``, ``low`` and ``high``.
+
+        Args:
+            compute: In the unit of the fit.
+            n: Rollouts per problem; of several settings of it the one of least regret. One that was not run is taken at
+                the B_p of the setting chosen at the largest compute, and at its rate scaled by the root of n.
+        """
+        at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        options = self.decide(self.largest).options
+        own = next((o.cell for o in options if o.cell.rollouts_per_problem == n), None)
+        if own is None:
+            cell = at_n(options[0].cell, n)
+            drawn = self.posterior.reward_of((cell,), at, rng=np.random.default_rng([self.seed, 2]))[:, 0]
+        else:
+            drawn = self.posterior.reward(at)[:, self.cells.index(own)]
+        return _band(at, drawn)
+
+    def forecast(self, run: str, compute: float | Sequence[float]) -> pl.DataFrame:
+        """Reward that one run is going to have, its own seed included: as of ``predict``.
+
+        Args:
+            run: Its ``run_id``, or its name, such as ``n = 8, seed 1``.
+            compute: In the unit of the fit.
+
+        Raises:
+            FrontierError: There is no such run among those that were fitted.
+        """
+        names = [(h.run_id, h.name) for h in self.prepared.health if h.fitted]
+        where = next((k for k, known in enumerate(names) if run in known), None)
+        if where is None or len(names) != len(self.prepared.runs.cell):
+            raise FrontierError(f"no run {run!r} was fitted; there are {', '.join(known for _, known in names)}")
+        at = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        return _band(at, self.posterior.of_run(where, at))
+
     def regret(self, compute: float) -> pl.DataFrame:
         """All settings at a budget, a row each, sorted by expected regret."""
         return pl.DataFrame([option_row(o) for o in self.decide(compute).options])
 
     def path(self) -> Path:
         """n* over the compute that was measured."""
-        index = {c: k for k, c in enumerate(self.cells)}
-        return path_of(
-            self.path_start, self.largest, self.decide,
-            lambda d: np.array([index[o.cell] for o in d.options]), self.whole,
-        )  # fmt: skip
+        return path_of(self.path_start, self.largest, self.cells, self.decide, self.whole)
 
     def answer(self, budget: float | None = None, *, unit: str | None = None) -> Answer:
         """The sixty-second answer at a budget, by default the largest that was measured.
@@ -169,35 +219,24 @@ class Fitted:
         compute = decision.chosen.reach * float(self.last[self.cells.index(decision.chosen.cell)])
         enough = compute / 4 >= self.path_start * (1 - TOLERANCE)
         return Answer(
-            data=self._data(), unit=unit or self.unit, compute=compute, decision=decision,
+            data=of_data(self.prepared, self.unit), unit=unit or self.unit, compute=compute, decision=decision,
             earlier=self.decide(whole / 4, unit=unit) if enough else None, path=self.path(), cells=self.cells,
             path_unit=self.unit, beyond=self._beyond(decision, unit), unmeasured=self._unmeasured(decision, compute),
-            risk=self._risk(), missing=self._missing(),
+            risk=of_risk(self.prepared, self.failing),
+            missing=left_out_of(
+                self.prepared, questions_sampled=self.posterior.luck is not None, caveats=self.caveats,
+                seed_amplitude=self.posterior.model.priors.seed_amplitude,
+            ),
         )  # fmt: skip
-
-    def _data(self) -> str:
-        health, runs = self.prepared.health, self.prepared.runs
-        several, rated = self._differing
-        seeds = Counter(np.bincount(runs.cell, minlength=len(self.cells)).tolist())
-        points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
-        failed = [h for h in health if h.failed]
-        settings = f"{len(self.cells)} settings" if several or rated else f"{len(self.cells)} n"
-        text = (
-            f"{settings} × {_span(seeds)} seed{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
-            f"{short(self.largest)} {self.unit}; {len(health)} runs: {len(health) - len(failed)} trained"
-        )
-        if failed:
-            named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
-            text += f", {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
-        return text
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
         found = None
         for factor in (2.0, 4.0, 8.0, 16.0):
             budget = decision.compute * factor
-            if decision.chosen.reach * factor > FARTHEST:
+            try:
+                chosen = self.decide(budget, unit=unit).chosen
+            except FrontierError:
                 break
-            chosen = self.decide(budget, unit=unit).chosen
             if chosen.cell != decision.chosen.cell or chosen.probability_best < SURE_BEYOND:
                 break
             found = (budget, chosen.probability_best)
@@ -213,60 +252,12 @@ class Fitted:
         for n in (own[0] // 2, own[-1] * 2):
             if n < 2:
                 continue
-            cell = Cell(
-                rollouts_per_problem=n, problems_per_batch=chosen.problems_per_batch, group=chosen.group,
-                learning_rate=chosen.learning_rate and chosen.learning_rate * (n / chosen.rollouts_per_problem) ** 0.5,
-            )  # fmt: skip
-            new = self.posterior.reward_of((cell,), compute, rng=rng)[:, 0, 0]
+            new = self.posterior.reward_of((at_n(chosen, n),), compute, rng=rng)[:, 0, 0]
             gain = np.maximum(new - known, 0.0)
             found.append(
                 Unmeasured(rollouts_per_problem=n, gain=float(gain.mean()), probability=float((gain > 0).mean()))
             )
         return tuple(found)
-
-    def _risk(self) -> str:
-        every = self.prepared.failures
-        count = sum(f.failed for f in every.values())
-        rates = self.failing
-        total = sum(f.runs for f in every.values())
-        if not count:
-            return f"none of {total} runs failed; the next fails with about {percent(float(rates.mean()))}"
-        several, rated = self._differing
-        own = [every[c] for c in self.cells]
-        worst = [k for k in np.argsort(-rates).tolist() if own[k].failed][:MOST]
-        said = [
-            f"n = {name(self.cells[k], several, rated)} with {percent(float(rates[k]))} "
-            f"({own[k].failed} of {own[k].runs} did)"
-            for k in worst
-        ]
-        calm = [rates[k] for k, f in enumerate(own) if not f.failed]
-        said += (
-            [f"one of the {'others' if worst else 'settings above'} with {percent(float(np.mean(calm)))}"]
-            if calm
-            else []
-        )
-        never = [c for c, f in every.items() if c not in self.cells and f.failed]
-        lost = f"; no run came through of n = {', '.join(name(c, several, rated) for c in never)}" if never else ""
-        return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
-
-    @property
-    def _differing(self) -> tuple[bool, bool]:
-        """Whether settings differ in B_p, and whether some n and B_p was run at several rates."""
-        every = self.prepared.failures
-        pairs = {(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in every}
-        return len({c.problems_per_batch for c in every}) > 1, len(pairs) < len(every)
-
-    def _missing(self) -> tuple[str, ...]:
-        runs = self.prepared.runs
-        missing = ["one base model", "one problem set"]
-        if not self.questions_sampled:
-            missing.append("which questions are asked")
-        if not self.posterior.model.rates:
-            missing.append("the learning rate: each n at the one it was run with")
-        if np.bincount(runs.cell).max() == 1:
-            prior = self.posterior.model.priors.seed_amplitude
-            missing.append(f"one seed: that seeds differ by {100 * prior:.0f} % of the gain is assumed")
-        return tuple(missing)
 
 
 def option_row(option: Option) -> dict[str, object]:
@@ -282,5 +273,12 @@ def option_row(option: Option) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _span(counted: Counter[int]) -> str:
-    return f"{min(counted)}" if len(counted) == 1 else f"{min(counted)}–{max(counted)}"
+def at_n(cell: Cell, n: int) -> Cell:
+    """The setting at another n, with its learning rate scaled by √B."""
+    rate = cell.learning_rate and cell.learning_rate * (n / cell.rollouts_per_problem) ** 0.5
+    return replace(cell, rollouts_per_problem=n, learning_rate=rate)
+
+
+def _band(compute: Array, drawn: Array) -> pl.DataFrame:
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    return pl.DataFrame({"compute": compute, "reward": drawn.mean(axis=0), "low": low, "high": high})

@@ -8,17 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from ..data.curves import Array, Curve
+from ..data.curves import Array
 from ..data.precision import binomial_errors
 from ..data.units import counted
 from ..errors import MEANING, Flag, FrontierError
 from ..fitting.forms import SEARCHED, Parameters, form_of
 from ..fitting.intervals import interval
-from ..fitting.noise import estimate_noise, scatter
 from ..fitting.point import fit_form, standard_deviation
 from ..fitting.projection import grid, project
+from ..fitting.refits import Refits, refit, scatter_of
 from ..fitting.scalerl import fit_scalerl
-from ..fitting.uncertainty import Draws, Resampling, refit
 from .extension import Extension, extension_of
 
 METHODS = ("projection", "scalerl")
@@ -92,7 +91,7 @@ class Forecast:
     support: tuple[float, float]
     extension: Extension | None
     flags: tuple[Flag, ...]
-    band: Draws | None = None
+    band: Refits | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
@@ -159,29 +158,21 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
         raise FrontierError(f"the reward is {y[0]:g} at every point: there is no curve to fit")
     error = _errors(config.form, x, y, r0, None if trials is None else trials[order][inside])
     parameters, at_bound, disagree = _point(config, x, y, error, r0)
-    curve = Curve(
-        rollouts_per_problem=1, problems_per_batch=1, compute=x, reward=y, standard_error=error,
-        seed=np.zeros(len(x), dtype=np.int64), error_is_known=trials is not None,
-    )  # fmt: skip
-    noise = estimate_noise([curve], [parameters])
-    within = scatter(curve, parameters, noise)
+    noise = scatter_of((y - parameters(x)) / error, config.form)
     residual_sd = standard_deviation(((y - parameters(x)) ** 2).sum(), len(y), SEARCHED)
     draws = refit(
-        Resampling(
-            curve=curve, fitted=parameters, likely={parameters: 1.0}, noise=noise, scatter=within,
-            effects=np.zeros((config.bootstrap, 1, 2)), start=r0,
-        ),
-        (config.form,), rng=np.random.default_rng(config.seed),
+        parameters, x, error, noise, start=r0, least=0.0 if trials is None else 1.0, count=config.bootstrap,
+        rng=np.random.default_rng(config.seed),
     )  # fmt: skip
-    intervals = _intervals(config.form, draws, () if r0 is None else ("R0",))
+    intervals = _intervals(draws, () if r0 is None else ("R0",))
     extension = extension_of(
         parameters, draws.at(compute[later]), reward[later], compute[later], residual_sd, config.seed
     )
     flags = _flags(parameters, intervals, extension, x, at_bound=at_bound, disagree=disagree)
-    phi = noise.autocorrelation
     return Forecast(
-        parameters=parameters, intervals=intervals, residual_sd=residual_sd, autocorrelation=phi,
-        effective_points=within.effective_points, fitted=len(x), support=(float(x[0]), float(x[-1])),
+        parameters=parameters, intervals=intervals, residual_sd=residual_sd,
+        autocorrelation=noise.autocorrelation,
+        effective_points=noise.effective_points, fitted=len(x), support=(float(x[0]), float(x[-1])),
         extension=extension, flags=flags, band=draws,
     )  # fmt: skip
 
@@ -209,10 +200,10 @@ def forecasts_over_cuts(
     return found
 
 
-def _intervals(form: str, draws: Draws, held: Sequence[str]) -> dict[str, tuple[float, float]]:
+def _intervals(draws: Refits, held: Sequence[str]) -> dict[str, tuple[float, float]]:
     """95 % intervals of the parameters that are not held, by the names of the papers."""
     named = [
-        Parameters(form=form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
+        Parameters(form=draws.form, start=float(a), gain=float(b), scale=float(c), shape=float(d)).named()
         for a, b, c, d in zip(draws.start, draws.gain, draws.scale, draws.shape, strict=True)
     ]
     return {name: interval(np.array([d[name] for d in named])) for name in named[0] if name not in held}

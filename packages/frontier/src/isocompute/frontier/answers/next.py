@@ -7,9 +7,11 @@ from itertools import pairwise
 import numpy as np
 
 from ..data.curves import Array
+from ..data.units import short
 from ..posterior.actions import Action, Plan, seeds_to_tell, value_of
+from ..posterior.priors import SEED_DEGREES
 from ..posterior.runs import Cell
-from .answer import name, short
+from .answer import name
 from .fitted import Fitted
 
 DOMINATED = 0.01
@@ -40,7 +42,7 @@ def plan(fitted: Fitted, compute: float) -> Plan:
         compute=compute,
         actions=tuple(sorted(actions, key=lambda a: -a.rate)),
         dominated=tuple(c for c, o in shares.items() if o.probability_best < DOMINATED and o is not chosen),
-        seeds=None if rival is None else seeds_to_tell(rival.loss, float(_run_noise(fitted, known).mean())),
+        seeds=None if rival is None else _seeds(fitted, chosen.cell, rival.cell, known),
     )
 
 
@@ -58,13 +60,25 @@ def opening(fitted: Fitted) -> tuple[Cell, ...]:
     return tuple(found)
 
 
+def _seeds(fitted: Fitted, chosen: Cell, rival: Cell, rewards: Array) -> int | None:
+    """Seeds that tell two settings apart, were their difference as large as its root mean square over the draws.
+
+    Its mean would be drawn towards 0 by all that is not known yet.
+    """
+    first, second = (rewards[:, fitted.cells.index(c)] for c in (chosen, rival))
+    difference = float(np.sqrt(((first - second) ** 2).mean()))
+    return seeds_to_tell(difference, float(_run_noise(fitted, rewards).mean()))
+
+
 def _run_noise(fitted: Fitted, rewards: Array) -> Array:
     """Standard deviation of the last reward of one run over seeds and evaluations, in each draw, ``(draws,)``."""
     model, theta = fitted.posterior.model, fitted.posterior.theta
     gain = rewards.max(axis=1) - model.start(theta)[:, 0]
     runs = fitted.prepared.runs
     error = float(np.median(runs.error[runs.seen])) * model.excess(theta)[:, 0]
-    return np.asarray(np.sqrt((model.deviation(theta, "seeds")[:, 0] * gain) ** 2 + error**2))
+    # The variance of Student's t is that of its scale times ν/(ν − 2).
+    variance = model.deviation(theta, "seeds")[:, 0] ** 2 * SEED_DEGREES / (SEED_DEGREES - 2)
+    return np.asarray(np.sqrt(variance * gain**2 + error**2))
 
 
 def _of_measured(fitted: Fitted, compute: float, rewards: Array, rng: np.random.Generator) -> list[Action]:

@@ -1,53 +1,167 @@
 """The IsoCompute Playbook's own method (arXiv 2603.12151, section 4): ``fit --method paper``.
 
-Record-breaking points in bins of reward, one monotone curve per (n, B_p) by least squares, the upper envelope
-f(C) = max of R over all compute ≤ C, n*(C) as the n that attains it, and a log2-sigmoid through n*(C). There are no
-intervals: the paper has none. Its text fits the records and says that all evaluations give the same curve; the lines of
-its figures are those of all evaluations (on its points, records lie 0.02 to 0.05 higher). So all are fitted unless
-``points`` is ``records``, and what records would say stands beside.
+Record-breaking points in bins of reward, one monotone curve per (n, B_p) by least squares, the upper envelope f(C) =
+max of R over all compute ≤ C, n*(C) as the n that attains it, and a log2-sigmoid through n*(C). There are no
+intervals: the paper has none. A run can be stopped before its budget is spent, so a curve whose data end still offers
+its last reward, and the envelope never falls. The paper's text fits the records and says that all evaluations give
+the same curve; the lines of its figures are those of all evaluations (on its points, records lie 0.02 to 0.05
+higher). So all are fitted unless ``points`` is ``records``, and what records would say stands beside.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from ..contract.files import write_text
-from ..data.curves import Curve
+from ..data.curves import Array, Curve, not_beyond
+from ..data.files import write_parquet
 from ..data.grouping import curves
 from ..data.records import of_records
 from ..data.units import amount
 from ..errors import Flag, FrontierError
-from ..fitting.curve_fit import CurveFit, without_fit
-from ..fitting.envelope import on_grid
-from ..fitting.forms import Parameters
+from ..fitting.forms import FORMS, Parameters
 from ..fitting.nstar import Sigmoid, fit_n_star
 from ..fitting.point import fit_form
-from ..fitting.record_bias import records_gap
-from .fits import FitConfig, of_setting
-from .frontier import BestCell, FrontierPoint
-from .results import Fits
-from .storage import write_parquet
 
 FORM = "exp"
 """What the paper's figures draw: R = A − D·exp(−C/τ)."""
 FALL = 0.05
 """A run whose last quarter of evaluations lies this much below its best quarter has collapsed."""
+GRID_POINTS = 120
+DOCUMENT = "fits.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PaperFits(Fits):
-    """A sweep as the paper fits it; the attributes are those of ``FittedSweep``, without refits and intervals."""
+class PaperConfig:
+    """What the paper's method is applied to, and how.
 
-    def segments(self) -> list[BestCell]:
-        """The cells that attain the envelope, in order, each at the compute from which on it does."""
-        cells = [self.best_at(p.compute) for p in self.frontier]
-        names = [(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in cells]
-        return [cell for i, cell in enumerate(cells) if i == 0 or names[i] != names[i - 1]]
+    Attributes:
+        form: One of ``FORMS``.
+        metric: Metric column fitted.
+        unit: ``rollouts``, ``tokens``, ``update_steps`` or ``gpu_hours`` (join ``timings`` for these).
+        split: Split evaluated.
+        problem_set: Problem set, needed when there are several.
+        points: ``all`` or ``records``: the points that break the record, which are biased upward.
+        bin_width: Width of a record's bin of reward.
+        window: Points of a centred running mean before records are sought; 1 takes them raw.
+        group: A further column of the table; runs that differ in it are curves of their own.
+
+    Raises:
+        FrontierError: The form or the points are unknown, the bin width is negative, or the window is not a positive
+            odd number.
+    """
+
+    form: str = FORM
+    metric: str = "avg_at_4"
+    unit: str = "rollouts"
+    split: str = "validation"
+    problem_set: str | None = None
+    points: str = "all"
+    bin_width: float = 0.005
+    window: int = 1
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise FrontierError(f"the form {self.form!r} is unknown; it must be one of {', '.join(FORMS)}")
+        if not (np.isfinite(self.bin_width) and self.bin_width >= 0):
+            raise FrontierError(f"bin_width is {self.bin_width}; it must be 0 or more")
+        if self.window < 1 or self.window % 2 == 0:
+            raise FrontierError(f"window is {self.window}; it must be 1, 3, 5, …")
+        if self.points not in ("all", "records"):
+            raise FrontierError(f"points is {self.points!r}; it must be all or records")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperCurve:
+    """One curve as the paper fits it.
+
+    Attributes:
+        curve: All its evaluations.
+        parameters: The fit; None where there are too few evaluations.
+        records_gap: How far above a fit of all points one of the records lies, at the last record.
+    """
+
+    curve: Curve
+    parameters: Parameters | None
+    records_gap: float | None
+
+    def reached(self, compute: Array | float) -> Array:
+        """Best reward up to some compute: −∞ before its first evaluation, its last one after its end."""
+        assert self.parameters is not None
+        first, last = self.curve.support
+        reward = self.parameters(np.minimum(compute, last))
+        return np.asarray(np.where(not_beyond(first, compute), reward, -np.inf))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in ``fits.json``."""
+        own = self.curve
+        return {
+            "rollouts_per_problem": own.rollouts_per_problem, "problems_per_batch": own.problems_per_batch,
+            "group": own.group or None, "seeds": own.seeds, "evaluations": len(own.compute),
+            "support": list(own.support), "form": self.parameters.form if self.parameters else None,
+            "params": self.parameters.named() if self.parameters else None, "records_gap": self.records_gap,
+            "reason": "" if self.parameters else "fewer than three evaluations at different compute",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFits:
+    """A sweep as the paper fits it.
+
+    Attributes:
+        config: How.
+        curves: One per (n, B_p) and group.
+    """
+
+    config: PaperConfig
+    curves: tuple[PaperCurve, ...]
+
+    @property
+    def fitted(self) -> list[PaperCurve]:
+        """The curves that could be fitted."""
+        return [c for c in self.curves if c.parameters is not None]
+
+    @cached_property
+    def compute(self) -> Array:
+        """Grid of compute, log-uniform over the support of all curves together, shape ``(points,)``."""
+        first, last = np.array([c.curve.support for c in self.fitted]).T
+        return np.geomspace(first.min(), last.max(), GRID_POINTS)
+
+    @cached_property
+    def reached(self) -> Array:
+        """Best reward of every fitted curve up to each compute, shape ``(fitted, points)``."""
+        return np.stack([c.reached(self.compute) for c in self.fitted])
+
+    @cached_property
+    def best(self) -> np.ndarray:
+        """Index of the fitted curve that attains the envelope, shape ``(points,)``."""
+        return np.asarray(self.reached.argmax(axis=0))
+
+    @cached_property
+    def n_star(self) -> Sigmoid:
+        """The log2-sigmoid of n*(C)."""
+        if not self.fitted:
+            return Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,))
+        n = np.array([c.curve.rollouts_per_problem for c in self.fitted], dtype=np.float64)
+        found = fit_n_star(self.compute, n[self.best])
+        at_largest = (found.plateau or 0.0) > n.max() * (1 + 1e-9)
+        return replace(found, flags=(*found.flags, Flag.AT_LARGEST_N)) if at_largest else found
+
+    def segments(self) -> list[tuple[float, PaperCurve]]:
+        """The curves that attain the envelope, in order, each with the compute from which on it does."""
+        if not self.fitted:
+            return []
+        begins = np.flatnonzero(np.diff(self.best, prepend=-1))
+        return [(float(self.compute[k]), self.fitted[self.best[k]]) for k in begins]
 
     def smallest_stable(self, tolerance: float = 0.01) -> dict[int, int | None]:
         """For every n of several B_p the smallest B_p that is stable, or None where every one collapses (Appendix C).
@@ -70,26 +184,43 @@ class PaperFits(Fits):
         return found
 
     def frontier_table(self) -> pl.DataFrame:
-        """The envelope: ``compute``, ``reward``, the ``n`` and B_p that attain it, whether their data have ended, M."""
-        whole = Fits.frontier_table(self)
-        return whole.drop("reward_low", "reward_high", "probability", "competing", "n_set", "isotonic_n")
+        """The envelope, and the setting that attains it at each compute.
+
+        ``carried`` says whether that setting's data have ended; ``update_steps`` is M = C/(B_p·n), in rollouts only.
+        """
+        own = [self.fitted[k] for k in self.best]
+        table = pl.DataFrame(
+            {
+                "compute": self.compute, "reward": self.reached.max(axis=0),
+                "rollouts_per_problem": [c.curve.rollouts_per_problem for c in own],
+                "problems_per_batch": [c.curve.problems_per_batch for c in own],
+                "group": [c.curve.group for c in own],
+                "carried": [
+                    not not_beyond(compute, c.curve.support[1])
+                    for c, compute in zip(own, self.compute, strict=True)
+                ],
+            }
+        )  # fmt: skip
+        batch = pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
+        return table.with_columns(update_steps=pl.col("compute") / batch) if self.config.unit == "rollouts" else table
 
     def summary(self) -> str:
-        """The curves, the cells along the envelope, and the sigmoid of n*(C), to be printed."""
-        what = "all evaluations" if self.points == "all" else f"records in bins of {self.bin_width:g}"
-        lines = [f"{self.metric} against {self.unit}: the paper's method, {what}, no intervals",
+        """The curves, the settings along the envelope, and the sigmoid of n*(C), to be printed."""
+        config = self.config
+        what = "all evaluations" if config.points == "all" else f"records in bins of {config.bin_width:g}"
+        lines = [f"{config.metric} against {config.unit}: the paper's method, {what}, no intervals",
                  "   n  B_p  form   asymptote   records would say"]  # fmt: skip
         for c in self.curves:
             head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}  {c.curve.group}".rstrip()
             gap = "no fit" if c.records_gap is None else f"{c.records_gap:+.3f}"
             fit = c.parameters and f"{c.parameters.form:6} {c.parameters.asymptote:9.3f}   {gap}"
-            lines.append(f"{head}  {fit or 'no fit: ' + c.reason}")
+            lines.append(f"{head}  {fit or 'no fit: ' + c.as_dict()['reason']}")
         if not self.fitted:
             return "\n".join(lines)
-        lines += ["", f"   from {self.unit:>12}   n*   B_p   reward there"]
-        for s in self.segments():
-            cell = f"{s.rollouts_per_problem:4d} {s.problems_per_batch:5d}"
-            lines.append(f"   {amount(s.compute):>17} {cell} {s.reward:14.3f}")
+        lines += ["", f"   from {config.unit:>12}   n*   B_p   reward there"]
+        for compute, c in self.segments():
+            cell = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:5d}"
+            lines.append(f"   {amount(compute):>17} {cell} {float(c.reached(compute)):14.3f}")
         lines.append(self.n_star.summary())
         for n, size in self.smallest_stable().items():
             lines.append(f"smallest stable B_p at n = {n}: {size or 'none, every one collapses'}")
@@ -101,75 +232,74 @@ class PaperFits(Fits):
         Raises:
             FrontierError: The folder cannot be written to.
         """
-        shown = ("compute", "n", "problems_per_batch", "reward")
-        rows = [s.as_row() for s in self.segments()]
         document = {
-            "method": "paper", "unit": self.unit, "metric": self.metric, "points": self.points,
+            "method": "paper", "unit": self.config.unit, "metric": self.config.metric, "points": self.config.points,
             "curves": [c.as_dict() for c in self.curves], "n_star": self.n_star.as_dict(),
-            "segments": [{key: row[key] for key in shown} for row in rows],
+            "segments": [
+                {"compute": compute, "rollouts_per_problem": c.curve.rollouts_per_problem,
+                 "problems_per_batch": c.curve.problems_per_batch, "reward": float(c.reached(compute))}
+                for compute, c in self.segments()
+            ],
             "smallest_stable": {str(n): size for n, size in self.smallest_stable().items()},
         }  # fmt: skip
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
-        write_text(Path(folder) / "fits.json", text, error=FrontierError)
+        write_text(Path(folder) / DOCUMENT, text, error=FrontierError)
         if self.fitted:
             write_parquet(self.frontier_table(), Path(folder) / "frontier.parquet")
 
 
-def fit_as_paper(evals: pl.DataFrame, config: FitConfig) -> PaperFits:
+def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> PaperFits:
     """Fit a sweep as the paper does.
 
     Args:
         evals: An ``evals`` table.
-        config: What is fitted, and ``points`` and ``bin_width``. The form ``auto`` is ``exp``; what belongs to refits
-            is not used.
+        config: What is fitted, and how.
 
     Raises:
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """
-    whole = of_setting(
-        curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
-               group=config.group),
-        config,
-    )  # fmt: skip
-    form = FORM if config.form == "auto" else config.form
-    results = [_fitted(curve, form, config) for curve in whole]
-    fits = PaperFits(
-        unit=config.unit, metric=config.metric, curves=tuple(results), frontier=(), crossovers=(),
-        n_star=Sigmoid(params=None, intervals={}, flags=(Flag.FIT_FAILED,)), points=config.points,
-        bin_width=config.bin_width,
-    )  # fmt: skip
-    if not fits.fitted:
-        return fits
-    grid = on_grid(fits.fitted)
-    best = grid.best
-    n = np.array([c.curve.rollouts_per_problem for c in fits.fitted], dtype=np.float64)
-    frontier = tuple(
-        FrontierPoint(
-            compute=float(grid.compute[p]), reward=reward, reward_low=reward, reward_high=reward,
-            carried=not grid.within[k, p], shares=tuple(np.eye(len(n))[k].tolist()),
-        )
-        for p, (k, reward) in enumerate(zip(best.tolist(), grid.point.max(axis=0).tolist(), strict=True))
-    )  # fmt: skip
-    n_star = fit_n_star(grid.compute, best, grid.refits, n)
-    if (n_star.plateau or 0.0) > n.max() * (1 + 1e-9):
-        n_star = replace(n_star, flags=(*n_star.flags, Flag.AT_LARGEST_N))
-    return replace(fits, frontier=frontier, n_star=n_star)
+    config = config or PaperConfig()
+    whole = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
+                   group=config.group)  # fmt: skip
+    return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in whole))
 
 
-def _fitted(whole: Curve, form: str, config: FitConfig) -> CurveFit:
-    """One curve by least squares, or the reason why there is none."""
+def n_star_of(folder: Path) -> tuple[Sigmoid, float]:
+    """The sigmoid of n*(C) that was saved, and the most compute that is behind it.
+
+    Raises:
+        FrontierError: The folder holds no fits of the paper's method, or they are damaged.
+    """
+    path = folder / DOCUMENT
+    if not path.is_file():
+        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit --method paper`")
+    try:
+        document = json.loads(path.read_text())
+        found = document["n_star"]
+        flags = tuple(Flag(f) for f in found["flags"])
+        last = max(float(c["support"][1]) for c in document["curves"])
+        return Sigmoid(params=found["params"], intervals={}, flags=flags, constant=found["constant"]), last
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
+
+
+def _fitted(whole: Curve, config: PaperConfig) -> PaperCurve:
+    """One curve by least squares."""
     records = of_records(whole, bin_width=config.bin_width, window=config.window)
-    curve = records if config.points == "records" else whole
+    everything, of_best = _least_squares(config.form, whole), _least_squares(config.form, records)
+    chosen = of_best if config.points == "records" else everything
+    gap = None
+    if everything and of_best:
+        # Not at the end of the run: where the last record is early, a fit of records says nothing of the end.
+        last = float(records.compute.max())
+        gap = float(of_best(last) - everything(last))
+    return PaperCurve(curve=whole, parameters=chosen, records_gap=gap)
+
+
+def _least_squares(form: str, curve: Curve) -> Parameters | None:
     if len(np.unique(curve.compute[curve.compute > 0])) < 3:
-        return without_fit(whole)
-    parameters, everything = _least_squares(form, curve), _least_squares(form, whole)
-    return replace(
-        without_fit(whole), parameters=parameters, flags=(), reason="",
-        records_gap=records_gap(whole, everything, config.bin_width, config.window),
-    )  # fmt: skip
-
-
-def _least_squares(form: str, curve: Curve) -> Parameters:
+        return None
     # Rewards lie within 1 of each other, so that with this error the robust loss of `fit_form` is a plain square.
     return fit_form(form, curve.compute, curve.reward, np.full(len(curve.compute), 1 / 3), None).parameters
 
@@ -177,7 +307,11 @@ def _least_squares(form: str, curve: Curve) -> Parameters:
 def _collapses(curve: Curve) -> bool:
     """Whether a run of the curve ends far below its best quarter of evaluations."""
     for seed in range(curve.seeds):
-        quarters = [float(q.mean()) for q in np.array_split(curve.reward[curve.seed == seed], 4) if len(q)]
+        quarters = [float(q.mean()) for q in _quarters(curve.reward[curve.seed == seed])]
         if max(quarters) - quarters[-1] > FALL:
             return True
     return False
+
+
+def _quarters(reward: Array) -> Sequence[Array]:
+    return [part for part in np.array_split(reward, 4) if len(part)]

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from ..contract.files import write_text
+from ..data.files import write_parquet
 from ..errors import FrontierError
 from ..posterior.health import Finding, Health, Kind
 from ..posterior.model import Model
@@ -18,8 +19,8 @@ from ..posterior.posterior import Posterior
 from ..posterior.preparation import Failures, Prepared
 from ..posterior.priors import Priors
 from ..posterior.runs import Cell, Runs, padded
+from . import paper
 from .fitted import Fitted
-from .storage import write_parquet
 
 DOCUMENT, DRAWS, RUNS = "posterior.json", "draws.parquet", "runs.parquet"
 
@@ -38,16 +39,20 @@ def save(fitted: Fitted, folder: str | Path) -> None:
     document = {
         "metric": fitted.metric, "unit": fitted.unit, "seed": fitted.seed, "spread": fitted.posterior.spread,
         "error_is_known": model.runs.error_is_known, "priors": asdict(model.priors),
-        "cells": [asdict(c) for c in model.runs.cells], "notes": prepared.notes,
+        "cells": [asdict(c) for c in model.runs.cells], "bases": model.runs.bases, "notes": prepared.notes,
         "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
         "failures": [
             {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
             for c, f in prepared.failures.items()
         ],
-        "tokens_per_rollout": fitted.tokens_per_rollout,
+        "tokens_per_rollout": fitted.tokens_per_rollout, "caveats": fitted.caveats,
+        "questions_sampled": fitted.posterior.luck is not None,
     }  # fmt: skip
-    theta = fitted.posterior.theta
-    write_parquet(pl.DataFrame({f"x{k}": theta[:, k] for k in range(theta.shape[1])}), folder / DRAWS)
+    columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
+    if fitted.posterior.luck is not None:
+        flat = fitted.posterior.luck.reshape(len(fitted.posterior.luck), -1)
+        columns |= {f"luck{k}": values for k, values in enumerate(flat.T)}
+    write_parquet(pl.DataFrame(columns), folder / DRAWS)
     write_parquet(_runs_table(model.runs), folder / RUNS)
     # Last, since it says that the others are there.
     write_text(folder / DOCUMENT, json.dumps(document, indent=1, sort_keys=True) + "\n", error=FrontierError)
@@ -60,13 +65,18 @@ def load(folder: str | Path) -> Fitted:
         FrontierError: The folder holds no posterior, or a damaged one.
     """
     folder = Path(folder)
+    if not (folder / DOCUMENT).is_file() and (folder / paper.DOCUMENT).is_file():
+        raise FrontierError(f"{folder}: the paper's method has no intervals to prescribe from: fit without it")
     if not (folder / DOCUMENT).is_file():
         raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit`")
     try:
         document = json.loads((folder / DOCUMENT).read_text())
         runs = _runs(pl.read_parquet(folder / RUNS), document)
         model = Model(runs=runs, priors=_priors(document["priors"]))
-        theta = pl.read_parquet(folder / DRAWS).to_numpy()
+        draws = pl.read_parquet(folder / DRAWS)
+        theta, luck = draws.select(pl.col("^x.*$")).to_numpy(), None
+        if document["questions_sampled"]:
+            luck = draws.select(pl.col("^luck.*$")).to_numpy().reshape(len(draws), 2, -1)
         if theta.shape[1] != model.size:
             raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
         prepared = Prepared(
@@ -78,8 +88,8 @@ def load(folder: str | Path) -> Fitted:
         )  # fmt: skip
         return Fitted(
             metric=document["metric"], unit=document["unit"], prepared=prepared, seed=document["seed"],
-            posterior=Posterior(model=model, theta=theta, spread=document["spread"]),
-            tokens_per_rollout=document["tokens_per_rollout"],
+            posterior=Posterior(model=model, theta=theta, spread=document["spread"], luck=luck),
+            tokens_per_rollout=tuple(document["tokens_per_rollout"]), caveats=tuple(document["caveats"]),
         )  # fmt: skip
     except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
@@ -89,8 +99,8 @@ def load(folder: str | Path) -> Fitted:
 def _runs_table(runs: Runs) -> pl.DataFrame:
     row, point = np.nonzero(runs.seen)
     columns: dict[str, Any] = {
-        "run": row, "cell": runs.cell[row], "compute": runs.compute[row, point], "reward": runs.reward[row, point],
-        "error": runs.error[row, point],
+        "run": row, "cell": runs.cell[row], "base": runs.base_of_run[row], "compute": runs.compute[row, point],
+        "reward": runs.reward[row, point], "error": runs.error[row, point],
     }  # fmt: skip
     if runs.trials is not None:
         columns["trials"] = runs.trials[row, point]
@@ -109,7 +119,8 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
         compute=column("compute", 1.0), reward=column("reward", 0.0), error=column("error", 1.0),
         seen=np.arange(lengths.max()) < lengths[:, None],
         trials=column("trials", 1.0) if "trials" in table.columns else None,
-        error_is_known=document["error_is_known"],
+        error_is_known=document["error_is_known"], bases=tuple(document["bases"]),
+        base=np.array([own["base"][0] for own in each]),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import polars as pl
 
 from ..answers.interference import at_equal_rollouts, interference
 from ..contract import tables
-from ..contract.files import atomic_write
+from ..data.files import write_parquet
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import interference_panels
@@ -42,8 +42,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     pass_rates = tables.read(training if training.is_file() else source, "pass_rates")
     evals = tables.read(arguments.evals or source, "evals")
     measures = interference(pass_rates, evals)
-    with atomic_write(arguments.out / "interference.parquet", error=FrontierError) as stream:
-        measures.write_parquet(stream)
+    write_parquet(measures, arguments.out / "interference.parquet")
     save(interference_panels(pass_rates, evals, of=of), arguments.out / "interference")
     matched = at_equal_rollouts(measures)
     yield f"{matched['problems'][0]:,} {of}, at {max(matched['rollouts'].to_list()):,} rollouts:"

@@ -7,7 +7,9 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..answers.storage import n_star_of
+from ..answers import saved
+from ..answers.answer import percent
+from ..answers.paper import n_star_of
 from ..data.files import read_columns
 from ..errors import FrontierError
 from ..fitting.nstar import Sigmoid, fit_points
@@ -17,9 +19,7 @@ from .arguments import positive, write_json
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("n-star", help="fit the log2-sigmoid of n*(C) to points, or evaluate it")
-    parser.add_argument(
-        "source", type=Path, nargs="?", help="what `fit --out` wrote, or points: CSV, Parquet, JSON lines"
-    )
+    parser.add_argument("source", type=Path, nargs="?", help="what `fit` wrote, or points: CSV, Parquet, JSON lines")
     parser.add_argument("--compute", metavar="COLUMN", help="of the points")
     parser.add_argument("--n", metavar="COLUMN", help="of the points")
     parser.add_argument("--sigmoid", type=float, nargs=4, metavar=("L", "K", "X0", "B"), help="as a paper prints it")
@@ -36,6 +36,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     Raises:
         FrontierError: No sigmoid is named, or it cannot be read, fitted or evaluated.
     """
+    if arguments.source and (arguments.source / saved.DOCUMENT).is_file():
+        yield from _of_fit(arguments)
+        return
     found, last = _sigmoid(arguments)
     yield found.summary()
     values = {compute: float(found.at(compute)) for compute in arguments.at}
@@ -43,6 +46,15 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         note = f" (beyond what was measured, up to {last:,.0f})" if compute > last * (1 + 1e-9) else ""
         yield f"n*({compute:,.0f}) = {n:,.0f}; the nearest power of 2 is {2 ** round(math.log2(n)):,}{note}"
     write_json({**found.as_dict(), "at": {f"{compute:g}": n for compute, n in values.items()}}, arguments.json)
+
+
+def _of_fit(arguments: argparse.Namespace) -> Iterable[str]:
+    """n* of a posterior: the n of least expected regret."""
+    fitted = saved.load(arguments.source)
+    chosen = {compute: fitted.best(compute) for compute in arguments.at or [fitted.largest]}
+    for compute, option in chosen.items():
+        yield f"n*({compute:,.0f}) = {option.cell.rollouts_per_problem}, P(best) {percent(option.probability_best)}"
+    write_json({"at": {f"{c:g}": o.cell.rollouts_per_problem for c, o in chosen.items()}}, arguments.json)
 
 
 def _sigmoid(arguments: argparse.Namespace) -> tuple[Sigmoid, float]:

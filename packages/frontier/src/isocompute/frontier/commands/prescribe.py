@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ..answers import saved
 from ..answers.fitted import option_row
-from ..answers.prescription import prescribe
-from ..errors import FrontierError
 from .arguments import positive, write_json
 
 
@@ -26,27 +24,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the allocation and every candidate for it.
+    """Print the answer at a budget.
 
     Raises:
-        FrontierError: The budget is in tokens without a mean length, or nothing can be prescribed for it.
+        FrontierError: The budget is in tokens of a fit that does not know them, or nothing can be said of it.
     """
-    if (arguments.folder / saved.DOCUMENT).is_file():
-        yield from _decided(arguments)
-        return
-    budget = arguments.budget
-    if arguments.unit == "tokens":
-        if arguments.tokens_per_rollout is None:
-            raise FrontierError("a budget in tokens needs --tokens-per-rollout, the mean response length")
-        budget /= arguments.tokens_per_rollout
-    allocation = prescribe(arguments.folder, budget=int(budget))
-    yield allocation.summary()
-    yield allocation.table()
-    write_json(allocation.as_dict(), arguments.json)
-
-
-def _decided(arguments: argparse.Namespace) -> Iterable[str]:
-    """What the posterior of a fit says of a budget."""
     fitted = saved.load(arguments.folder)
     budget, unit = arguments.budget, arguments.unit
     if arguments.tokens_per_rollout is not None:

@@ -25,17 +25,6 @@ def not_beyond(compute: Array | float, last: Array | float) -> Mask:
     return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
 
 
-def within_support(compute: Array | float, first: Array | float, last: Array | float) -> Mask:
-    """Whether compute lies within the data; broadcasts over its arguments.
-
-    Args:
-        compute: Compute that is asked about.
-        first: Least compute of the data.
-        last: Most compute of the data.
-    """
-    return np.asarray((compute >= first * (1 - TOLERANCE)) & not_beyond(compute, last), dtype=np.bool_)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """The evaluations of all runs of one setting, sorted by seed and compute.
@@ -45,13 +34,8 @@ class Curve:
         problems_per_batch: B_p.
         compute: Compute of each evaluation, in the unit of the fit.
         reward: Its metric.
-        standard_error: Its standard error within the run.
         seed: Which run it belongs to, as 0, 1, …
-        seed_names: The seeds as the table names them, in that order; 0, 1, … when left out.
         group: Value of the grouping column, or empty without one.
-        error_is_known: Whether the standard error is that of sampling responses, below which no noise can be; else
-            only the ratio of one point's to another's means something.
-        answers: Each question's contribution to each point, shape ``(points, questions)``; None without pass rates.
         whole: Support of the runs where the points are only some of theirs, as records are; else None.
     """
 
@@ -59,18 +43,9 @@ class Curve:
     problems_per_batch: int
     compute: Array
     reward: Array
-    standard_error: Array
     seed: NDArray[np.int64]
-    seed_names: tuple[int, ...] = ()
     group: str = ""
-    error_is_known: bool = True
-    answers: Array | None = None
     whole: tuple[float, float] | None = None
-
-    @property
-    def names(self) -> tuple[int, ...]:
-        """The names of the seeds: the same name on two curves is the same seed."""
-        return self.seed_names or tuple(range(self.seeds))
 
     @property
     def label(self) -> str:

@@ -10,7 +10,18 @@ import polars as pl
 
 from ..contract import tables
 from ..contract.errors import TableError
+from ..contract.files import atomic_write
 from ..errors import FrontierError
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table in the format of the others; the same table gives the same bytes.
+
+    Raises:
+        FrontierError: It cannot be written.
+    """
+    with atomic_write(path, error=FrontierError) as stream:
+        frame.write_parquet(stream, compression="zstd", statistics=False)
 
 
 def read_file(path: Path) -> pl.DataFrame:

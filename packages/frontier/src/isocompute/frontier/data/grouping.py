@@ -1,4 +1,4 @@
-"""From an ``evals`` table to curves: the runs of each (n, B_p), checked, with the error of every evaluation."""
+"""From an ``evals`` table to curves: the runs of each (n, B_p), checked; and the errors of evaluations."""
 
 from __future__ import annotations
 
@@ -31,49 +31,71 @@ def check_group(group: str | None) -> None:
 
 def curves(
     evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
-    group: str | None = None, pass_rates: pl.DataFrame | None = None,
+    group: str | None = None,
 ) -> list[Curve]:  # fmt: skip
     """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
 
     Args:
         problem_set: Problem set, needed when there are several.
         group: A further column, such as the recipe: runs that differ in it are curves of their own.
-        pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
 
     Raises:
         FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
-            are mixed, a reward lies outside 0 to 1, or the pass rates are not those of the evaluations.
+            are mixed, or a reward lies outside 0 to 1.
     """
     rows = chosen_rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
     _refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, UNITS[unit])
-    error, error_is_known, answers = errors_and_answers(rows, metric, pass_rates)
     keys = ["problems_per_batch", "rollouts_per_problem", *([group] if group else [])]
     found = []
-    for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
+    for key, part in rows.group_by(keys, maintain_order=True):
         # The metric last, so that even points of equal compute have one order.
         own = part.sort("seed", UNITS[unit], metric)
-        where = own["row"].to_numpy()
         found.append(
             Curve(
                 rollouts_per_problem=int(key[1]),
                 problems_per_batch=int(key[0]),
                 compute=own[UNITS[unit]].to_numpy().astype(np.float64),
                 reward=own[metric].to_numpy().astype(np.float64),
-                standard_error=_error_from_differences(own, metric) if error is None else error[where],
-                error_is_known=error_is_known,
-                answers=None if answers is None else answers[where],
                 seed=(own["seed"].rank("dense").to_numpy() - 1).astype(np.int64),
-                seed_names=tuple(own["seed"].unique().sort().to_list()),
                 group=f"{group} = {key[2]}" if group else "",
             )
         )
     return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
 
 
+def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
+    """The evaluations of one of the three settings of the IsoCompute Playbook, section 4.
+
+    Args:
+        problems_per_batch: Only this B_p: n against M (the first setting); None takes all.
+        batch_rollouts: Only this B = B_p·n: B_p against n (the second). With neither all are taken (the third).
+
+    Raises:
+        FrontierError: No run belongs to it.
+    """
+    batch = pl.col("problems_per_batch") * pl.col("rollouts_per_problem")
+    kept = evals.filter(
+        pl.col("problems_per_batch") == (problems_per_batch or pl.col("problems_per_batch")),
+        batch == (batch_rollouts or batch),
+    )
+    if kept.is_empty() and not evals.is_empty():
+        pairs = evals.select("problems_per_batch", "rollouts_per_problem").unique().sort(pl.all()).rows()
+        known = ", ".join(f"({size}, {n})" for size, n in pairs)
+        raise FrontierError(
+            f"no run has B_p = {problems_per_batch or 'any'} and B = {batch_rollouts or 'any'}; "
+            f"the (B_p, n) are {known}"
+        )
+    return kept
+
+
 def chosen_rows(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None
-) -> pl.DataFrame:
+    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None,
+    mixed: bool = False,
+) -> pl.DataFrame:  # fmt: skip
     """The evaluations of one split and one problem set, all of them finite numbers; rewards may be in any unit.
+
+    Args:
+        mixed: Whether several problem sets may be there, as draws of a population.
 
     Raises:
         FrontierError: What is asked for is not there, several problem sets are mixed, or a value is not finite.
@@ -90,7 +112,7 @@ def chosen_rows(
     sets = rows["problem_set"].unique().sort().to_list()
     if problem_set is not None:
         rows = rows.filter(pl.col("problem_set") == problem_set)
-    elif len(sets) > 1:
+    elif len(sets) > 1 and not mixed:
         raise FrontierError(f"the evaluations mix the problem sets {', '.join(sets)}: choose one")
     if rows.is_empty():
         raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
@@ -123,13 +145,6 @@ def errors_and_answers(
         trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
         return binomial_errors(reward, trials), known, None
     return None, False, None
-
-
-def _error_from_differences(own: pl.DataFrame, metric: str) -> Array:
-    """Where nothing is known of the questions: what neighbouring evaluations of a run differ by."""
-    steps = np.abs(np.diff(own[metric].to_numpy()))[own["seed"].to_numpy()[1:] == own["seed"].to_numpy()[:-1]]
-    # The median of |N(0, 2σ²)| is 0.954 σ.
-    return np.full(len(own), max(float(np.median(steps)) / 0.954 if len(steps) else 0.0, 1e-4))
 
 
 def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:

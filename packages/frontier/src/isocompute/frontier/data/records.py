@@ -77,8 +77,7 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
     chosen = np.unique(np.concatenate(kept))
     return replace(
         curve, compute=curve.compute[chosen], reward=rewards[chosen],
-        standard_error=curve.standard_error[chosen], seed=curve.seed[chosen],
-        answers=None if curve.answers is None else curve.answers[chosen], whole=curve.support,
+        seed=curve.seed[chosen], whole=curve.support,
     )  # fmt: skip
 
 

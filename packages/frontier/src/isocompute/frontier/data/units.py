@@ -66,6 +66,14 @@ def amount(compute: float) -> str:
     return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
 
 
+def short(compute: float) -> str:
+    """An amount in three digits: 920, 16k, 1.3M."""
+    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if compute >= 0.9995 * factor:
+            return f"{compute / factor:.3g}{sign}"
+    return f"{compute:.3g}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """An amount of compute in another unit.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,7 @@ from scipy.optimize import least_squares
 
 from ..data.curves import Array
 from ..errors import MEANING, Flag, FrontierError
-from .envelope import winners
-from .intervals import band, interval
+from .intervals import band
 
 BOUNDS = {"L": (0.0, 20.0), "k": (0.1, 50.0), "x0": (-2.0, 20.0), "b": (-2.0, 12.0)}
 
@@ -23,17 +22,15 @@ class Sigmoid:
 
     Attributes:
         params: L, k, x0, b; None when there is nothing to fit (n* never changes, or too few points).
-        intervals: 95 % interval of each, from the refits.
+        intervals: 95 % interval of each, from resamples of the points; empty for an envelope, which has none.
         flags: Why to read it with care.
         constant: n* when one n is best at every supported compute, else None.
-        draws: Parameters of the refits, each of shape ``(refits,)``; empty without any.
     """
 
     params: dict[str, float] | None
     intervals: dict[str, tuple[float, float]]
     flags: tuple[Flag, ...]
     constant: int | None = None
-    draws: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def plateau(self) -> float | None:
@@ -120,31 +117,6 @@ def fit_sigmoid(
     return {name: float(v) for name, v in zip(("L", "k", "x0", "b"), best.x, strict=True)}
 
 
-def fit_sigmoids(log10_compute: Array, log2_n: Array, near: dict[str, float]) -> dict[str, Array]:
-    """Fit many sigmoids on one grid of compute at once: L and b in closed form over a grid of k and x0.
-
-    Args:
-        log10_compute: Shape ``(points,)``.
-        log2_n: Shape ``(sets, points)``.
-        near: A fit, around which the grid is fine.
-
-    Returns:
-        Parameters of every set, each of shape ``(sets,)``.
-    """
-    x, y = log10_compute, log2_n - log2_n.mean(axis=1, keepdims=True)
-    steep = np.clip(np.concatenate([np.geomspace(0.3, 50, 24), near["k"] * np.geomspace(0.5, 2, 21)]), *BOUNDS["k"])
-    places = np.concatenate([np.linspace(x[0] - 1, x[-1] + 1, 60), near["x0"] + np.linspace(-0.3, 0.3, 41)])
-    k, x0 = (a.ravel() for a in np.meshgrid(np.unique(steep), np.unique(places), indexing="ij"))
-    share = sigmoid(x[None, :], {"L": 1.0, "k": k[:, None], "x0": x0[:, None], "b": 0.0})
-    centred = share - share.mean(axis=1, keepdims=True)
-    square = np.maximum((centred**2).sum(axis=1), 1e-12)
-    height = np.clip((y @ centred.T) / square, 0.0, BOUNDS["L"][1])
-    squares = -2 * height * (y @ centred.T) + height**2 * square
-    best, rows = squares.argmin(axis=1), np.arange(len(y))
-    tall = height[rows, best]
-    return {"L": tall, "k": k[best], "x0": x0[best], "b": log2_n.mean(axis=1) - tall * share.mean(axis=1)[best]}
-
-
 def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) -> Sigmoid:
     """Fit the sigmoid to points (C, n*), as read from a figure or found elsewhere.
 
@@ -184,25 +156,15 @@ def fit_points(compute: Array, n: Array, *, refits: int = 200, seed: int = 0) ->
     return Sigmoid(params=params, intervals=intervals, flags=flags)
 
 
-def fit_n_star(compute: Array, best: np.ndarray, refits: Array, n: Array) -> Sigmoid:
-    """Fit the sigmoid to the n*(C) of a sweep, with intervals from the refits.
+def fit_n_star(compute: Array, n: Array) -> Sigmoid:
+    """Fit the sigmoid to the n*(C) of an envelope.
 
     Args:
         compute: Grid, shape ``(points,)``.
-        best: Index of the curve that is best at each point, shape ``(points,)``.
-        refits: Best refitted rewards up to each compute, shape ``(refits, curves, points)``.
-        n: Rollouts per problem of each curve.
+        n: Rollouts per problem of the curve that attains the envelope there, shape ``(points,)``.
     """
-    x = np.log10(compute)
-    values = np.log2(n[best])
-    distinct = np.unique(values)
+    distinct = np.unique(n)
     flags = (Flag.K_UNIDENTIFIED,) if len(distinct) < 4 else ()
     if len(distinct) == 1:
-        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(2 ** distinct[0]))
-    params = fit_sigmoid(x, values)
-    intervals, draws = {}, {}
-    # Two levels say where n* steps, not how steeply: a sigmoid's interval would mean nothing.
-    if params and len(distinct) > 2 and len(refits):
-        draws = fit_sigmoids(x, np.log2(n[winners(refits)]), params)
-        intervals = {k: interval(v) for k, v in draws.items()}
-    return Sigmoid(params=params, intervals=intervals, flags=flags, draws=draws)
+        return Sigmoid(params=None, intervals={}, flags=flags, constant=int(distinct[0]))
+    return Sigmoid(params=fit_sigmoid(np.log10(compute), np.log2(n)), intervals={}, flags=flags)

@@ -73,8 +73,8 @@ class Plan:
         compute: The budget.
         actions: Sorted by expected fall of regret per unit of compute, the best first.
         dominated: Settings that are best with less than 1 % and can be stopped.
-        seeds: Seeds of each that would tell the chosen setting from the one after it in four sweeps of five; None
-            where their expected difference is below what any number tells.
+        seeds: Seeds of each that would tell the chosen setting from the one after it in four sweeps of five, were their
+            difference as large as its root mean square; None where no number would.
     """
 
     compute: float

@@ -53,10 +53,12 @@ class Decision:
     Attributes:
         compute: The budget, in the unit of the fit.
         options: Sorted by regret, the chosen one first.
+        unknown: Settings whose runs end so early that nothing can be said of them here.
     """
 
     compute: float
     options: tuple[Option, ...]
+    unknown: tuple[Cell, ...] = ()
 
     @property
     def chosen(self) -> Option:

@@ -15,6 +15,8 @@ from ..errors import FrontierError
 from .runs import Cell
 
 CELL = ("problems_per_batch", "rollouts_per_problem", "learning_rate")
+POPULATION = ("base_model",)
+"""Columns whose values are draws: what a decision is to hold for is another one like them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,9 @@ class Run:
         error: Standard error of each evaluation, at the reward that was measured.
         trials: How many independent responses each evaluation counts as; None where its error is not binomial.
         error_is_known: Whether the error is that of sampling responses; else only ratios of errors mean something.
+        base: Which draw it is of, such as its base model; empty where there is one.
+        answers: Each question's contribution to each evaluation, shape ``(evaluations, questions)``; None without pass
+            rates.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Run:
     error: Array
     trials: Array | None = None
     error_is_known: bool = True
+    base: str = ""
+    answers: Array | None = None
 
     @property
     def last(self) -> float:
@@ -68,17 +75,19 @@ class Run:
         return replace(
             self, compute=self.compute[kept], reward=self.reward[kept], error=self.error[kept],
             trials=None if self.trials is None else self.trials[kept],
+            answers=None if self.answers is None else self.answers[kept],
         )  # fmt: skip
 
 
 def runs_of(
     evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
-    group: str | None = None, pass_rates: pl.DataFrame | None = None,
+    group: str | None = None, population: Sequence[str] = POPULATION, pass_rates: pl.DataFrame | None = None,
 ) -> list[Run]:  # fmt: skip
-    """The runs of an ``evals`` table, sorted by cell and seed.
+    """The runs of an ``evals`` table, sorted by base model, cell and seed.
 
     Args:
-        problem_set: Problem set, needed when there are several.
+        problem_set: Problem set, needed when there are several and the population is not of them.
+        population: Columns whose values are draws, as far as there are such columns.
         group: A further column, such as the recipe: runs that differ in it are of different cells.
         pass_rates: A ``pass_rates`` table of the runs, for the errors of the metric, question by question.
 
@@ -87,13 +96,17 @@ def runs_of(
             are mixed, a value is not finite, two runs share cell and seed, or the pass rates are not those of the
             evaluations.
     """
-    rows = chosen_rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
+    rows = chosen_rows(
+        evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group,
+        mixed="problem_set" in population,
+    )  # fmt: skip
     if "learning_rate" not in rows.columns:
         rows = rows.with_columns(learning_rate=pl.lit(None, dtype=pl.Float64))
     rows = rows.with_columns(pl.col("learning_rate").cast(pl.Float64))
-    error, known, trials = _errors(rows, metric, pass_rates)
+    error, known, trials, answers = _errors(rows, metric, pass_rates)
     named = group if group not in (None, *CELL) else None
-    keys = [*CELL, *([named] if named else []), "seed"]
+    draws = [c for c in population if c in rows.columns and rows[c].n_unique() > 1]
+    keys = [*CELL, *([named] if named else []), *draws, "seed"]
     varying = [k for k in keys[:-1] if rows[k].n_unique() > 1]
     runs = []
     for key, part in rows.with_row_index("row").group_by(keys, maintain_order=True):
@@ -112,6 +125,8 @@ def runs_of(
                 error=_scatter(reward) if error is None else error[where],
                 trials=None if trials is None else trials[where],
                 error_is_known=known,
+                base=", ".join(str(values[c]) for c in draws),
+                answers=None if answers is None else answers[where],
             )
         )
     return sorted(runs, key=_order)
@@ -119,25 +134,22 @@ def runs_of(
 
 def _errors(
     rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
-) -> tuple[Array | None, bool, Array | None]:
-    """Standard errors of evaluations, whether they are known, and the trials that they amount to."""
+) -> tuple[Array | None, bool, Array | None, Array | None]:
+    """Standard errors of evaluations, whether they are known, the trials that they amount to, and the answers."""
+    reward = rows[metric].to_numpy().astype(np.float64)
     if pass_rates is None:
         # A run in percent is judged later; its error has no meaning, but is to be a number.
         rows = rows.with_columns(pl.col(metric).clip(0, 1))
-    reward = rows[metric].to_numpy().astype(np.float64)
-    asked = [rows[c] for c in ("questions", "samples") if c in rows.columns]
-    if len(asked) < 2 or any(column.null_count() for column in asked):
-        if pass_rates is None:
-            return None, False, None
-        error, known, _ = errors_and_answers(rows, metric, pass_rates)
-        return error, known, None
-    trials, _ = trials_of(metric, *(column.to_numpy() for column in asked))
-    error, known, _ = errors_and_answers(rows, metric, pass_rates)
+    error, known, answers = errors_and_answers(rows, metric, pass_rates)
+    columns = [rows[c] for c in ("questions", "samples") if c in rows.columns]
+    if len(columns) < 2 or any(column.null_count() for column in columns):
+        return (None if pass_rates is None else error), known and pass_rates is not None, None, answers
+    trials, _ = trials_of(metric, *(column.to_numpy() for column in columns))
     if pass_rates is not None and error is not None:
         # Questions of unequal difficulty count as more responses than were sampled.
         rate = (reward * trials + 0.5) / (trials + 1)
         trials = rate * (1 - rate) / error**2
-    return error, known, trials
+    return error, known, trials, answers
 
 
 def _scatter(reward: Array) -> Array:
@@ -165,6 +177,8 @@ def _name(values: dict[str, object], varying: Sequence[str]) -> str:
             parts.append(f"B_p = {value}")
         elif column == "learning_rate":
             parts.append("no learning rate" if value is None else f"learning rate {value:.3g}")
+        elif column in POPULATION:
+            parts.append(f"{column.replace('_', ' ')} {value}")
         elif column != "rollouts_per_problem":
             parts.append(f"{column} = {value}")
     return ", ".join([*parts, f"seed {values['seed']}"])
@@ -190,4 +204,4 @@ def _run_id(own: pl.DataFrame, name: str) -> str | None:
 def _order(run: Run) -> tuple[object, ...]:
     cell = run.cell
     rate = -1.0 if cell.learning_rate is None else cell.learning_rate
-    return cell.problems_per_batch, cell.rollouts_per_problem, rate, cell.group, run.seed
+    return run.base, cell.problems_per_batch, cell.rollouts_per_problem, rate, cell.group, run.seed

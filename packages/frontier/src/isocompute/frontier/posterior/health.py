@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from ..data.units import short
 from ..errors import FrontierError
 from .binning import POINTS
 from .evaluations import Run
@@ -126,6 +127,16 @@ def judge(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds
         thresholds: Where one kind ends and the next begins.
     """
     limits = thresholds or Thresholds()
+    found: dict[int, Health] = {}
+    # Runs of another base model start elsewhere and gain otherwise.
+    for base in dict.fromkeys(run.base for run in runs):
+        own = [k for k, run in enumerate(runs) if run.base == base]
+        found.update(zip(own, _judge_together([runs[k] for k in own], unit, limits), strict=True))
+    return tuple(found[k] for k in range(len(runs)))
+
+
+def _judge_together(runs: Sequence[Run], unit: str, limits: Thresholds) -> list[Health]:
+    """Judge all runs of one base model."""
     factor = excess(runs)
     views = [view(run, factor) for run in runs]
     scales = [other_scale(v, [o for o in views if o is not v]) for v in views]
@@ -142,15 +153,7 @@ def judge(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds
         if scale is None and bad_start(own, others, SPIKE):
             odd = (0, *odd)
         found.append(_health(own, [o.run for o in others], outcome, odd, unit, limits))
-    return tuple(found)
-
-
-def short(compute: float) -> str:
-    """An amount in three digits: 920, 16k, 1.3M."""
-    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if compute >= 0.9995 * factor:
-            return f"{compute / factor:.3g}{sign}"
-    return f"{compute:.3g}"
+    return found
 
 
 def _at(compute: float, unit: str) -> str:

@@ -1,12 +1,14 @@
 """The joint density of all runs of a sweep: curves that vary smoothly over settings, and seeds about them.
 
-For run r of cell c (one n, B_p and learning rate), evaluated at compute C with standard error e:
+For run r of cell c (one n, B_p and learning rate) from base model b, evaluated at compute C with standard error e:
 
-    reward = R0 + (1 − R0)·σ(a_c)·(1 + α_r)·rise(s_c·(log C − t_c − δ_r), q) + noise
+    reward = R0_b + (1 − R0_b)·σ(a_bc)·(1 + α_r)·rise(s_c·(log C − t_bc − δ_r), q) + noise
 
 * ``a`` (amplitude) and ``t`` (logarithm of the compute of half the gain) are each a line in log2 n and log2 B_p, a
   parabola in log2 of the learning rate over √B whose top may move with n, a Gaussian process over all three, and a
   departure of the single cell, Student-t with 4 degrees of freedom.
+* Where there are several base models (or draws of a problem set), each shifts and tilts both, and departs from that at
+  single cells: normal, with deviations that are learned.
 * ``α`` and ``δ`` are the seeds: Student-t with 6 degrees of freedom, in amplitude (a share of the gain) and timing.
 * noise has the standard deviation κ·e and the autocorrelation φ from one evaluation of a run to the next.
 
@@ -21,8 +23,10 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
+from .likelihood import log_likelihood
 from .priors import Family, Priors, families
 from .rise import Rise, rise
 from .runs import Runs
@@ -30,7 +34,7 @@ from .settings import Features, coordinates, correlations, features
 
 
 class _Forward(NamedTuple):
-    """What a gradient needs of the fitted rewards; by runs, but ``share``, which is by cells."""
+    """What a gradient needs of the fitted rewards; by runs."""
 
     reward: Array
     made: Rise
@@ -40,6 +44,21 @@ class _Forward(NamedTuple):
     share: Array
     seeds: Array
     start: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """The curves of a sweep: one for each cell of each base model that has runs.
+
+    Attributes:
+        base: Index of each curve's base model, shape ``(curves,)``.
+        cell: Index of its cell.
+        of_run: Index of each run's curve, shape ``(runs,)``.
+    """
+
+    base: NDArray[np.int64]
+    cell: NDArray[np.int64]
+    of_run: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,25 +98,47 @@ class Model:
         return Features(columns=columns, centre=prior, root=root)
 
     @cached_property
+    def curve(self) -> Curves:
+        """The curves: one for each cell of each base model."""
+        base, cell = self.runs.base_of_run, self.runs.cell
+        pairs, of_run = np.unique(np.stack([base, cell], axis=1), axis=0, return_inverse=True)
+        return Curves(base=pairs[:, 0], cell=pairs[:, 1], of_run=of_run.reshape(-1))
+
+    @cached_property
+    def tilts(self) -> Array:
+        """What a base model's shift and tilts act on: a column of ones, and each axis, shape ``(cells, 1 + axes)``."""
+        return self.tilts_at(self.at)
+
+    def tilts_at(self, at: Array) -> Array:
+        """The same of other settings.
+
+        Args:
+            at: Their coordinates, shape ``(cells, 3)``.
+        """
+        varied = np.ptp(self.at, axis=0) > 0
+        varied[2] &= self.rates
+        return np.concatenate([np.ones((len(at), 1)), (at - self.centre)[:, varied]], axis=1)
+
+    @cached_property
     def parts(self) -> dict[str, slice]:
         """Where each number stands in a vector."""
-        cells, runs = len(self.runs.cells), len(self.runs.cell)
-        columns = self.features.columns.shape[1]
-        sizes = {
-            "start": 1, "tail": 1, "shape": 1, "level": 2, "lines": 2 * columns,
-            "smooth_sd": 2, "departure_sd": 2, "seeds_sd": 2, "shapes_sd": 1, "excess": 1, "autocorrelation": 1,
-            "smooth": 2 * cells, "departure": 2 * cells, "shapes": cells, "seeds": 2 * runs,
+        cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features.columns.shape[1]
+        members = {
+            "smooth": cells, "departure": cells, "shapes": cells, "seeds": len(self.runs.cell), "bases": bases,
+            "own": len(self.curve.cell),
         }  # fmt: skip
-        found, begin = {}, 0
-        for name, size in sizes.items():
-            found[name] = slice(begin, begin + size)
-            begin += size
-        return found
+        sizes = {"start": bases, "tail": 1, "shape": 1, "level": 2, "lines": 2 * columns, "excess": 1,
+                 "autocorrelation": 1}  # fmt: skip
+        for name, family in self.families.items():
+            sizes[name + "_sd"] = len(family.median)
+            sizes[name] = len(family.median) * members[name]
+        ends = np.cumsum(list(sizes.values())).tolist()
+        return {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
 
     @cached_property
     def size(self) -> int:
         """How many numbers there are."""
-        return int(self.parts["seeds"].stop)
+        return max(part.stop for part in self.parts.values())
 
     @cached_property
     def free(self) -> Mask:
@@ -119,19 +160,26 @@ class Model:
         return float(np.log(positive).mean())
 
     @cached_property
-    def _first(self) -> float:
-        """A reward that the runs begin near."""
-        return float(np.clip(self.runs.reward[:, 0].mean(), 0.002, 0.95))
+    def _first(self) -> Array:
+        """A reward that the runs of each base model begin near, shape ``(bases,)``."""
+        first = self.runs.reward[:, 0] @ self._of_base / self._of_base.sum(axis=0)
+        return np.asarray(np.clip(first, 0.002, 0.95))
 
     @cached_property
-    def _member(self) -> Array:
-        """Which cell each run is of, shape ``(runs, cells)``."""
-        return np.asarray((self.runs.cell[:, None] == np.arange(len(self.runs.cells))).astype(np.float64))
+    def _of_base(self) -> Array:
+        """Which base model each run is of, shape ``(runs, bases)``."""
+        return _members(self.runs.base_of_run, len(self.runs.bases))
+
+    @cached_property
+    def _of_curve(self) -> Array:
+        """Which curve each run is of, shape ``(runs, curves)``."""
+        return _members(self.curve.of_run, len(self.curve.cell))
 
     @cached_property
     def families(self) -> dict[str, Family]:
         """The numbers whose deviation is learned."""
-        return families(self.priors)
+        several = len(self.runs.bases) > 1
+        return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=several)
 
     def numbers(self, theta: Array, name: str) -> Array:
         """Numbers of a family in their own unit, shape ``(chains, rows, members)``."""
@@ -155,7 +203,7 @@ class Model:
         return np.asarray(1 / (1 + np.exp(1.5 - theta[:, self.parts["autocorrelation"]])))
 
     def start(self, theta: Array) -> Array:
-        """R0, shape ``(chains, 1)``."""
+        """R0 of every base model, shape ``(chains, bases)``."""
         logit = np.log(self._first / (1 - self._first))
         return np.asarray(1 / (1 + np.exp(-(logit + 0.5 * theta[:, self.parts["start"]]))))
 
@@ -178,23 +226,36 @@ class Model:
         return np.concatenate([level[:, :, None], slopes], axis=2)
 
     def cells(self, theta: Array) -> tuple[Array, Array]:
-        """Amplitude and timing of the cells, ``(chains, 2, cells)``, and the logarithm of s, ``(chains, cells)``."""
+        """Amplitude and timing of the cells, ``(chains, 2, cells)``, and the logarithm of s, ``(chains, cells)``.
+
+        They are those of no base model in particular.
+        """
         lines = self.lines(theta)
         line = lines[:, :, :1] + lines[:, :, 1:] @ self.features.columns.T
         both = line + self.numbers(theta, "smooth") @ self.features.root.T + self.numbers(theta, "departure")
         return both, self.shape(theta) + self.numbers(theta, "shapes")[:, 0]
+
+    def of_bases(self, theta: Array) -> tuple[Array, Array]:
+        """The same of the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
+        both, shapes = self.cells(theta)
+        base, cell = self.curve.base, self.curve.cell
+        both = both[:, :, cell]
+        if "bases" in self.families:
+            shifts = self.numbers(theta, "bases").reshape(len(theta), 2, -1, len(self.runs.bases))[:, :, :, base]
+            both = both + (shifts * self.tilts[cell].T).sum(axis=2) + self.numbers(theta, "own")
+        return both, shapes[:, cell]
 
     def curves(self, theta: Array) -> Array:
         """Fitted reward of every run at its evaluations, shape ``(chains, runs, points)``."""
         return self._forward(theta).reward
 
     def _forward(self, theta: Array) -> _Forward:
-        own = self.runs.cell
-        both, shapes = self.cells(theta)
+        own = self.curve.of_run
+        both, shapes = self.of_bases(theta)
         seeds = self.numbers(theta, "seeds")
-        start = self.start(theta)
-        share = 1 / (1 + np.exp(-both[:, 0]))
-        gain = (1 - start) * share[:, own] * (1 + seeds[:, 0])
+        start = self.start(theta)[:, self.runs.base_of_run]
+        share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
+        gain = (1 - start) * share * (1 + seeds[:, 0])
         shape = np.exp(shapes)[:, own]
         offset = self._log_compute - (both[:, 1][:, own] + seeds[:, 1])[:, :, None]
         position = shape[:, :, None] * offset
@@ -204,41 +265,47 @@ class Model:
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
-        p, own, seen = self.parts, self.runs.cell, self.runs.seen
+        p = self.parts
         reward, made, gain, shape, position, share, seeds, start = self._forward(theta)
-        value, by_reward, by_excess, by_autocorrelation = self._noise(theta, reward)
-        by_reward = np.where(seen, by_reward, 0.0)
-        by_share = by_reward * gain[:, :, None]
+        excess, phi = self.excess(theta), self.autocorrelation(theta)
+        noise = log_likelihood(self.runs, reward, excess[:, :, None], phi[:, :, None])
+        by_share = noise.by_reward * gain[:, :, None]
         by_position = by_share * made.by_position
         # Before training z is minus infinity and nothing depends on it.
         weighted = np.where(np.isfinite(position), by_position * np.maximum(position, -700.0), 0.0)
-        run_gain = (by_reward * made.share).sum(axis=2) * gain
+        run_gain = (by_share * made.share).sum(axis=2)
         run_timing = -by_position.sum(axis=2) * shape
-        run_shape = weighted.sum(axis=2)
-        factor = 1 + seeds[:, 0]
         gradient = np.empty_like(theta)
-        fall = (1 - share)[:, own]
-        by_cell = np.stack([run_gain * fall, run_timing], axis=1) @ self._member
-        slope = start * (1 - start) * 0.5
-        gradient[:, p["start"]] = slope * (
-            by_reward.sum(axis=(1, 2))[:, None] - (run_gain.sum(axis=1)[:, None]) / (1 - start)
-        )
+        by_start = noise.by_reward.sum(axis=2) - run_gain / (1 - start)
+        gradient[:, p["start"]] = (0.5 * start * (1 - start) * by_start) @ self._of_base
         tail = self.tail(theta)
         gradient[:, p["tail"]] = 0.7 * tail * (by_share * made.by_tail).sum(axis=(1, 2))[:, None]
-        self._back(theta, "seeds", np.stack([run_gain / factor, run_timing], axis=1), gradient)
-        self._cell_gradient(theta, by_cell, run_shape @ self._member, gradient)
-        gradient[:, p["excess"]], gradient[:, p["autocorrelation"]] = by_excess, by_autocorrelation
+        self._back(theta, "seeds", np.stack([run_gain / (1 + seeds[:, 0]), run_timing], axis=1), gradient)
+        by_curve = np.stack([run_gain * (1 - share), run_timing], axis=1) @ self._of_curve
+        self._curve_gradient(theta, by_curve, weighted.sum(axis=2) @ self._of_curve, gradient)
+        own = theta[:, p["excess"]]
+        floor = 0.2 * np.exp(1.5 * own)
+        by_own = 0.75 * floor / (1 + floor) if self.runs.error_is_known else 1.0
+        gradient[:, p["excess"]] = by_own * noise.by_log_excess[:, None]
+        gradient[:, p["autocorrelation"]] = phi * (1 - phi) * noise.by_autocorrelation[:, None]
         prior, by_prior = self._prior(theta)
-        return value + prior, gradient + by_prior
+        return noise.value + prior, gradient + by_prior
 
-    def _cell_gradient(self, theta: Array, by_cell: Array, by_shape: Array, gradient: Array) -> None:
-        """Chain rule from amplitude, timing and shape of cells to what they are made of."""
+    def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> None:
+        """Chain rule from amplitude, timing and shape of curves to what they are made of."""
         p, described = self.parts, self.features
-        gradient[:, p["level"]] = by_cell.sum(axis=2) * 1.5
-        gradient[:, p["lines"]] = ((by_cell @ described.columns) * described.centre[1]).reshape(len(theta), -1)
+        if "bases" in self.families:
+            tilted = by_curve[:, :, None] * self.tilts[self.curve.cell].T
+            by_base = tilted @ _members(self.curve.base, len(self.runs.bases))
+            self._back(theta, "bases", by_base.reshape(len(theta), -1, len(self.runs.bases)), gradient)
+            self._back(theta, "own", by_curve, gradient)
+            of_cell = _members(self.curve.cell, len(self.runs.cells))
+            by_curve, by_shape = by_curve @ of_cell, by_shape @ of_cell
+        gradient[:, p["level"]] = by_curve.sum(axis=2) * 1.5
+        gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(theta), -1)
         gradient[:, p["shape"]] = 0.4 * by_shape.sum(axis=1, keepdims=True)
-        self._back(theta, "smooth", by_cell @ described.root, gradient)
-        self._back(theta, "departure", by_cell, gradient)
+        self._back(theta, "smooth", by_curve @ described.root, gradient)
+        self._back(theta, "departure", by_curve, gradient)
         self._back(theta, "shapes", by_shape[:, None], gradient)
 
     def _back(self, theta: Array, name: str, by_value: Array, gradient: Array) -> None:
@@ -248,35 +315,6 @@ class Model:
         size = family.size(theta[:, p[name + "_sd"]], 1 - family.centred) * np.array(family.median)
         gradient[:, p[name]] = (by_value * size[:, :, None]).reshape(len(theta), -1)
         gradient[:, p[name + "_sd"]] = (1 - family.centred) * np.array(family.factor) * (by_value * values).sum(axis=2)
-
-    def _noise(self, theta: Array, reward: Array) -> tuple[Array, Array, Array, Array]:
-        """Log-likelihood of the evaluations, and its derivatives by the fitted rewards, κ's and φ's numbers."""
-        seen = self.runs.seen
-        excess, phi = self.excess(theta)[:, :, None], self.autocorrelation(theta)[:, :, None]
-        error = self.runs.error
-        residual = np.where(seen, (self.runs.reward - reward) / (excess * error), 0.0)
-        left = 1 - phi**2
-        root = np.sqrt(left)
-        shock = residual.copy()
-        shock[:, :, 1:] = np.where(seen[:, 1:], (residual[:, :, 1:] - phi * residual[:, :, :-1]) / root, 0.0)
-        points, later = float(seen.sum()), float(seen[:, 1:].sum())
-        squares = (shock**2).sum(axis=(1, 2))
-        value = -0.5 * squares - points * np.log(excess[:, 0, 0]) - 0.5 * later * np.log(left[:, 0, 0])
-        by_residual = -shock
-        by_residual[:, :, 1:] /= root
-        by_residual[:, :, :-1] += phi / root * shock[:, :, 1:]
-        by_reward = -by_residual / (excess * error)
-        by_log_excess = squares - points
-        if self.runs.error_is_known:
-            own = 0.2 * np.exp(1.5 * theta[:, self.parts["excess"]][:, 0])
-            by_excess = by_log_excess * 0.75 * own / (1 + own)
-        else:
-            by_excess = by_log_excess
-        change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
-        turned = (shock[:, :, 1:] * np.where(seen[:, 1:], change, 0.0)).sum(axis=(1, 2))
-        by_phi = later * (phi / left)[:, 0, 0] - turned
-        flat = phi[:, 0, 0]
-        return value, by_reward, by_excess[:, None], (by_phi * flat * (1 - flat))[:, None]
 
     def _prior(self, theta: Array) -> tuple[Array, Array]:
         """Standard normal, but for the families; with the gradient."""
@@ -291,3 +329,8 @@ class Model:
             gradient[:, own] = by_value.reshape(len(theta), -1)
             gradient[:, deviation] += by_h
         return total + value.sum(axis=1), gradient
+
+
+def _members(index: NDArray[np.int64], count: int) -> Array:
+    """Which of some groups each thing is of, shape ``(things, groups)``."""
+    return np.asarray((index[:, None] == np.arange(count)).astype(np.float64))

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..data.curves import Array
 from .decision import NEAR, Decision
+from .runs import Cell
 
 POINTS = 48
 """Budgets of the path, uniform in logarithms."""
@@ -41,7 +42,7 @@ class Path:
         chosen: Index of the setting chosen at each, shape ``(points,)``: that of a larger budget, where it loses no
             more than 0.005.
         near: Whether a setting loses no more than 0.005 to the chosen one on average, shape ``(points, cells)``.
-        regret: Expected regret of each setting, shape ``(points, cells)``.
+        regret: Expected regret of each setting, infinite where nothing is known of it, shape ``(points, cells)``.
         probability_best: Shape ``(points, cells)``.
         changes: Where the choice changes for good.
     """
@@ -55,7 +56,7 @@ class Path:
 
 
 def path_of(
-    first: float, last: float, decide_at: Callable[[float], Decision], order: Callable[[Decision], np.ndarray],
+    first: float, last: float, cells: tuple[Cell, ...], decide_at: Callable[[float], Decision],
     whole: Callable[[Array], Array],
 ) -> Path:  # fmt: skip
     """The path between two budgets.
@@ -63,19 +64,20 @@ def path_of(
     Args:
         first: Least budget.
         last: Largest budget.
+        cells: The settings.
         decide_at: The decision at a budget.
-        order: Index of the setting of each of a decision's options.
         whole: Draws of the rewards, failures included, at some budgets, shape ``(draws, cells, points)``.
     """
     compute = np.geomspace(first, last, POINTS)
     decisions = [decide_at(float(c)) for c in compute]
-    orders = [order(d) for d in decisions]
-    count = len(orders[0])
-    regret, share, loss = (np.zeros((POINTS, count)) for _ in range(3))
-    for k, (decision, own) in enumerate(zip(decisions, orders, strict=True)):
-        for option, index in zip(decision.options, own, strict=True):
-            regret[k, index], share[k, index], loss[k, index] = option.regret, option.probability_best, option.loss
-    chosen = _lasting(np.array([own[0] for own in orders]), loss)
+    share = np.zeros((POINTS, len(cells)))
+    # A setting that is not known at a budget is not chosen there.
+    regret, loss = np.full(share.shape, np.inf), np.full(share.shape, np.inf)
+    for k, decision in enumerate(decisions):
+        for option in decision.options:
+            own = cells.index(option.cell)
+            regret[k, own], share[k, own], loss[k, own] = option.regret, option.probability_best, option.loss
+    chosen = _lasting(np.array([cells.index(d.chosen.cell) for d in decisions]), loss)
     rewards = whole(compute)
     changes = []
     for k in np.flatnonzero(chosen[1:] != chosen[:-1]):

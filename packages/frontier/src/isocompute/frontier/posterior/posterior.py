@@ -27,22 +27,57 @@ class Posterior:
         model: What they are of.
         theta: Shape ``(draws, size)``.
         spread: Largest split R̂ over the rewards of the settings at the end of the data: how well the chains agree.
+        luck: What other questions would add to level and gain of each setting, shape ``(draws, 2, cells)``; None where
+            the rewards are those on the questions that were asked.
     """
 
     model: Model
     theta: Array
     spread: float
+    luck: Array | None = None
 
-    def reward(self, compute: Array | float) -> Array:
-        """Reward that the measured settings have at some compute, over seeds, shape ``(draws, cells, points)``."""
+    def reward(self, compute: Array | float, *, base: int | None = None) -> Array:
+        """Reward that the measured settings have at some compute, over seeds, shape ``(draws, cells, points)``.
+
+        Args:
+            compute: Shape ``(points,)``, or ``(cells, points)`` where settings differ in it.
+            base: Index of a base model; else it is one that was not run, where there are several, or the only one.
+        """
         both, shapes = self.model.cells(self.theta)
-        return self._reward(both, shapes, np.atleast_1d(np.asarray(compute, dtype=np.float64)))
+        reward, share = self._reward(both + self._shift(self.model.tilts, base), shapes, compute, base)
+        if self.luck is None:
+            return reward
+        return np.asarray(reward + self.luck[:, 0, :, None] + self.luck[:, 1, :, None] * share)
 
-    def reward_of(self, cells: tuple[Cell, ...], compute: Array | float, *, rng: np.random.Generator) -> Array:
+    def share(self, compute: Array) -> Array:
+        """Share of its gain that each measured setting has made at some compute, shape ``(draws, cells, points)``."""
+        both, shapes = self.model.cells(self.theta)
+        return self._reward(both, shapes, compute, None)[1]
+
+    def of_run(self, run: int, compute: Array) -> Array:
+        """Reward of one run, its own seed included, shape ``(draws, points)``.
+
+        Args:
+            run: Its index.
+            compute: Shape ``(points,)``.
+        """
+        model, theta = self.model, self.theta
+        both, shapes = model.of_bases(theta)
+        curve, base = int(model.curve.of_run[run]), int(model.runs.base_of_run[run])
+        seed = model.numbers(theta, "seeds")[:, :, run]
+        timed = both[:, :, [curve]] + np.stack([np.zeros(len(theta)), seed[:, 1]], axis=1)[:, :, None]
+        reward, _ = self._reward(timed, shapes[:, [curve]], compute, base)
+        start = model.start(theta)[:, [base]]
+        return np.asarray(start + (reward[:, 0] - start) * (1 + seed[:, [0]]))
+
+    def reward_of(
+        self, cells: tuple[Cell, ...], compute: Array | float, *, rng: np.random.Generator | None = None
+    ) -> Array:
         """Reward of settings that need not have been run, shape ``(draws, cells, points)``.
 
         Args:
-            rng: Source of randomness, for how a setting departs from its neighbours.
+            compute: As of ``reward``.
+            rng: Source of randomness, for how a setting departs from its neighbours; without it none does.
         """
         model, theta = self.model, self.theta
         scale = np.array([1.0, 1.0, float(model.rates)])
@@ -51,45 +86,80 @@ class Posterior:
         lines = model.lines(theta)
         both = lines[:, :, :1] + lines[:, :, 1:] @ columns.T
         weights = np.linalg.solve(model.features.root, correlations(model.at * scale, at * scale))
-        left = np.sqrt(np.maximum(1 - (weights**2).sum(axis=0), 0.0))
-        smooth = model.numbers(theta, "smooth") @ weights
-        sd, departs = model.deviation(theta, "smooth"), model.deviation(theta, "departure")
-        shape = (len(theta), 2, len(cells))
-        both += smooth + left * sd[:, :, None] * rng.standard_normal(shape)
-        both += departs[:, :, None] * rng.standard_t(DEPARTURE_DEGREES, shape)
-        own = model.deviation(theta, "shapes") * rng.standard_normal((len(theta), len(cells)))
-        return self._reward(both, model.shape(theta) + own, np.atleast_1d(np.asarray(compute, dtype=np.float64)))
+        both = both + model.numbers(theta, "smooth") @ weights + self._shift(model.tilts_at(at), None)
+        shapes = np.repeat(model.shape(theta), len(cells), axis=1)
+        if rng is not None:
+            left = np.sqrt(np.maximum(1 - (weights**2).sum(axis=0), 0.0))
+            sd, departs = model.deviation(theta, "smooth"), model.deviation(theta, "departure")
+            both += left * sd[:, :, None] * rng.standard_normal(both.shape)
+            both += departs[:, :, None] * rng.standard_t(DEPARTURE_DEGREES, both.shape)
+            shapes = shapes + model.deviation(theta, "shapes") * rng.standard_normal(shapes.shape)
+        return self._reward(both, shapes, compute, None)[0]
 
-    def _reward(self, both: Array, shapes: Array, compute: Array) -> Array:
-        start, tail = self.model.start(self.theta), self.model.tail(self.theta)
+    def _shift(self, tilts: Array, base: int | None) -> Array | float:
+        """What a base model adds to amplitude and timing, shape ``(draws, 2, cells)``.
+
+        Args:
+            tilts: As of the model.
+            base: As of ``reward``. What one that was not run adds is the same at every call.
+        """
+        model, theta = self.model, self.theta
+        if "bases" not in model.families:
+            return 0.0
+        if base is not None:
+            shifts = model.numbers(theta, "bases").reshape(len(theta), 2, -1, len(model.runs.bases))[:, :, :, base]
+            own = np.zeros((len(theta), 2, len(model.runs.cells)))
+            where = model.curve.base == base
+            own[:, :, model.curve.cell[where]] = model.numbers(theta, "own")[:, :, where]
+            return np.asarray(shifts @ tilts.T + own)
+        rng = np.random.default_rng(len(theta))
+        shifts = model.deviation(theta, "bases") * rng.standard_normal((len(theta), 2 * tilts.shape[1]))
+        own = rng.standard_normal((len(theta), 2, len(tilts)))
+        return np.asarray(shifts.reshape(len(theta), 2, -1) @ tilts.T + model.deviation(theta, "own")[:, :, None] * own)
+
+    def _reward(
+        self, both: Array, shapes: Array, compute: Array | float, base: int | None
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
+        starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
+        draws = np.arange(len(starts))
+        # One that was not run starts like one of those that were.
+        start = starts[draws, draws % starts.shape[1] if base is None else base][:, None]
         with np.errstate(divide="ignore"):
-            position = np.exp(shapes)[:, :, None] * (np.log(compute) - both[:, 1][:, :, None])
+            offset = np.log(np.atleast_1d(np.asarray(compute, dtype=np.float64))) - both[:, 1][:, :, None]
         gain = (1 - start) / (1 + np.exp(-both[:, 0]))
-        return np.asarray(start[:, :, None] + gain[:, :, None] * rise(position, tail[:, :, None]).share)
+        share = rise(np.exp(shapes)[:, :, None] * offset, tail[:, :, None]).share
+        return np.asarray(start[:, :, None] + gain[:, :, None] * share), share
 
 
-def posterior(runs: Runs, *, priors: Priors | None = None, seed: int = 0) -> Posterior:
+def posterior(
+    runs: Runs, *, priors: Priors | None = None, seed: int = 0, size: tuple[int, int, int] = (CHAINS, WARM_UP, KEPT)
+) -> Posterior:
     """Fit all runs together.
 
     Args:
         priors: What is expected before the data.
         seed: Fixes the draws.
+        size: Chains, steps of warm-up, and steps kept.
     """
     model = Model(runs=runs, priors=priors or Priors())
     begin = np.zeros(model.size)
     if runs.trials is not None:
         # A binomial error depends on the reward: on the fitted one, since a share of 0 has no error.
-        begin = mode(model, begin, model.free)
+        with np.errstate(all="ignore"):
+            begin = mode(model, begin, model.free)
         model = Model(runs=runs.with_errors_at(model.curves(begin[None])[0]), priors=model.priors)
     last = float(runs.last.max())
 
     def spread(chains: Array) -> float:
         flat = chains.reshape(-1, chains.shape[2])
-        ends = Posterior(model=model, theta=flat, spread=np.inf).reward(last)[:, :, 0]
-        return float(split_r_hat(ends.reshape(*chains.shape[:2], -1)).max())
+        ends = Posterior(model=model, theta=flat, spread=np.inf)
+        # Of each base model that was run: what one that was not would add is drawn, and agrees by itself.
+        rewards = np.concatenate([ends.reward(last, base=k)[:, :, 0] for k in range(len(runs.bases))], axis=1)
+        return float(split_r_hat(rewards.reshape(*chains.shape[:2], -1)).max())
 
     drawn = sample(
-        model, begin, model.free, chains=CHAINS, warm_up=WARM_UP, kept=KEPT, rng=np.random.default_rng(seed),
+        model, begin, model.free, chains=size[0], warm_up=size[1], kept=size[2], rng=np.random.default_rng(seed),
         agreed=lambda chains: spread(chains) < AGREED,
     )  # fmt: skip
     return Posterior(model=model, theta=drawn.theta, spread=spread(drawn.chains))

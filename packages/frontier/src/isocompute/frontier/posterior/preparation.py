@@ -91,18 +91,20 @@ def _widened(run: Run, where: Sequence[int]) -> Run:
 
 def _arrays(runs: Sequence[Run]) -> Runs:
     cells = tuple(dict.fromkeys(run.cell for run in runs))
-    index = {cell: i for i, cell in enumerate(cells)}
+    bases = tuple(dict.fromkeys(run.base for run in runs))
     trials = [run.trials for run in runs if run.trials is not None]
     lengths = np.array([len(run.compute) for run in runs])
     return Runs(
         cells=cells,
-        cell=np.array([index[run.cell] for run in runs], dtype=np.int64),
+        cell=np.array([cells.index(run.cell) for run in runs], dtype=np.int64),
         compute=padded([run.compute for run in runs], 1.0),
         reward=padded([run.reward for run in runs], 0.0),
         error=padded([run.error for run in runs], 1.0),
         seen=np.arange(lengths.max()) < lengths[:, None],
         trials=padded(trials, 1.0) if len(trials) == len(runs) else None,
         error_is_known=all(run.error_is_known for run in runs),
+        bases=bases,
+        base=np.array([bases.index(run.base) for run in runs], dtype=np.int64),
     )
 
 

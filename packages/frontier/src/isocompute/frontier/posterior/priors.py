@@ -24,7 +24,11 @@ class Priors:
         smooth: Of the Gaussian process: of the amplitude's logit, and of the logarithm of the half compute.
         departure: Of single cells, likewise.
         shape: Of single cells' s, in logarithms.
-        wide: Logarithm of the factor of ``smooth``, ``departure`` and ``seed_timing``.
+        base_level: Of base models, where there are several: of the amplitude's logit, and of the logarithm of the half
+            compute.
+        base_slope: Of how base models differ per octave of n, B_p and rate, likewise.
+        base_departure: Of single settings of single base models, likewise.
+        wide: Logarithm of the factor of ``smooth``, ``departure``, ``seed_timing`` and those of base models.
     """
 
     seed_amplitude: float = 0.06
@@ -33,6 +37,9 @@ class Priors:
     smooth: tuple[float, float] = (0.3, 0.4)
     departure: tuple[float, float] = (0.08, 0.12)
     shape: float = 0.1
+    base_level: tuple[float, float] = (0.4, 0.4)
+    base_slope: tuple[float, float] = (0.08, 0.1)
+    base_departure: tuple[float, float] = (0.06, 0.08)
     wide: float = 0.9
 
 
@@ -71,10 +78,15 @@ class Family:
         return (density - np.log(scale)).sum(axis=(1, 2)), slope / scale, by_h
 
 
-def families(prior: Priors) -> dict[str, Family]:
-    """The numbers of a sweep whose deviation is learned."""
+def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str, Family]:
+    """The numbers of a sweep whose deviation is learned.
+
+    Args:
+        slopes: Axes along which base models may differ.
+        bases: Whether there are several base models.
+    """
     wide = (prior.wide, prior.wide)
-    return {
+    made = {
         "smooth": Family(median=prior.smooth, factor=wide, centred=1.0, degrees=np.inf),
         "departure": Family(median=prior.departure, factor=wide, centred=0.0, degrees=DEPARTURE_DEGREES),
         "shapes": Family(median=(prior.shape,), factor=wide[:1], centred=0.0, degrees=np.inf),
@@ -83,3 +95,10 @@ def families(prior: Priors) -> dict[str, Family]:
             degrees=SEED_DEGREES,
         ),
     }  # fmt: skip
+    if bases:
+        both = [(level, *(slope,) * slopes) for level, slope in zip(prior.base_level, prior.base_slope, strict=True)]
+        medians = (*both[0], *both[1])
+        factors = (prior.wide,) * len(medians)
+        made["bases"] = Family(median=medians, factor=factors, centred=1.0, degrees=np.inf)
+        made["own"] = Family(median=prior.base_departure, factor=wide, centred=0.0, degrees=np.inf)
+    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,8 @@ class Runs:
         seen: What is no padding.
         trials: Responses behind an evaluation, shape of ``compute``; None where the error is not binomial.
         error_is_known: Whether noise is at least ``error``; else only ratios of errors mean something.
+        bases: What the runs are draws of: base models, or base models with their problem sets.
+        base: Index of each run's base, shape ``(runs,)``; all of the first one by default.
     """
 
     cells: tuple[Cell, ...]
@@ -55,11 +57,33 @@ class Runs:
     seen: Mask
     trials: Array | None = None
     error_is_known: bool = True
+    bases: tuple[str, ...] = ("",)
+    base: NDArray[np.int64] | None = None
+
+    @property
+    def base_of_run(self) -> NDArray[np.int64]:
+        """``base``, filled in."""
+        return np.zeros(len(self.cell), dtype=np.int64) if self.base is None else self.base
 
     @property
     def last(self) -> Array:
         """Compute of the last evaluation of each run, shape ``(runs,)``."""
         return np.asarray(np.where(self.seen, self.compute, 0.0).max(axis=1))
+
+    def only(self, which: NDArray[np.int64]) -> Runs:
+        """Some of the runs, with the settings and base models that are theirs.
+
+        Args:
+            which: Their indices.
+        """
+        cells, cell = np.unique(self.cell[which], return_inverse=True)
+        bases, base = np.unique(self.base_of_run[which], return_inverse=True)
+        return replace(
+            self, cells=tuple(self.cells[k] for k in cells), cell=cell.reshape(-1),
+            bases=tuple(self.bases[k] for k in bases), base=base.reshape(-1), compute=self.compute[which],
+            reward=self.reward[which], error=self.error[which], seen=self.seen[which],
+            trials=None if self.trials is None else self.trials[which],
+        )  # fmt: skip
 
     def with_errors_at(self, reward: Array) -> Runs:
         """The same runs with each binomial error that of the fitted reward, not that of the one measured.
@@ -71,10 +95,7 @@ class Runs:
             return self
         rate = np.clip(reward, 0.5 / self.trials, 1 - 0.5 / self.trials)
         error = np.where(self.seen, binomial_error(rate, self.trials), 1.0)
-        return Runs(
-            cells=self.cells, cell=self.cell, compute=self.compute, reward=self.reward, error=error, seen=self.seen,
-            trials=self.trials, error_is_known=self.error_is_known,
-        )  # fmt: skip
+        return replace(self, error=error)
 
 
 def padded(rows: Sequence[Array], fill: float) -> Array:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..contract.files import atomic_write
+from ..data.units import short
 from ..errors import FrontierError
 
 MARKERS = "osD^vPX*"
@@ -74,6 +75,13 @@ def save(figure: Any, path: Path) -> list[Path]:
     return [svg, png]
 
 
-def log_edges(values: np.ndarray) -> np.ndarray:
-    """Edges of cells around points of a logarithmic grid."""
-    return np.concatenate([values[:1], np.sqrt(values[1:] * values[:-1]), values[-1:]])
+def compute_axis(axes: Any, unit: str) -> None:
+    """A logarithmic axis of compute whose ticks read 2k and 1M."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    decades = [t for t in 10.0 ** np.arange(0, 16) if low <= t <= high]
+    if len(decades) < 2:
+        decades = [t for d in 10.0 ** np.arange(0, 16) for t in (d, 2 * d, 5 * d) if low <= t <= high]
+    axes.set_xticks(decades, [short(t) for t in decades])
+    axes.minorticks_off()
+    axes.set_xlabel(unit.replace("_", " "))

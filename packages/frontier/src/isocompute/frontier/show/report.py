@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ..answers.checks import best_rates, conflicts
 from ..answers.fitted import Fitted
-from ..answers.results import Fits
-from ..answers.summary import set_of, statements
 from ..contract.files import write_text
-from ..data.units import amount
-from ..errors import MEANING, FrontierError
+from ..data.units import short
+from ..errors import FrontierError
 from ..posterior.decision import Decision
-
-OPTIONAL_FIGURES = {
-    "b_p_star": "How often each number of problems per batch is best",
-    "trade": "Rollouts per problem against problems per batch, at one batch",
-    "sensitivity": "What another n or B_p would cost",
-    "gap": "Train minus validation",
-}
+from .curves import curve_panels, frontier_figure
+from .decision import decision_figure, trade_figure
+from .drawing import save
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +40,13 @@ class Section:
     """A section of the page; what it has not is left out.
 
     Attributes:
-        figure: A picture as a data URI, with what it shows.
+        figures: Pictures as data URIs, each with what it shows.
         lines: A list.
     """
 
     title: str
     text: str = ""
-    figure: tuple[str, str] | None = None
+    figures: tuple[tuple[str, str], ...] = ()
     table: Table | None = None
     lines: tuple[str, ...] = ()
 
@@ -59,49 +56,85 @@ class Section:
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
-def write_report(fits: Fits, folder: str | Path, *, fitted: Fitted | None = None) -> Path:
-    """Write ``report.html`` beside the figures; the same fits give the same bytes.
+def write_report(fitted: Fitted, folder: str | Path, *, further: Sequence[Section] = ()) -> Path:
+    """Write ``report.html`` and its figures as SVG and PNG; the same fit gives the same bytes.
 
     Args:
-        folder: Where the figures are and the report goes.
-        fitted: The posterior of the sweep, whose answer the page begins with.
+        folder: Where they go.
+        further: Sections after those of the fit.
 
     Raises:
         FrontierError: The folder cannot be written to.
     """
     folder = Path(folder)
-    sections = [*([] if fitted is None else _decided(fitted, folder)), *_separate(fits, folder)]
+    sections = [_decision(fitted, folder), *_other_settings(fitted, folder), _curves(fitted, folder), _rests_on(fitted)]
     template = files(__package__).joinpath("report.html").read_text()
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
         template
     )
     text = page.render(
-        title=f"{fits.metric} against {fits.unit}", sections=sections,
-        answer=[] if fitted is None else fitted.answer().lines(),
+        title=f"{fitted.metric} against {fitted.unit.replace('_', ' ')}", answer=fitted.answer().lines(),
+        sections=[*sections, _runs(fitted), *further],
     )  # fmt: skip
     return write_text(folder / "report.html", text + "\n", error=FrontierError)
 
 
-def _decided(fitted: Fitted, folder: Path) -> list[Section]:
+def _decision(fitted: Fitted, folder: Path) -> Section:
     decision = fitted.decide(fitted.largest)
-    return [
-        Section(
-            title="The decision",
-            text="Expected regret is what a setting loses on average to the best one. All at "
-            f"{amount(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
-            figure=_image(folder / "decision.png", "Expected regret by n, and n* over compute"),
-            table=options_table(decision),
+    return Section(
+        title="The decision",
+        text="Expected regret is what a setting loses on average to the best one. All at "
+        f"{short(decision.compute)} {fitted.unit}; the reward is of a run that does not fail, with its interval.",
+        figures=(_figure(decision_figure(fitted), folder / "decision", "Expected regret by n, and n* over compute"),),
+        table=options_table(decision),
+    )
+
+
+def _other_settings(fitted: Fitted, folder: Path) -> list[Section]:
+    """Problems per batch, where they differ: alone, or against n at one batch."""
+    if len({c.problems_per_batch for c in fitted.cells}) < 2:
+        return []
+    text = "Expected regret by problems per batch, and B_p* over compute"
+    drawn = [_figure(decision_figure(fitted, "problems_per_batch"), folder / "b_p_star", text)]
+    batches = {c.batch_rollouts for c in fitted.cells}
+    if len(batches) == 1 and fitted.unit == "rollouts":
+        shown = "Rollouts per problem against problems per batch, at one batch"
+        drawn.append(_figure(trade_figure(fitted, batches.pop()), folder / "trade", shown))
+    return [Section(title="Problems per batch", figures=tuple(drawn))]
+
+
+def _curves(fitted: Fitted, folder: Path) -> Section:
+    return Section(
+        title="Curves",
+        text="Lines are means of the posterior, bands 95 % intervals of a setting over seeds; a marker is an "
+        "evaluation, its shape the run.",
+        figures=(
+            _figure(frontier_figure(fitted), folder / "frontier", "Curves, and the setting chosen at each budget"),
+            _figure(curve_panels(fitted), folder / "curves", "Every setting with its runs"),
         ),
-        Section(
-            title="Runs",
-            text="Every run was judged before the fit.",
-            table=Table(
-                head=("run", "what it is", "evidence"),
-                rows=tuple((h.name, ", ".join(sorted(h.kinds)), h.evidence) for h in fitted.prepared.health),
-            ),
-            lines=fitted.prepared.notes,
-        ),
+    )
+
+
+def _rests_on(fitted: Fitted) -> Section:
+    """What the intervals rest on."""
+    priors, rates = fitted.posterior.model.priors, best_rates(fitted, fitted.largest)
+    lines = [] if rates is None else [rates.line()]
+    lines += [
+        f"Before the data, seeds were expected to differ by {100 * priors.seed_amplitude:.0f} % of the gain.",
+        f"Chains agree to a split R̂ of {fitted.posterior.spread:.2f} (1 where they agree perfectly).",
+        *(f"Against expectation: {line}." for line in conflicts(fitted)),
     ]
+    return Section(title="What it rests on", lines=tuple(lines))
+
+
+def _runs(fitted: Fitted) -> Section:
+    return Section(
+        title="Runs", text="Every run was judged before the fit.", lines=fitted.prepared.notes,
+        table=Table(
+            head=("run", "what it is", "evidence"),
+            rows=tuple((h.name, ", ".join(sorted(h.kinds)), h.evidence) for h in fitted.prepared.health),
+        ),
+    )  # fmt: skip
 
 
 def options_table(decision: Decision) -> Table:
@@ -120,71 +153,7 @@ def options_table(decision: Decision) -> Table:
     return Table(head=tuple(head[k] for k in used), rows=tuple(tuple(row[k] for k in used) for row in rows))
 
 
-def _separate(fits: Fits, folder: Path) -> list[Section]:
-    """What each curve says alone."""
-    found = [
-        Section(
-            title="Curves, each fitted alone", table=_curves(fits),
-            figure=_image(folder / "curves.png", "Evaluations and fitted curves"),
-        ),
-    ]  # fmt: skip
-    if fits.fitted:
-        found += [
-            Section(title="Envelope", text="The best reward at each budget, over the compute that was measured.",
-                    figure=_image(folder / "frontier.png", "Envelope of the curves"), table=_n_star(fits)),
-            Section(title="How often each n is best", figure=_image(folder / "n_star.png", "How often each n is best"),
-                    lines=tuple(statements(fits))),
-        ]  # fmt: skip
-        for name, title in OPTIONAL_FIGURES.items():
-            image = _image(folder / f"{name}.png", title)
-            found += [Section(title=title, figure=image)] if image else []
-    caveats = [f"{c.curve.label}: {MEANING[flag]}" for c in fits.curves for flag in c.flags]
-    caveats += [f"n*(C): {MEANING[flag]}" for flag in fits.n_star.flags]
-    return [*found, Section(title="Caveats of the separate fits", lines=tuple(caveats) or ("none",))]
-
-
-def _image(path: Path, text: str) -> tuple[str, str] | None:
-    if not path.exists():
-        return None
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", text
-
-
-def _curves(fits: Fits) -> Table:
-    rows: list[tuple[str, ...]] = []
-    for c in fits.curves:
-        head = (c.curve.label, str(c.curve.problems_per_batch), str(c.curve.seeds))
-        if c.parameters is None or c.asymptote_interval is None:
-            rows.append((*head, "no fit", c.reason, "", "", "", ""))
-            continue
-        low, high = c.asymptote_interval
-        gaps = ["—" if g is None else f"{g:+.3f}" for g in (c.records_gap, c.smoothed_records_gap)]
-        profile = "—" if c.profile is None else f"{c.profile.interval[0]:.3f} to {c.profile.interval[1]:.3f}"
-        rows.append(
-            (*head, c.parameters.form, f"{c.parameters.asymptote:.3f}", f"{low:.3f} to {high:.3f}", profile, *gaps)
-        )
-    return Table(
-        head=(
-            "curve",
-            "B_p",
-            "seeds",
-            "form",
-            "levels off at",
-            "95 %",
-            "95 %, profile",
-            "records would say",
-            "smoothed",
-        ),
-        rows=tuple(rows),
-    )
-
-
-def _n_star(fits: Fits) -> Table:
-    best_in = "best in, within-run" if fits.within_run else "best in"
-    return Table(
-        head=(fits.unit, "n*", best_in, "95 % set", "reward"),
-        rows=tuple(
-            (amount(cell.compute), str(cell.rollouts_per_problem), f"{cell.probability:.0%} of {cell.competing} n",
-             set_of(cell.n_set), f"{cell.reward:.3f}")
-            for cell in fits.best_cells()
-        ),
-    )  # fmt: skip
+def _figure(figure: Any, path: Path, text: str) -> tuple[str, str]:
+    """Save a figure; a data URI of it, and what it shows."""
+    png = next(p for p in save(figure, path) if p.suffix == ".png")
+    return f"data:image/png;base64,{base64.b64encode(png.read_bytes()).decode()}", text

@@ -1,0 +1,152 @@
+"""Whether a gap between two n is told, and none where there is none: counted over made-up sweeps of 16 evaluations.
+
+    python -m benchmarks.frontier.power [--sweeps 150] [--only NAME …] [--out FILE]
+
+* ``step-…`` and ``peak-…``: two seeds with a standard deviation of 5 % of the gain, in flat worlds but for a gap of
+  17 % of the gain between two neighbours that are named beforehand. Told is what has a 95 % interval of its
+  difference beyond 0 on the right side; simultaneously, with intervals that hold for all 28 pairs at once.
+* ``flat-…``: a claim is an n that is best with 95 % or more, or any pair whose simultaneous interval excludes 0.
+* ``seeds-…``: pilots with a standard deviation of 15 %. As many seeds of the chosen n and its rival are run as
+  ``next`` names (at most 25; where it names none, 25), and then told is counted where the two do differ.
+
+Budget: 1,500 CPU-seconds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+from isocompute.frontier import Fitted, Frontier
+from isocompute.frontier.answers.next import plan
+
+from benchmarks.frontier.campaign import Bounds, Case, Records, main, means
+from benchmarks.frontier.worlds import LAST, World, run, sweep, world, world_with_gap
+
+GAP, MOST_SEEDS, QUANTILES = 0.17, 25, (0.025, 0.975)
+SAMPLING, LASTING = 1200, 0.006
+"""Responses of an evaluation, and the standard deviation of what lasts, as ``worlds.run`` makes them."""
+
+
+def simultaneous(rewards: np.ndarray) -> dict[tuple[int, int], int]:
+    """The sign of the difference of every pair whose interval excludes 0, at 95 % for all pairs at once.
+
+    The intervals are mean ± c·sd, with c the 95 % quantile over the draws of the largest standardised departure.
+
+    Args:
+        rewards: Shape ``(draws, settings)``.
+    """
+    pairs = list(combinations(range(rewards.shape[1]), 2))
+    apart = np.stack([rewards[:, a] - rewards[:, b] for a, b in pairs], axis=1)
+    mean, deviation = apart.mean(axis=0), apart.std(axis=0)
+    width = np.quantile(np.abs((apart - mean) / deviation).max(axis=1), 0.95) * deviation
+    return {pair: int(np.sign(m)) for pair, m, w in zip(pairs, mean, width, strict=True) if abs(m) > w}
+
+
+def ends(fitted: Fitted) -> tuple[list[int], np.ndarray]:
+    """Every n, and the draws of their rewards at the end of the data."""
+    return [c.rollouts_per_problem for c in fitted.cells], fitted.posterior.reward(LAST)[:, :, 0]
+
+
+def told(fitted: Fitted, lower: int, higher: int) -> bool:
+    """Whether the interval of the difference of two n lies above 0."""
+    ns, drawn = ends(fitted)
+    return bool(np.quantile(drawn[:, ns.index(higher)] - drawn[:, ns.index(lower)], QUANTILES[0]) > 0)
+
+
+def gap(kind: str, seeds: int, number: int) -> dict[str, float]:
+    """Whether one gap is told."""
+    rng = np.random.default_rng([number, 11])
+    truth = world_with_gap(kind, rng, gap=GAP)
+    fitted = Frontier(sweep(truth, rng, seeds=seeds, deviation=0.05)).fit(seed=number)
+    ns, drawn = ends(fitted)
+    lower, higher = (ns.index(n) for n in truth.named)
+    every = simultaneous(drawn)
+    right = np.array([truth.reward(n, np.array([LAST]))[0] for n in ns])
+    wrong = [p for p, sign in every.items() if sign * (right[p[0]] - right[p[1]]) <= 0]
+    apart = drawn[:, higher] - drawn[:, lower]
+    real = right[higher] - right[lower]
+    low, high = np.quantile(apart, QUANTILES)
+    return {
+        "told": told(fitted, *truth.named), "told simultaneously": (lower, higher) in every,
+        "some wrong pair told simultaneously": bool(wrong), "mean difference over the true": apart.mean() / real,
+        "sd of the difference over the gain": apart.std() / truth.gain[truth.named[0]],
+        "covers the difference": low <= real <= high,
+    }  # fmt: skip
+
+
+def null(seeds: int, deviation: float, number: int) -> dict[str, float]:
+    """Whether a flat world gives rise to a claim."""
+    rng = np.random.default_rng([number, 13])
+    truth = world("flat", rng)
+    fitted = Frontier(sweep(truth, rng, seeds=seeds, deviation=deviation)).fit(seed=number)
+    best = fitted.decide(LAST).known
+    pairs = bool(simultaneous(ends(fitted)[1]))
+    learned = fitted.posterior.model.deviation(fitted.posterior.theta, "seeds")[:, 0]
+    return {"any claim": best or pairs, "best": best, "pair": pairs, "sd of seeds, learned": float(np.median(learned))}
+
+
+def seeds_named(seeds: int, number: int) -> dict[str, float]:
+    """Whether the number of seeds that ``next`` names after a pilot is right, and suffices."""
+    rng = np.random.default_rng([number, 17])
+    truth = world_with_gap("peak", rng, gap=GAP)
+    pilot = sweep(truth, rng, seeds=seeds, deviation=0.15)
+    fitted = Frontier(pilot).fit(seed=number)
+    decision, named = fitted.decide(LAST), plan(fitted, LAST).seeds
+    chosen, rival = (o.cell.rollouts_per_problem for o in decision.options[:2])
+    lower, higher = sorted((chosen, rival), key=lambda n: truth.gain[n])
+    differ = truth.gain[lower] < truth.gain[higher]
+    needed = seeds_needed(truth) if differ else np.nan
+    count = max(min(named or MOST_SEEDS, MOST_SEEDS), seeds)
+    success = np.nan
+    if differ:
+        more = [
+            row for n in (chosen, rival) for seed in range(seeds, count)
+            for row in run(truth, rng, n=n, seed=seed, deviation=0.15)
+        ]  # fmt: skip
+        whole = pl.concat([pilot, pl.DataFrame(more, schema=pilot.schema)]) if more else pilot
+        success = float(told(Frontier(whole).fit(seed=number), lower, higher))
+    return {
+        "the two differ": differ, "needed": needed, "named": float(named) if named else np.inf,
+        "named within 25 %": abs((named or np.inf) / needed - 1) <= 0.25 if differ else np.nan,
+        "told with that many": success,
+    }  # fmt: skip
+
+
+def seeds_needed(truth: World) -> float:
+    """Seeds of each of the named pair that tell them apart in four sweeps of five, by the formula of ``next``."""
+    low, high = (float(truth.reward(n, np.array([LAST]))[0]) for n in truth.named)
+    variance = (0.15 * (high - truth.start)) ** 2 + high * (1 - high) / SAMPLING + LASTING**2
+    return float(np.ceil(2 * 2.8016**2 * variance / (high - low) ** 2))
+
+
+def named_statistic(records: Records) -> dict[str, float]:
+    """Means, and the median of the number named."""
+    kept = {k: v for k, v in records.items() if k != "named"}
+    differ = records["the two differ"] == 1
+    found = means(kept)
+    if differ.any():
+        found["median named over needed"] = float(np.median(records["named"][differ] / records["needed"][differ]))
+    return found
+
+
+POWERFUL: dict[str, Bounds] = {"told": (0.8, None), "told simultaneously": (0.6, None)}
+ENOUGH: dict[str, Bounds] = {"told with that many": (0.75, None), "median named over needed": (0.75, 1.25)}
+CASES = (
+    *(Case(name=f"{kind}-2-0.05", one=partial(gap, kind, 2), wanted=POWERFUL, sweeps=150) for kind in ("step", "peak")),
+    *(
+        Case(name=f"flat-{seeds}-{sd:g}", one=partial(null, seeds, sd), wanted={"any claim": (None, most)}, sweeps=150)
+        for seeds, sd, most in (
+            (1, 0.03, 0.05), (1, 0.06, 0.05), (1, 0.12, 0.12), (2, 0.05, 0.05), (2, 0.15, 0.05), (3, 0.05, 0.05),
+        )
+    ),
+    *(
+        Case(name=f"seeds-{s}-0.15", one=partial(seeds_named, s), wanted=ENOUGH, statistic=named_statistic, sweeps=25)
+        for s in (2, 5)
+    ),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(__doc__, CASES)

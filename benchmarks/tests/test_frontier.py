@@ -1,0 +1,81 @@
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.frontier.allocation import Laboratory, uniform
+from benchmarks.frontier.campaign import Case, Count, collect, counts, means
+from benchmarks.frontier.dirt import KINDS
+from benchmarks.frontier.power import simultaneous
+from benchmarks.frontier.worlds import LAST, SIZES, grid_of_worlds, sweep, world, world_with_gap
+
+
+def test_the_error_of_a_mean_is_that_of_its_sweeps() -> None:
+    values = np.random.default_rng(0).standard_normal(30)
+    found = counts({"reward": values}, means)["reward"]
+    assert found.value == pytest.approx(values.mean())
+    assert found.error == pytest.approx(values.std(ddof=1) / np.sqrt(30))
+
+
+def test_sweeps_to_which_a_quantity_does_not_apply_do_not_count() -> None:
+    assert means({"told": np.array([1.0, np.nan, 0.0]), "never": np.full(3, np.nan)}) == {"told": 0.5}
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(0.96, "ok"), (0.91, "unclear"), (0.8, "missed"), (0.999, "unclear")])
+def test_a_miss_within_two_standard_errors_is_unclear(value: float, verdict: str) -> None:
+    assert Count(value=value, error=0.015, sweeps=100).verdict((0.92, 0.98)) == verdict
+
+
+def test_a_campaign_goes_on_after_the_sweeps_in_its_file(tmp_path) -> None:
+    asked = []
+
+    def one(number: int) -> dict[str, float]:
+        asked.append(number)
+        return {"number": number, "never": np.nan}
+
+    case, out = Case(name="a", one=one, wanted={}), tmp_path / "out.jsonl"
+    collect(case, 2, out)
+    records = collect(case, 4, out)
+    assert asked == [0, 1, 2, 3]
+    assert records["number"].tolist() == [0, 1, 2, 3]
+    assert {json.loads(line)["case"] for line in out.read_text().splitlines()} == {"a"}
+
+
+def test_simultaneous_intervals_miss_some_pair_of_equals_in_one_sweep_of_twenty() -> None:
+    rng = np.random.default_rng(1)
+    wrong = [bool(simultaneous(rng.standard_normal(6) + rng.standard_normal((2000, 6)))) for _ in range(400)]
+    assert 0.02 < np.mean(wrong) < 0.09
+
+
+def test_simultaneous_intervals_say_which_is_higher() -> None:
+    drawn = np.random.default_rng(2).standard_normal((2000, 3)) + np.array([0.0, 9.0, 0.1])
+    assert simultaneous(drawn) == {(0, 1): -1, (1, 2): 1}
+
+
+@pytest.mark.parametrize("kind", ["step", "peak"])
+def test_a_gap_lies_between_the_named_pair(kind: str) -> None:
+    truth = world_with_gap(kind, np.random.default_rng(3), gap=0.17)
+    low, high = truth.named
+    assert truth.gain[high] == pytest.approx(1.17 * truth.gain[low])
+    assert SIZES.index(high) == SIZES.index(low) + 1
+    assert len(set(truth.gain.values())) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dirt_is_only_in_the_runs_that_it_names(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    truth = world("smooth", rng)
+    clean = sweep(truth, rng, seeds=2, deviation=0.05)
+    dirty, kinds = KINDS[kind](clean, truth, 32, rng)
+    assert kinds
+    runs = set(clean["run_id"])
+    same = {r for r in runs if clean.filter(run_id=r).equals(dirty.filter(run_id=r))}
+    assert same == runs - set(kinds)
+
+
+def test_a_longer_run_begins_as_the_shorter_one() -> None:
+    worlds = grid_of_worlds((16, 64), np.random.default_rng(5))
+    laboratory = Laboratory(number=0, worlds=worlds, ns=(8, 32))
+    short, long = (laboratory.table(uniform(laboratory, 1, share)) for share in (0.25, 1.0))
+    assert len(short) < len(long)
+    assert short.equals(long.filter(long["rollouts"] <= 0.25 * LAST + 1))

@@ -1,0 +1,115 @@
+"""Figures of the paper's own method: records and curves (5, 15), the envelope (6), n*(C) with its sigmoid (7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..answers.paper import PaperCurve, PaperFits
+from ..data.curves import Array
+from ..data.records import isotonic, of_records
+from ..fitting.nstar import sigmoid
+from .drawing import ACCENT, compute_axis, line_styles, save, styled, subplots
+
+
+def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
+    """Draw every figure that the fits have the curves for, as SVG and PNG; nothing when no curve was fitted.
+
+    Args:
+        folder: Where the figures go.
+
+    Raises:
+        FrontierError: A file cannot be written.
+    """
+    if not fits.fitted:
+        return []
+    wanted = {"curves": curve_panels(fits), "frontier": frontier(fits), "n_star": best_setting(fits, "n")}
+    if len({c.curve.problems_per_batch for c in fits.fitted}) > 1:
+        wanted["b_p_star"] = best_setting(fits, "B_p")
+    return [path for name, figure in wanted.items() for path in save(figure, Path(folder) / name)]
+
+
+def name(c: PaperCurve, fits: PaperFits) -> str:
+    """The name of a curve, to be printed: n, and B_p and the group where they tell it from others."""
+    several = len({o.curve.problems_per_batch for o in fits.fitted}) > 1
+    named = f"n = {c.curve.rollouts_per_problem}" + (f", B_p = {c.curve.problems_per_batch}" if several else "")
+    return f"{named}, {c.curve.group}" if c.curve.group else named
+
+
+def _styles(fits: PaperFits) -> dict[object, dict[str, Any]]:
+    return line_styles(sorted({_key(c) for c in fits.curves}, key=lambda k: (isinstance(k, str), k)))
+
+
+def _key(c: PaperCurve) -> Any:
+    return c.curve.group or c.curve.rollouts_per_problem
+
+
+@styled
+def curve_panels(fits: PaperFits) -> Any:
+    """One panel per curve: evaluations, ringed records by bins of reward, an isotonic fit (grey steps), and the fit."""
+    fitted, styles = fits.fitted, _styles(fits)
+    columns = min(3, len(fitted))
+    rows = -(-len(fitted) // columns)
+    figure, axes = subplots(rows, columns, figsize=(3.2 * columns, 2.6 * rows), sharex=True, sharey=True, squeeze=False)
+    for axis, c in zip(axes.flat, fitted, strict=False):
+        own, look = c.curve, styles[_key(c)]
+        assert c.parameters is not None
+        grid = np.linspace(float(own.compute.min()), own.support[1], 200)
+        axis.plot(own.compute, own.reward, look["marker"], color=look["color"], markersize=3, alpha=0.7)
+        order = np.argsort(own.compute, kind="stable")
+        axis.step(own.compute[order], isotonic(own.compute, own.reward)[order], where="post", color="0.45", lw=0.7)
+        axis.plot(grid, c.parameters(grid), color="black", linestyle="-", linewidth=1.2)
+        kept = of_records(own, bin_width=fits.config.bin_width)
+        record = kept.compute > 0
+        axis.plot(kept.compute[record], kept.reward[record], "o", ms=6, fillstyle="none", color="black", mew=0.6)
+        axis.set_title(f"{own.label}, B_p = {own.problems_per_batch}", fontsize=9)
+    for axis in axes.flat[len(fitted) :]:
+        axis.set_visible(False)
+    figure.supxlabel(f"compute in {fits.config.unit.replace('_', ' ')}")
+    figure.supylabel(fits.config.metric)
+    return figure
+
+
+@styled
+def frontier(fits: PaperFits) -> Any:
+    """All curves over their support, with the envelope (Figure 6)."""
+    figure, axis = subplots(figsize=(6, 3.8))
+    styles = _styles(fits)
+    axis.plot(fits.compute, fits.reached.max(axis=0), color="0.75", lw=5, label="envelope", solid_capstyle="round")
+    for c in fits.fitted:
+        look = styles[_key(c)]
+        assert c.parameters is not None
+        grid = np.geomspace(*c.curve.support, 200)
+        axis.plot(grid, c.parameters(grid), color=look["color"], linestyle=look["linestyle"], label=name(c, fits))
+        after = c.curve.compute > 0
+        axis.plot(c.curve.compute[after], c.curve.reward[after], look["marker"], color=look["color"], ms=2.5, alpha=0.6)
+    compute_axis(axis, f"compute in {fits.config.unit}")
+    axis.set(ylabel=fits.config.metric, title="The paper's method: curves and their envelope")
+    axis.legend(frameon=False, fontsize=8)
+    return figure
+
+
+@styled
+def best_setting(fits: PaperFits, what: str) -> Any:
+    """n* or B_p* of the envelope against compute; of n* also the log2-sigmoid (Figures 7, 21, 22, 24)."""
+    figure, axis = subplots(figsize=(6, 3.4))
+    field = {"n": "rollouts_per_problem", "B_p": "problems_per_batch"}[what]
+    values = np.array([getattr(c.curve, field) for c in fits.fitted])
+    levels = np.unique(values)
+    axis.step(fits.compute, np.searchsorted(levels, values[fits.best]), where="mid", color="black", lw=2,
+              label=f"{what} of the envelope")  # fmt: skip
+    if what == "n" and fits.n_star.params is not None:
+        line = _rank(2.0 ** sigmoid(np.log10(fits.compute), fits.n_star.params), levels)
+        axis.plot(fits.compute, line, color=ACCENT, linestyle="--", linewidth=1.5, label="log2-sigmoid")
+    axis.set(yticks=range(len(levels)), yticklabels=[f"{v:,}" for v in levels], ylim=(-0.6, len(levels) - 0.4))
+    axis.set(ylabel={"n": "rollouts per problem n", "B_p": "problems per batch B_p"}[what], title=f"{what}*(C)")
+    compute_axis(axis, f"compute in {fits.config.unit}")
+    axis.legend(framealpha=0.9, edgecolor="none", loc="upper left", fontsize=8)
+    return figure
+
+
+def _rank(values: Array, levels: np.ndarray) -> Array:
+    """Where values lie on an axis on which the levels are 0, 1, 2, … by logarithm."""
+    return np.asarray(np.interp(np.log2(values), np.log2(levels), np.arange(len(levels))))

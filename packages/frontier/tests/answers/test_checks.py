@@ -1,0 +1,85 @@
+"""What a fit rests on: settings left out, deviations against expectation, the best learning rate of each n."""
+
+import numpy as np
+import polars as pl
+import pytest
+from isocompute.frontier import Fit, Frontier
+from isocompute.frontier.answers.checks import conflicts, left_out_line
+
+from ..conftest import evals
+
+
+def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 2, deviation: float = 0.02) -> pl.DataFrame:
+    """Exponential runs of some n and learning rates, whose gains differ by a share from seed to seed."""
+    rng, parts = np.random.default_rng(0), []
+    compute = np.arange(0, 17) * 1024
+    for (n, rate), gain in gains.items():
+        for seed in range(seeds):
+            made = gain * (1 + deviation * rng.standard_normal()) * (1 - np.exp(-compute / 5e3))
+            parts.append(
+                pl.DataFrame(
+                    {"rollouts": compute, "avg_at_4": rng.binomial(1200, 0.2 + made) / 1200, "seed": seed,
+                     "rollouts_per_problem": n, "problems_per_batch": 8, "learning_rate": rate}
+                )
+            )  # fmt: skip
+    fixed = {"problem_set": "easy", "split": "validation", "questions": 300, "samples": 4}
+    return pl.concat(parts).with_columns(**{name: pl.lit(value) for name, value in fixed.items()})
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Fit:
+    """Gains that fall by 0.04 for every octave squared from the best rate, which grows as the root of B."""
+    best = {n: 1e-4 * n**0.5 for n in (2, 4, 8, 16)}
+    gains = {
+        (n, top * factor): 0.4 - 0.04 * np.log2(factor) ** 2 + 0.02 * np.log2(n)
+        for n, top in best.items() for factor in (0.25, 0.5, 1, 2, 4)
+    }  # fmt: skip
+    return Frontier(sweep(gains, seeds=1)).fit()
+
+
+def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
+    found = tuned.best_rates(16_384)
+    assert found is not None
+    assert found.rollouts_per_problem == (2, 4, 8, 16)
+    for n, (low, high) in zip(found.rollouts_per_problem, found.interval, strict=True):
+        assert low < 1e-4 * n**0.5 < high
+    low, high = found.exponent_interval
+    assert low < 0.5 < high
+    assert high - low < 1
+    assert "the √B rule lies inside" in found.line()
+
+
+def test_a_rate_that_does_not_grow_is_told_from_the_root_rule() -> None:
+    gains = {
+        (n, 1e-4 * factor): 0.4 - 0.06 * np.log2(factor) ** 2
+        for n in (2, 8, 32, 128) for factor in (0.25, 0.5, 1, 2, 4)
+    }  # fmt: skip
+    found = Frontier(sweep(gains, seeds=1, deviation=0.0)).fit().best_rates(16_384)
+    assert found is not None
+    assert "outside" in found.line()
+    assert abs(found.exponent) < 0.25
+
+
+def test_where_each_n_has_one_rate_there_is_no_best_one() -> None:
+    assert Frontier(evals()).fit().best_rates(20_480) is None
+
+
+def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not() -> None:
+    smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16)}
+    found = Frontier(sweep(smooth)).fit().left_out()
+    assert [f.rollouts_per_problem for f in found] == [2, 4, 8, 16]
+    assert sum(f.inside for f in found) >= 3
+    odd = Frontier(sweep({**smooth, (8, 1e-4): 0.05})).fit().left_out()
+    assert not odd[2].inside
+    assert "n = 8: 0.2" in left_out_line(odd)
+
+
+def test_of_three_n_none_is_left_out() -> None:
+    assert Frontier(evals(seeds=1)).fit().left_out() == ()
+
+
+def test_seeds_that_differ_far_more_than_expected_are_named() -> None:
+    calm = {(n, 1e-4): 0.3 for n in (2, 4, 8, 16)}
+    assert not any("seeds differ in gain" in line for line in conflicts(Frontier(sweep(calm, seeds=3)).fit()))
+    wild = Frontier(sweep(calm, seeds=4, deviation=0.5)).fit()
+    assert any("seeds differ in gain by 0." in line and "0.06 was expected" in line for line in conflicts(wild))

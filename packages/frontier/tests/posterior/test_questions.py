@@ -1,0 +1,57 @@
+"""The luck of which questions were asked: in the intervals where pass rates say what it is."""
+
+import numpy as np
+import polars as pl
+from isocompute.frontier import Frontier
+
+QUESTIONS, SAMPLES = 40, 8
+
+
+def tables(*, unlike: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Runs of two n on questions that are all of one difficulty, or from impossible to certain."""
+    rng, evals, rates = np.random.default_rng(0), [], []
+    ease = np.linspace(0.0, 1.0, QUESTIONS) if unlike else np.full(QUESTIONS, 0.5)
+    for n in (4, 16):
+        for step, rollouts in enumerate(range(0, 16_384, 2048)):
+            made = 1 - np.exp(-rollouts / 5e3)
+            successes = rng.binomial(SAMPLES, ease * (0.2 + (0.5 + 0.01 * (n == 16)) * made))
+            evals.append({"run_id": f"n{n}", "step": step, "rollouts": rollouts, "tokens": 0, "seed": 0,
+                          "rollouts_per_problem": n, "problems_per_batch": 8, "problem_set": "easy",
+                          "split": "validation", "questions": QUESTIONS, "samples": SAMPLES,
+                          "avg_at_4": float(successes.mean() / SAMPLES)})  # fmt: skip
+            rates += [
+                {"run_id": f"n{n}", "step": step, "problem_id": f"p{k}", "samples": SAMPLES, "successes": int(s)}
+                for k, s in enumerate(successes)
+            ]
+    return pl.DataFrame(evals), pl.DataFrame(rates)
+
+
+def width(evals: pl.DataFrame, rates: pl.DataFrame | None) -> tuple[float, float]:
+    """Width of the interval of a reward, and of the difference of both n."""
+    fitted = Frontier(evals).fit(pass_rates=rates)
+    drawn = fitted.posterior.reward(14_336.0)[:, :, 0]
+    return tuple(float(np.ptp(np.quantile(x, [0.025, 0.975]))) for x in (drawn[:, 0], drawn[:, 1] - drawn[:, 0]))
+
+
+def test_questions_of_unlike_difficulty_widen_a_reward_and_hardly_a_difference() -> None:
+    evals, rates = tables(unlike=True)
+    (fixed, apart), (drawn, apart_drawn) = width(evals, None), width(evals, rates)
+    # The sd of pass rates, 0.2 and more, over the root of 40 questions, four times.
+    assert drawn > fixed + 0.04
+    assert apart_drawn < apart + 0.02
+    fitted = Frontier(evals).fit(pass_rates=rates)
+    assert "which questions are asked" not in fitted.answer().lines()[-1]
+
+
+def test_questions_that_are_all_alike_bring_no_luck() -> None:
+    evals, rates = tables(unlike=False)
+    assert width(evals, rates)[0] < width(evals, None)[0] + 0.03
+
+
+def test_the_luck_is_saved_with_the_draws(tmp_path: object) -> None:
+    evals, rates = tables(unlike=True)
+    fitted = Frontier(evals).fit(pass_rates=rates)
+    fitted.save(str(tmp_path))
+    again = Frontier.load(str(tmp_path))
+    assert again.answer().lines() == fitted.answer().lines()
+    np.testing.assert_array_equal(again.posterior.reward(9e3), fitted.posterior.reward(9e3))
