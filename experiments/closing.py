@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isocompute.frontier.answers import saved
+from isocompute.frontier import Frontier
 
 from .playbook import others
+from .report.choice import text
 from .report.page import base_scores
 from .report.spent import spent
 from .settings import Preset
@@ -36,8 +37,11 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     before = ", ".join(f"{base} {found['fresh']:.3f}" for base, found in scores.items())
     lines = [
         f"{name}, from {before} before training:",
-        *saved.load(out / "frontier" / name).answer().lines(),
+        *Frontier.load(out / "frontier" / name).answer().lines(),
     ]
+    alone = json.loads((out / "metrics" / f"{name}.json").read_text())["alone"]
+    if alone:
+        lines.append("Each base model alone: " + "; ".join(f"{base}: {text(own)}" for base, own in alone.items()))
     if found := others.recorded(preset, name):
         lines.append(f"From other base models: {found}")
     tested = out / "prescribe" / name / "comparison.json"

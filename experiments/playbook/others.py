@@ -10,10 +10,10 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from isocompute.frontier import Fitted
-from isocompute.frontier.answers import saved
+from isocompute.frontier import Frontier
 
 from ..errors import ExperimentError
+from ..report.choice import choice, text
 from ..running.identity import digest
 from ..running.work import write_json
 from ..settings import PreparedConfig, Preset
@@ -61,7 +61,7 @@ def run(home: Path) -> Iterator[str]:
             prepare.run(own)
             sweep.run(own, problem_set)
             frontier.run(own, problem_set)
-            found.append({"base_seeds": list(seeds), **choice(saved.load(OUT / "frontier" / problem_set))})
+            found.append({"base_seeds": list(seeds), **choice(Frontier.load(OUT / "frontier" / problem_set))})
         yield f"base models {', '.join(map(str, seeds))}: {text(found[-1])}"
     write_json(FILE, {"preset": preset.name, "sweep": sweep_of(preset, problem_set), "found": found})
     yield summary(found)
@@ -71,24 +71,6 @@ def sweep_of(preset: Preset, problem_set: str) -> str:
     """Hash of what is swept, base models apart: a result of another sweep is not shown."""
     swept = preset.sweep[problem_set]
     return digest({**swept.model_dump(mode="json", exclude={"learner"}), "learner": dict(swept.learner)})
-
-
-def choice(fitted: Fitted) -> dict[str, Any]:
-    """The n of least expected regret at the largest compute, how often an n is best, and those within noise of it."""
-    decision = fitted.decide(fitted.largest)
-    n = decision.chosen.cell.rollouts_per_problem
-    return {
-        "rollouts_per_problem": n,
-        "probability_best": sum(o.probability_best for o in decision.options if o.cell.rollouts_per_problem == n),
-        "near": sorted({o.cell.rollouts_per_problem for o in decision.near()}),
-    }
-
-
-def text(found: Mapping[str, Any]) -> str:
-    """One choice, to be printed."""
-    near = [str(n) for n in found["near"]]
-    said = f"n = {found['rollouts_per_problem']} with {found['probability_best']:.0%}"
-    return said if len(near) == 1 else f"undecided between n = {' and '.join(near)} ({said})"
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> str:

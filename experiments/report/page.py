@@ -1,64 +1,38 @@
-"""The report of a problem set: the answer and what it rests on, then what was trained and what that cost."""
+"""What the report of a fit goes on with: the base models, the health of training, and what was spent."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from isocompute.frontier import Fitted
-from isocompute.frontier.show import report
 from isocompute.frontier.show.report import Section, Table
-from isocompute.rollout.contract.files import write_text
-from jinja2 import Environment, StrictUndefined
 
 from ..settings import Preset
 from .spent import spent
 
 
-def write(preset: Preset, problem_set: str, fitted: Fitted, out: Path) -> Path:
-    """Write ``frontier/SET/report.html``: one file that needs no other one; returns where it is.
+def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
+    """What the report of the fit goes on with.
 
     Args:
-        fitted: The posterior, whose figures are there already.
         out: Where the stages write.
     """
-    sweep, folder = out / "sweep" / problem_set, out / "frontier" / problem_set
+    sweep = out / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
-    decision = fitted.decide(fitted.largest)
-    sections = [
-        Section(
-            title="The decision",
-            text="Expected regret is what a setting loses on average to the best one.",
-            figure=_image(folder / "decision.png", "Expected regret by n, and n* over compute"),
-            table=report.options_table(decision),
-        ),
-        Section(
-            title="Runs",
-            text="Every run was judged before the fit.",
-            table=Table(
-                head=("run", "what it is", "evidence"),
-                rows=tuple((h.name, ", ".join(sorted(h.kinds)), h.evidence) for h in fitted.prepared.health),
-            ),
-            lines=fitted.prepared.notes,
-        ),
+    found = [
         _bases(preset, problem_set, out),
         health(states),
         Section(title="What was spent", table=spent(sweep)),
     ]
     if (sweep / "rates.png").exists():
         text = "What pilots scored at the learning rates tried; these responses measure nothing else."
-        sections.append(Section(title="Pilots", text=text, figure=_image(sweep / "rates.png", "Scores of pilots")))
-    template = files("isocompute.frontier.show").joinpath("report.html").read_text()
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(template).render(
-        title=f"{preset.name}, {problem_set}: {fitted.metric} against {fitted.unit}", sections=sections,
-        answer=fitted.answer().lines(),
-    )  # fmt: skip
-    return write_text(folder / "report.html", page + "\n")
+        picture = base64.b64encode((sweep / "rates.png").read_bytes()).decode()
+        figure = (f"data:image/png;base64,{picture}", "Scores of pilots")
+        found.append(Section(title="Pilots", text=text, figures=(figure,)))
+    return found
 
 
 def base_scores(preset: Preset, problem_set: str, out: Path) -> dict[str, dict[str, Any]]:
@@ -107,7 +81,3 @@ def health(states: Sequence[Mapping[str, Any]]) -> Section:
         text=f"No flags in {clean} of {len(states)} cells.",
         table=Table(head=head, rows=tuple(rows)) if rows else None,
     )
-
-
-def _image(path: Path, text: str) -> tuple[str, str]:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}", text

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from isocompute.frontier import Frontier
+import polars as pl
+from isocompute.frontier import Fit, Frontier
 from isocompute.frontier.answers import saved
-from isocompute.frontier.show.decision import decision_figure
-from isocompute.frontier.show.drawing import save
+from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..report import page
+from ..report.choice import choice
 from ..settings import Preset
 from .shared import OUT, log
 
@@ -23,20 +25,18 @@ def run(preset: Preset, problem_set: str) -> None:
     """Write the posterior of all runs, the figure of the decision, and the report."""
     sweep, out = OUT / "sweep" / problem_set, OUT / "frontier" / problem_set
     evals = tables.read(sweep / "evals.parquet", "evals")
-    fitted = Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
-    saved.save(fitted, out)
-    figures = save(decision_figure(fitted), out / "decision")
-    report = page.write(preset, problem_set, fitted, OUT)
+    fitted = _fitted(preset, problem_set, evals)
+    fitted.save(out)
+    report = write_report(fitted, out, further=page.sections(preset, problem_set, OUT))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
         stream.write((out / "decision.png").read_bytes())
-    decision = fitted.decide(fitted.largest)
-    chosen = decision.chosen
+    chosen = fitted.decide(fitted.largest).chosen
     numbers = {
-        "rollouts_per_problem": chosen.cell.rollouts_per_problem,
+        **choice(fitted),
         "problems_per_batch": chosen.cell.problems_per_batch,
         "learning_rate": chosen.cell.learning_rate,
         "reward": chosen.reward,
-        "probability_best": chosen.probability_best,
+        "alone": _alone(preset, problem_set, evals),
     }
     write_text(METRICS / f"{problem_set}.json", json.dumps(numbers, indent=1) + "\n")
     for line in fitted.answer().lines():
@@ -45,7 +45,19 @@ def run(preset: Preset, problem_set: str) -> None:
         preset,
         f"{problem_set}-frontier",
         {"posterior": out / saved.DOCUMENT, "report": report},
-        figures=figures,
+        figures=sorted(out.glob("*.svg")),
         params=preset.frontier.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},
     )
+
+
+def _fitted(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
+    return Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
+
+
+def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
+    """What the runs of each base model choose alone; nothing where there is one base model."""
+    names = preset.base_models if len(preset.base_models) > 1 else ()
+    return {
+        name: choice(_fitted(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
+    }  # fmt: skip

@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import polars as pl
+from isocompute.frontier import Frontier
 from isocompute.frontier.answers import saved
 from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
@@ -26,8 +27,7 @@ from .training import collect, setup_of
 def run(preset: Preset, problem_set: str) -> None:
     """Train what is decided and the fixed n, and write what became of them."""
     test, out = preset.prescribe[problem_set], OUT / "prescribe" / problem_set
-    fitted = saved.load(OUT / "frontier" / problem_set)
-    options = fitted.decide(test.rollouts).options
+    options = Frontier.load(OUT / "frontier" / problem_set).decide(test.rollouts).options
     best = {option.cell.rollouts_per_problem: option.cell for option in reversed(options)}
     chosen = options[0].cell
     _train(preset, problem_set, test, [best[n] for n in sorted({chosen.rollouts_per_problem, *test.baselines})])
