@@ -106,21 +106,17 @@ def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
 
 
 def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: PrescribeConfig) -> None:
-    """Refuse a test whose budget cannot be run or is not above the sweep's, or that reuses seeds of sweep or pilot."""
+    """Refuse a test whose budget cannot be run or is below the sweep's, or that reuses seeds of sweep or pilot."""
     where = f"prescribe.{name}"
-    try:
-        sweep.check_groups(test.baselines, where=f"{where}.baselines")
-    except SettingError as error:
-        own = error.where.startswith(where)
-        raise SettingError(error.where if own else f"sweep.{name}.{error.where}", str(error)) from None
     for n in test.baselines:
         if n not in {size for size, _ in sweep.grid()}:
             raise SettingError(f"{where}.baselines", f"holds {n}, which is no n of the sweep")
     pairs = sweep.grid()
     check_budget(test.rollouts, test.evaluate_every, [n * size for n, size in pairs], where=f"{where}.")
-    if test.rollouts <= sweep.rollouts:
+    if test.rollouts < sweep.rollouts:
         raise SettingError(
-            f"{where}.rollouts", f"is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
+            f"{where}.rollouts",
+            f"is {test.rollouts}; a prescription is tested at the sweep's {sweep.rollouts} or above",
         )
     used = sorted(set(test.seeds) & sweep.selecting_seeds())
     if used:

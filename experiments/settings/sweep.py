@@ -139,10 +139,10 @@ class SweepConfig(Settings):
 
 
 class PrescribeConfig(Settings):
-    """The larger budget at which the prescription is tested: what is decided for it, beside fixed n."""
+    """The budget at which the prescription is tested: what is decided for it, beside fixed n."""
 
     rollouts: Count
-    """Budget of a cell (rollouts); above that of the sweep."""
+    """Budget of a cell (rollouts), that of the sweep or more; as far as the sweep says what to decide."""
     baselines: Grid[GroupSize]
     """Every n of the sweep that the prescribed one is compared with, at the best rate and B_p of each."""
     seeds: Grid[int]

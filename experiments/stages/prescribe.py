@@ -1,4 +1,4 @@
-"""Test what the posterior decides for a larger budget: trained with fresh seeds, next to fixed n."""
+"""Test what the posterior decides for a budget: trained with fresh seeds, next to fixed n."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(
         "1e-06"
     ] * 2
     evaluate = next(line for line in lines if line.startswith("easy     evaluate"))
-    # Four cells of 96 rollouts and six of 128, evaluated every 16 and 32, with four responses to each of 12 problems.
-    assert f"{(4 * 6 + 6 * 4) * 12 * 4:,} rollouts" in evaluate
+    # Four cells of 96 rollouts and six, evaluated every 16 and 32, with four responses to each of 12 problems.
+    assert f"{(4 * 6 + 6 * 3) * 12 * 4:,} rollouts" in evaluate
 
 
 def test_every_cell_is_trained_at_each_factor_of_its_rate(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_it_prints_what_was_found(finished: tuple[Path, str]) -> None:
     for expected in (
         "before training:", "At 96 rollouts", "At 64 rollouts", "Risk: ", "Not in this: ", "Spent (rollouts): ",
         "pilots: training",
-        "Tested: trained at 128 rollouts with fresh seeds, n = ", "Seconds: prepare", "sweep@easy",
+        "Tested: trained at 96 rollouts with fresh seeds, n = ", "Seconds: prepare", "sweep@easy",
         "outputs/frontier/hard/report.html", "nox -s ui",
     ):  # fmt: skip
         assert expected in end, expected
