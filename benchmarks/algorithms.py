@@ -5,7 +5,7 @@
 For each algorithm: the mean over seeds of the last two of four evaluations minus the base model's score of fresh
 responses to the same questions, with a t interval over the seeds, widened by the standard error of the base's score. A
 seed that diverged is named and has no score. It ends with an error where a seed diverged, an interval does not exclude
-0, or GRPO gains less than 0.2. Run it where ``python -m experiments repro`` ran.
+0, or GRPO gains less than 0.2. Base model and problems are those of the panel's units with base 0.
 
 Nothing is chosen by these runs: their seeds are used by nothing else, and every algorithm has the same learning rate,
 which ``--rate`` gives. Its default was known before: 1.25e-4 was the best for n = 4 in earlier runs on the same task.
@@ -29,15 +29,18 @@ from isocompute.rollout.contract import tables
 from scipy import stats
 
 from experiments.errors import ExperimentError
+from experiments.playbook import study
+from experiments.playbook.prepare import INPUTS, preset_of
+from experiments.playbook.study import Unit
 from experiments.running import work
-from experiments.running.cells import Cell
+from experiments.running.cells import Cell, Origin, problems_hash
 from experiments.running.design import Design
+from experiments.running.identity import Surroundings
+from experiments.running.models import content
 from experiments.running.opening import workers
 from experiments.running.schedule import run_cells
 from experiments.running.tracker import Tracker
-from experiments.settings import Preset, load
-from experiments.stages.difficulty import FOLDER
-from experiments.stages.training import design_of
+from experiments.stages.training import Setup
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},
@@ -98,13 +101,25 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     ]  # fmt: skip
 
 
-def base_of(name: str) -> tuple[float, float]:
+def setup_of(unit: Unit) -> Setup:
+    """What the cells of a unit of the panel are made from, from the files that are committed."""
+    preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
+    problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
+    origin = Origin(
+        problem_set=unit.problem_set, base_model=inputs.name, base=base, problems=problems_hash(problems),
+        generation=preset.generation, surroundings=Surroundings.of(preset.resources),
+    )  # fmt: skip
+    design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)
+    return Setup(designs=(design,), problems={origin.problems: problems}, models={base: str(inputs / "base")})
+
+
+def base_of(table: pl.DataFrame) -> tuple[float, float]:
     """The base model's score of fresh responses to the validation questions, and its standard error of sampling.
 
     Args:
-        name: The problem set.
+        table: The ``problems`` table.
     """
-    problems = tables.read(FOLDER / f"{name}.parquet", "problems").filter(pl.col("split") == "validation")
+    problems = table.filter(pl.col("split") == "validation")
     rates = problems["fresh_pass_rate"].to_numpy()
     samples = problems["fresh_pass_rate_samples"].to_numpy()
     variance = (rates * (1 - rates) / (samples - 1)).sum() / len(rates) ** 2
@@ -152,18 +167,19 @@ def verdict(
     return said, not diverged and found - half > 0 and found >= least
 
 
-def compared(preset: Preset, arguments: argparse.Namespace) -> list[str]:
+def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     """Train all cells and print a line for each algorithm; return what failed.
 
     Args:
         arguments: The command's arguments.
     """
-    design, problems, model = design_of(preset, arguments.set)
-    base, metric, failed = base_of(arguments.set), preset.evaluation.metric, []
+    (design,), (table,) = setup.designs, setup.problems.values()
+    preset = design.preset
+    base, metric, failed = base_of(table), preset.evaluation.metric, []
     wanted = {name: cells_of(design, settings, arguments) for name, settings in ALGORITHMS.items()}
     every = [cell for cells in wanted.values() for cell in cells]
-    with workers(preset, model, design.origin.base) as pool:
-        folders = run_cells(every, problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms")
+    with workers(preset, setup.models) as pool:
+        folders = run_cells(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms")
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
         outcomes = {cell.seed: work.outcome(cell, folders[cell.run_id]) for cell in cells}
@@ -179,7 +195,7 @@ def compared(preset: Preset, arguments: argparse.Namespace) -> list[str]:
 def main() -> int:
     """Run the comparison; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--set", help="problem set (default: the first of the preset)")
+    parser.add_argument("--set", default="easy", help="problem set of the panel (default: easy)")
     parser.add_argument("--n", type=int, default=4, help="rollouts per problem (default 4)")
     parser.add_argument("--rollouts", type=int, default=8192, help="budget of a cell (default 8192)")
     parser.add_argument("--seeds", type=int, default=3, help="seeds of each algorithm (default 3)")
@@ -187,10 +203,9 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        preset = load()
-        arguments.set = arguments.set or next(iter(preset.sweep))
-        check(arguments, preset.sweep_of(arguments.set).problems_per_batch[0])
-        failed = compared(preset, arguments)
+        setup = setup_of(study.load().unit(f"{arguments.set}-0"))
+        check(arguments, setup.designs[0].sweep.problems_per_batch[0])
+        failed = compared(setup, arguments)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -20,8 +20,7 @@ from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
 from experiments.running.opening import workers
 from experiments.settings import load
-from experiments.stages.base import model_of
-from experiments.stages.difficulty import FOLDER
+from experiments.stages.base import FOLDER, model_of
 
 
 def main() -> int:
@@ -33,18 +32,18 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         preset = load()
-        model, base = model_of(preset)
-        with workers(preset, model, base) as pool:
-            for name in preset.difficulty.sets:
-                table = tables.read(FOLDER / f"{name}.parquet", "problems")
-                origin = Origin(
-                    problem_set="", base=base, problems=problems_hash(table), generation=preset.generation,
-                    surroundings=Surroundings.of(preset.resources),
-                )  # fmt: skip
-                found = measure(
-                    pool, table, origin, samples=arguments.samples, seed=arguments.seed, phase="baseline", title=name
-                )
-                _say(name, table.join(found.rates, on="problem_id"), arguments.samples)
+        for base_model in preset.base_models:
+            model, base = model_of(preset, base_model)
+            with workers(preset, {base: model}) as pool:
+                for name in preset.sweep:
+                    table = tables.read(FOLDER / base_model / f"{name}.parquet", "problems")
+                    origin = Origin(
+                        problem_set="", base_model="", base=base, problems=problems_hash(table),
+                        generation=preset.generation, surroundings=Surroundings.of(preset.resources),
+                    )  # fmt: skip
+                    title, asked = f"{base_model}, {name}", {"samples": arguments.samples, "seed": arguments.seed}
+                    found = measure(pool, table, origin, **asked, phase="baseline", title=title)
+                    _say(title, table.join(found.rates, on="problem_id"), arguments.samples)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """Command line of the pipeline: ``python -m experiments STAGE [SET]``, or ``repro`` for all of it.
 
-``anchor SET`` searches learning rates under a budget, and is no stage of the pipeline. ``schema`` prints the JSON
-schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what earlier commands could not.
+``schema`` prints the JSON schema of params.yaml, which is kept in params.schema.json. ``send`` sends to MLflow what
+earlier commands could not.
 ``init NAME`` writes a preset of one's own, complete.
 """
 
@@ -25,26 +25,22 @@ from .running import stopping
 from .settings import Preset, load, schema, template
 from .settings.reading import find
 from .settings.strict import SettingError
-from .stages import COMMANDS, SET_STAGES, STAGES
+from .stages import SET_STAGES, STAGES
 
 SECONDS = Path("work") / "seconds.jsonl"
 """How long stages took, one line per stage; never a DVC output."""
-OF_A_SET = (*SET_STAGES, *COMMANDS)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one stage or all; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    parser.add_argument("stage", choices=[*STAGES, *OF_A_SET, "repro", "schema", "init", "send"])
-    named = f"for {', '.join(OF_A_SET)}: the problem set; for init: the name of the new preset"
+    parser.add_argument("stage", choices=[*STAGES, *SET_STAGES, "repro", "schema", "init", "send"])
+    named = f"for {', '.join(SET_STAGES)}: the problem set; for init: the name of the new preset"
     parser.add_argument("name", nargs="?", help=named)
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
-    parser.add_argument("--budget", type=_rollouts, help="for anchor: rollouts that its pilots may be trained on")
     arguments = parser.parse_args(argv)
-    if (arguments.stage in (*OF_A_SET, "init")) != (arguments.name is not None):
-        parser.error(f"{', '.join(OF_A_SET)} take a problem set and init a name; the other stages take none")
-    if arguments.budget is not None and arguments.stage not in COMMANDS:
-        parser.error("--budget is an option of anchor; what a stage spends is in params.yaml")
+    if (arguments.stage in (*SET_STAGES, "init")) != (arguments.name is not None):
+        parser.error(f"{', '.join(SET_STAGES)} take a problem set and init a name; the other stages take none")
     if arguments.stage == "schema":
         print(schema.text(), end="")
         return 0
@@ -65,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
         if arguments.stage == "repro":
             return repro(preset)
-        options = {} if arguments.budget is None else {"budget": arguments.budget}
-        stage(preset, arguments.stage, arguments.name, **options)
+        stage(preset, arguments.stage, arguments.name)
     except (ValueError, OSError) as error:
         if not is_for_the_user(error):
             raise
@@ -78,14 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _rollouts(text: str) -> int:
-    """A whole number of rollouts."""
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no budget; it must be a whole number of rollouts, 1 or more")
-    return int(text)
-
-
-def stage(preset: Preset, name: str, problem_set: str | None, **options: int) -> None:
+def stage(preset: Preset, name: str, problem_set: str | None) -> None:
     """Run one stage, and note how long it took."""
     # Imported here: not every stage needs what another one does.
     run = import_module(f"experiments.stages.{name}").run
@@ -94,7 +82,7 @@ def stage(preset: Preset, name: str, problem_set: str | None, **options: int) ->
         run(preset)
     else:
         preset.sweep_of(problem_set)
-        run(preset, problem_set, **options)
+        run(preset, problem_set)
     if name not in ("plan", "inputs"):
         send()
         took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
@@ -125,6 +113,7 @@ def init(name: str, like: Preset) -> None:
         stream.write(text.encode())
     print(f"{path} has every setting, with the values of {like.name}. To run it, write in params.yaml:")
     print(f"  preset: {name}\n  settings_file: {path}\n  problem_sets: [{', '.join(like.sweep)}]")
+    print(f"  tested_sets: [{', '.join(like.prescribe)}]")
 
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:

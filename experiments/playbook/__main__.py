@@ -2,8 +2,8 @@
 
 ``start`` runs what is left of it in the background, at the commit in frozen.json; ``pause``, ``go-on`` and ``stop``
 act on it; ``collect`` copies the tables of finished cells into results/; ``curves`` draws them; ``again UNIT`` trains
-cells of a unit again and compares; ``plan`` counts cells. ``start`` runs ``run``, which runs ``unit`` for each unit,
-which begins with ``prepare``: its base model and problem sets.
+cells of a unit again and compares; ``plan`` counts cells; ``others`` runs the default from base models of other seeds.
+``start`` runs ``run``, which runs ``unit`` for each unit, which begins with ``prepare``: base model and problem sets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import is_for_the_user
 from ..running.stopping import Stopped
 from . import background, study
 
-WITHOUT_UNIT = ("start", "pause", "go-on", "stop", "status", "collect", "run", "plan")
+WITHOUT_UNIT = ("start", "pause", "go-on", "stop", "status", "collect", "run", "plan", "others")
 WITH_UNIT = ("unit", "again", "prepare")
 SIGNALS = {"pause": signal.SIGSTOP, "go-on": signal.SIGCONT, "stop": signal.SIGTERM}
 
@@ -50,6 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
         return stopped.exit_code
+
+
+def _others() -> None:
+    from .others import run
+
+    for line in run(background.home()):
+        print(line, flush=True)
 
 
 def _commands(given: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
@@ -106,7 +113,7 @@ def _commands(given: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
 
     return {
         "start": background.start, "status": status, "collect": collect, "prepare": prepare, "curves": curves,
-        "run": lambda: background.run(study.load()), "unit": unit, "again": again, "plan": plan,
+        "run": lambda: background.run(study.load()), "unit": unit, "again": again, "plan": plan, "others": _others,
         **{name: signalled(number) for name, number in SIGNALS.items()},
     }  # fmt: skip
 

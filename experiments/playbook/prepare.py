@@ -6,10 +6,12 @@ import os
 import shutil
 from pathlib import Path
 
+from ..errors import ExperimentError
 from ..settings import Preset
 from ..settings import load as load_preset
-from ..stages import base, difficulty, problems
-from ..stages.shared import OUT
+from ..stages import prepare
+from ..stages.base import FOLDER, ONLY
+from ..tiny.config import TinyModelConfig
 from .study import PANEL, Unit
 
 INPUTS = Path(__file__).with_name("inputs")
@@ -19,6 +21,8 @@ INPUTS = Path(__file__).with_name("inputs")
 def preset_of(unit: Unit) -> Preset:
     """The preset of a unit, from panel.yaml, with the seed of its base model."""
     preset = load_preset(PANEL, preset=unit.task)
+    if not isinstance(preset.base, TinyModelConfig):
+        raise ExperimentError(f"{PANEL.name}: the base model of {unit.task} is none that is trained from a seed")
     return preset.model_copy(update={"base": preset.base.model_copy(update={"seed": unit.base_seed})})
 
 
@@ -46,15 +50,15 @@ def inputs_of(unit: Unit, home: Path) -> Path:
 
 
 def _make(preset: Preset, folder: Path, out: Path) -> None:
-    """Run the stages up to ``difficulty`` in a folder, and copy what cells start from."""
+    """Run the stage ``prepare`` in a folder, and copy what cells start from."""
     folder.mkdir(parents=True, exist_ok=True)
     before = Path.cwd()
     os.chdir(folder)
     try:
-        for stage in (problems, base, difficulty):
-            stage.run(preset)
-        shutil.copytree(OUT / "base", out / "base")
+        prepare.run(preset)
+        made = FOLDER / ONLY
+        shutil.copytree(made / ONLY, out / "base")
         for name in ("base.json", "histogram.svg", "histogram.png", *(f"{each}.parquet" for each in preset.sweep)):
-            shutil.copy(OUT / "difficulty" / name, out / name)
+            shutil.copy(made / name, out / name)
     finally:
         os.chdir(before)

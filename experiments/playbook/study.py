@@ -135,7 +135,7 @@ def trunks(study: Study, design: Design, rates: Rates) -> list[Cell]:
     sweep = design.sweep
     grid = sorted(sweep.grid(), reverse=True)
     return [
-        _trunk(study, design, n, size, seed=sweep.seeds[0], learning_rate=rates.at(n, size).learning_rate * factor)
+        _trunk(study, design, n, size, seed=sweep.seeds[0], learning_rate=rates.at(n, size) * factor)
         for n, size in grid
         for factor in study.rate_factors
     ]

@@ -45,14 +45,16 @@ class Runner:
     def __init__(self, preset: Preset, unit: Unit, inputs: Path) -> None:
         self.problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")
         model = str(inputs / "base")
+        base = content(model)
         self.origin = Origin(
             problem_set=unit.problem_set,
-            base=content(model),
+            base_model=f"{unit.task}-{unit.base_seed}",
+            base=base,
             problems=problems_hash(self.problems),
             generation=preset.generation,
             surroundings=Surroundings.of(preset.resources),
         )
-        self._config = WorkerConfig.of(preset, model)
+        self._config = WorkerConfig.of(preset, {base: model})
         self._worker: Any = None
         self._home: Path | None = None
         self._signal = 0
@@ -101,7 +103,7 @@ class Runner:
             from ..running.worker import Worker
 
             self._worker = Worker(self._config)
-            check(Loaded.of(self._config, guard), base=self.origin.base, surroundings=self.origin.surroundings)
+            check(Loaded.of(self._config, guard), bases=[self.origin.base], surroundings=self.origin.surroundings)
 
 
 def run(unit: Unit, study: Study, inputs: Path) -> None:

@@ -46,19 +46,6 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """The learning rate of a cell.
-
-    Attributes:
-        learning_rate: The rate.
-        source: Where it comes from, in words.
-    """
-
-    learning_rate: float
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """The learning rates of a sweep.
 
@@ -72,7 +59,7 @@ class Rates:
     found: tuple[Found, ...] = ()
     declared: Declared | None = None
 
-    def at(self, rollouts_per_problem: int, problems_per_batch: int) -> Rate:
+    def at(self, rollouts_per_problem: int, problems_per_batch: int) -> float:
         """The learning rate of a cell.
 
         From an anchor or a declared rate η at B_0 rollouts it is η, η·B/B_0 or η·√(B/B_0). A tuned rate is the one
@@ -84,44 +71,32 @@ class Rates:
             problems_per_batch: B_p.
         """
         if self.rule != TUNED:
-            return self._scaled(rollouts_per_problem, problems_per_batch)
+            anchor = self.declared or self.found[0]
+            batch = Allocation(
+                problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
+            )
+            return batch.learning_rate(
+                anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts, scaling=cast(Scaling, self.rule)
+            )
         sizes = {each.problems_per_batch for each in self.found}
         size = min(sorted(sizes), key=lambda each: abs(log(each / problems_per_batch)))
         points = sorted(
             (each for each in self.found if each.problems_per_batch == size), key=lambda each: each.rollouts_per_problem
         )
-        rate = _between(points, rollouts_per_problem)
-        elsewhere = "" if size == problems_per_batch else f" at B_p = {size}, the nearest searched"
-        return Rate(learning_rate=rate.learning_rate, source=rate.source + elsewhere)
-
-    def _scaled(self, n: int, problems_per_batch: int) -> Rate:
-        anchor = self.declared or self.found[0]
-        batch = Allocation(problems_per_batch=problems_per_batch, rollouts_per_problem=n, update_steps=1)
-        rate = batch.learning_rate(
-            anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts, scaling=cast(Scaling, self.rule)
-        )
-        words = {"constant": "the same at every batch", "linear": "scaled with B", "sqrt": "scaled with the root of B"}
-        whose = "as declared" if self.declared else "of the pilot"
-        # A constant rate is declared for no batch of its own.
-        at = "" if self.declared and self.rule == "constant" else f" at B = {anchor.batch_rollouts:,}"
-        return Rate(learning_rate=rate, source=f"{anchor.learning_rate:g} {whose}{at}, {words[self.rule]}")
+        return _between(points, rollouts_per_problem)
 
 
-def _between(points: Sequence[Found], n: int) -> Rate:
+def _between(points: Sequence[Found], n: int) -> float:
     """The rate at n from those of other n, smallest n first."""
-    for point in points:
-        if point.rollouts_per_problem == n:
-            return Rate(learning_rate=point.learning_rate, source=f"tuned at n = {n}")
-    lower = [point for point in points if point.rollouts_per_problem < n]
-    upper = [point for point in points if point.rollouts_per_problem > n]
+    lower = [point for point in points if point.rollouts_per_problem <= n]
+    upper = [point for point in points if point.rollouts_per_problem >= n]
     if not lower or not upper:
-        nearest = lower[-1] if lower else upper[0]
-        source = f"that of n = {nearest.rollouts_per_problem}, the nearest n tuned: {n} lies beyond them"
-        return Rate(learning_rate=nearest.learning_rate, source=source)
+        return (lower[-1] if lower else upper[0]).learning_rate
     a, b = lower[-1], upper[0]
+    if a is b:
+        return a.learning_rate
     share = log(n / a.rollouts_per_problem) / log(b.rollouts_per_problem / a.rollouts_per_problem)
     rate = exp((1 - share) * log(a.learning_rate) + share * log(b.learning_rate))
     # Rounding must not lead beyond what was found.
     low, high = sorted((a.learning_rate, b.learning_rate))
-    source = f"interpolated in log n between n = {a.rollouts_per_problem} and n = {b.rollouts_per_problem}"
-    return Rate(learning_rate=min(max(rate, low), high), source=source)
+    return min(max(rate, low), high)

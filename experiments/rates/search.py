@@ -19,8 +19,7 @@ class Search:
         problems_per_batch: B_p.
         grid: Every rate tried, lowest first.
         chosen: The rate chosen: of those that neither diverged nor collapsed in any seed, the one with the highest
-            score; of equal scores the lowest rate. Where every rate collapsed, the best of them. A rate that lacks a
-            seed is chosen only where every rate lacks one, or where all others diverged.
+            score; of equal scores the lowest rate. Where every rate collapsed, the best of them.
         ties: Stable rates whose score differs from the chosen one's by no more than two standard errors.
         edge: ``lowest`` or ``highest`` where the chosen rate is the end of the grid, so that a better one may lie
             beyond it; ``both`` where it is all of the grid; None inside.
@@ -34,20 +33,17 @@ class Search:
     edge: str | None
 
 
-def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_batch: int, seeds: int = 1) -> Search:
+def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_batch: int) -> Search:
     """Choose the learning rate of one (n, B_p).
 
     Args:
         grid: Every rate tried, lowest first, from ``tried``.
         problems_per_batch: B_p.
-        seeds: Seeds that each rate was to have; one that a budget left without some is not ranked beside the others.
 
     Raises:
         ExperimentError: Every rate diverged.
     """
-    complete = [each for each in grid if each.seeds >= seeds]
-    ranked = complete if _best(complete) is not None else list(grid)
-    best = _best(ranked)
+    best = _best(grid)
     if best is None:
         rates = ", ".join(f"{each.learning_rate:g}" for each in grid)
         raise ExperimentError(
@@ -59,8 +55,8 @@ def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_bat
         problems_per_batch=problems_per_batch,
         grid=tuple(grid),
         chosen=best,
-        ties=tuple(each.learning_rate for each in ranked if each is not best and each.stable and _tied(each, best)),
-        edge=_edge(best.learning_rate, [each.learning_rate for each in ranked]),
+        ties=tuple(each.learning_rate for each in grid if each is not best and each.stable and _tied(each, best)),
+        edge=_edge(best.learning_rate, [each.learning_rate for each in grid]),
     )
 
 

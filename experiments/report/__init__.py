@@ -1,1 +1,1 @@
-"""The report: one self-contained HTML file that can be read without the paper."""
+"""The report: one self-contained HTML file for each problem set."""

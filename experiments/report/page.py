@@ -1,107 +1,83 @@
-"""The page: its sections in order, from what the other stages wrote."""
+"""What the report of a fit goes on with: the base models, the health of training, and what was spent."""
 
 from __future__ import annotations
 
-from html import escape
+import base64
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from isocompute.rollout.contract import tables
-from isocompute.rollout.contract.files import write_text
+from isocompute.frontier.show.report import Section, Table
 
-from ..rates.record import Pilot
 from ..settings import Preset
-from . import answer as answers
-from . import health, html, rates
-from .documents import document
-from .gains import gains, gains_table
-from .spent import diverged, spent
-from .verdict import verdict_of
+from .spent import spent
 
 
-def write(preset: Preset, out: Path) -> Path:
-    """Write ``report/report.html`` from what the other stages wrote.
+def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
+    """What the report of the fit goes on with.
 
-    Returns:
-        Where it is.
-
-    Raises:
-        ExperimentError: An earlier stage has not run.
+    Args:
+        out: Where the stages write.
     """
-    sets = list(preset.sweep)
-    difficulty = _difficulty(preset, out)
-    parts = [
-        "<h1>How should the sampling budget be split?</h1>",
-        "<p>Training a language model with reinforcement learning spends a budget of sampled answers, "
-        "<i>C = B<sub>p</sub> · n · M</i>: problems per batch, rollouts (answers) per problem, and update "
-        "steps. This report measures which <i>n</i> buys the most reward at each budget, prescribes a split for "
-        f"a larger budget, and tests it. Preset: <b>{escape(preset.name)}</b>.</p>",
-        "".join(f'<p class="answer">{escape(verdict_of(preset, name, out))}</p>' for name in sets),
-        difficulty,
+    sweep = out / "sweep" / problem_set
+    states = json.loads((sweep / "cells.json").read_text())["cells"]
+    found = [
+        _bases(preset, problem_set, out),
+        health(states),
+        Section(title="What was spent", table=spent(sweep)),
     ]
-    for name in sets:
-        parts.append(_problem_set(preset, name, out))
-    page = html.page("IsoCompute report", parts)
-    path = out / "report" / "report.html"
-    return write_text(path, page)
+    if (sweep / "rates.png").exists():
+        text = "What pilots scored at the learning rates tried; these responses measure nothing else."
+        picture = base64.b64encode((sweep / "rates.png").read_bytes()).decode()
+        figure = (f"data:image/png;base64,{picture}", "Scores of pilots")
+        found.append(Section(title="Pilots", text=text, figures=(figure,)))
+    return found
 
 
-def _difficulty(preset: Preset, out: Path) -> str:
-    settings = preset.difficulty
-    scores = document(out / "difficulty" / "base.json")
-    spent = tables.read(out / "difficulty" / "ledger.parquet", "ledger")
+def base_scores(preset: Preset, problem_set: str, out: Path) -> dict[str, dict[str, Any]]:
+    """Scores of every base model on the validation problems, by its name: as in ``base.json``."""
+    place = out / "prepared"
+    return {
+        name: json.loads((place / name / "base.json").read_text())[problem_set]["validation"]
+        for name in preset.base_models
+    }
+
+
+def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
     rows = [
-        (f"{name}, {side}", found["problems"], f"{settings.sets[name].lowest:g} to {settings.sets[name].highest:g}",
-         f"{found['selected']:.3f}", f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}")
-        for name, sides in scores.items()
-        for side, found in sides.items()
+        (name, str(found["problems"]), f"{found['selected']:.3f}",
+         f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}")
+        for name, found in base_scores(preset, problem_set, out).items()
     ]  # fmt: skip
-    head = (
-        "problem set", "problems", "pass rates", f"avg@{settings.samples} as selected",
-        f"avg@{settings.fresh_samples} measured again",
-    )  # fmt: skip
-    return (
-        "<h2>The problems</h2><p>Every problem was answered "
-        f"{settings.samples} times by the base model; problem sets are cut by the share that was right. Selection "
-        "favours problems whose responses were lucky or unlucky, so each set was then answered "
-        f"{settings.fresh_samples} times more: that is the base model's score, against which gains are measured (± one "
-        "standard error of sampling).</p>"
-        + html.table(head, rows)
-        + f"<p>Measuring took {spent['rollouts'].sum():,} responses, {spent['response_tokens'].sum():,} tokens.</p>"
-        + html.image(out / "difficulty" / "histogram.png", "Pass rates of the base model")
+    return Section(
+        title="Base models",
+        text="Problem sets are cut by the share of responses that was right, which favours lucky ones; so each set was "
+        "measured again.",
+        table=Table(head=("base model", "validation problems", "as selected", "measured again"), rows=tuple(rows)),
     )
 
 
-def _problem_set(preset: Preset, name: str, out: Path) -> str:
-    sweep, metric = out / "sweep" / name, preset.evaluation.metric
-    fits = document(out / "frontier" / name / "fits.json")
-    pilot = Pilot.read(document(sweep / "pilot.json"))
-    allocation = document(out / "prescribe" / name / "allocation.json")
-    comparison = document(out / "prescribe" / name / "comparison.json")
-    evals = tables.read(sweep / "evals.parquet", "evals")
-    states = document(sweep / "cells.json")["cells"]
-    tested = out / "prescribe" / name / "cells.json"
-    trained = states + (document(tested)["cells"] if tested.exists() else [])
-    found = gains(evals, metric, states, pilot.base.score, pilot.base.standard_error)
-    longest = max(preset.sweep[name].rollouts, preset.prescribe[name].rollouts)
-    warnings = [
-        *answers.caveats(fits, allocation),
-        *rates.caveats(pilot, preset.sweep[name].rollouts_per_problem, longest=longest),
-        *health.caveats(trained),
-    ]
-    parts = [
-        f"<h2>Problem set: {escape(name)}</h2>",
-        answers.answer(allocation, comparison),
-        "<h3>What was spent</h3>" + spent(name, out) + diverged(trained),
-        rates.section(pilot, sweep / "rates.png", cells=preset.sweep[name].grid()),
-        "<h3>The curves</h3><p>Reward on validation problems against rollouts spent: every evaluation of every "
-        "seed, record-breaking ones ringed, the fitted curve and its 95&nbsp;% band.</p>",
-        html.image(out / "frontier" / name / "curves.png", "Fitted curves"),
-        gains_table(found, pilot) + answers.curves(fits),
-        "<h3>The frontier</h3><p>The best reward at each budget, over the budgets that were measured.</p>",
-        html.image(out / "frontier" / name / "frontier.png", "Frontier"),
-        html.image(out / "frontier" / name / "n_star.png", "Best n at each budget"),
-        answers.statements(fits),
-        health.section(trained),
-        "<h3>Caveats</h3>" + html.caveats(warnings),
-    ]
-    return "".join(parts)
+def health(states: Sequence[Mapping[str, Any]]) -> Section:
+    """Every flag of every cell at the first step at which its condition was met, and which cells diverged.
+
+    Args:
+        states: The cells of ``cells.json``.
+    """
+    rows = []
+    for state in states:
+        found = [(flag["step"], flag["name"].replace("_", " "), flag["reason"]) for flag in state["health"]]
+        if state["status"] == "diverged":
+            found.append((state["steps"], "diverged", "its gradient was not finite, twice; its evaluations count"))
+        if not state["judged"]:
+            found.append((state["steps"], "not judged", "it has fewer steps than the flags need"))
+        cell = f"n = {state['rollouts_per_problem']}, B_p = {state['problems_per_batch']}, seed {state['seed']}"
+        where = (state["purpose"], state["base_model"], cell, f"{state['learning_rate']:.3g}")
+        rows += [(*where, f"{step:,}", name, reason) for step, name, reason in found]
+    head = ("purpose", "base model", "cell", "learning rate", "step", "flag", "why")
+    clean = sum(state["judged"] and not state["health"] and state["status"] != "diverged" for state in states)
+    return Section(
+        title="Health of training",
+        text=f"No flags in {clean} of {len(states)} cells.",
+        table=Table(head=head, rows=tuple(rows)) if rows else None,
+    )

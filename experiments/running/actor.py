@@ -25,7 +25,7 @@ class WorkerConfig:
     """What a worker is opened with.
 
     Attributes:
-        model: The base model's folder or name.
+        models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
         generation: How responses are generated and scored (``Preset.generation``).
         sampler: Kind of sampler.
         device: Torch device of the learner.
@@ -38,7 +38,7 @@ class WorkerConfig:
         keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
     """
 
-    model: str
+    models: Mapping[str, str]
     generation: Mapping[str, Any]
     sampler: str
     device: str = "cpu"
@@ -51,15 +51,15 @@ class WorkerConfig:
     keep_policies: str = "none"
 
     @classmethod
-    def of(cls, preset: Preset, model: str) -> WorkerConfig:
+    def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
         """What the workers of a preset are opened with.
 
         Args:
-            model: The base model's folder or name.
+            models: Folder or name of each base model, by the hash of its content.
         """
         resources = preset.resources
         return cls(
-            model=model,
+            models=dict(models),
             generation=preset.generation,
             sampler=resources.resolved_sampler(),
             device=resources.device,

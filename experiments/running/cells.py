@@ -22,17 +22,19 @@ READ_BY_A_CELL = ("problem_id", "prompt", "answer", "verifier", "metadata", "spl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What all cells of a problem set share, and their results depend on.
+    """What all cells of a problem set and a base model share, and their results depend on.
 
     Attributes:
         problem_set: Problem set trained on and evaluated.
-        base: Hash of the base model's content.
+        base_model: Name of the base model.
+        base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
         generation: How responses are generated and scored (``Preset.generation``).
         surroundings: What computes.
     """
 
     problem_set: str
+    base_model: str
     base: str
     problems: str
     generation: Mapping[str, Any]
@@ -58,7 +60,7 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        origin: What it shares with the other cells of its problem set.
+        origin: What it shares with the other cells of its problem set and base model.
         rollouts_per_problem: n.
         problems_per_batch: B_p.
         seed: Seed of the run.
@@ -136,8 +138,10 @@ class Cell:
     @property
     def name(self) -> str:
         """Human-readable name."""
-        rate = f" lr={self.learner.learning_rate:.3g}" if self.purpose == "pilot" else ""
-        return f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} seed={self.seed}{rate}"
+        return (
+            f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
+            f"{self.origin.base_model} seed={self.seed}"
+        )
 
 
 def decay_begins(steps: int, *, share: float) -> int:

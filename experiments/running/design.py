@@ -83,13 +83,15 @@ class Design:
         ]  # fmt: skip
 
     def cells(self, rates: Rates) -> list[Cell]:
-        """Every (n, B_p) and seed of the sweep."""
+        """Every (n, B_p), rate factor and seed of the sweep."""
         return [
             self.cell(
                 "sweep", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=self.sweep.rollouts,
-                evaluate_every=self.sweep.evaluate_every, learning_rate=rates.at(n, problems_per_batch).learning_rate,
+                evaluate_every=self.sweep.evaluate_every,
+                learning_rate=float(f"{rates.at(n, problems_per_batch) * factor:.12g}"),
             )
             for n, problems_per_batch in self.sweep.grid()
+            for factor in self.sweep.rate_factors
             for seed in self.sweep.seeds
         ]  # fmt: skip
 

@@ -45,6 +45,8 @@ class Evaluated:
             "split": "validation",
             "questions": found.questions,
             "samples": found.samples,
+            "learning_rate": cell.learner.learning_rate,
+            "base_model": cell.origin.base_model,
             **self.scores,
         }
 

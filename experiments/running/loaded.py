@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -31,14 +31,14 @@ class Loaded:
     Attributes:
         host: Its machine.
         process: Its process id.
-        base: Hash of the base model's content.
+        bases: Hashes of the contents of the base models.
         modules: Hash of the code of each module that a cell depends on.
         surroundings: What computes in it.
     """
 
     host: str
     process: int
-    base: str
+    bases: frozenset[str]
     modules: Mapping[str, str]
     surroundings: Surroundings
 
@@ -55,7 +55,7 @@ class Loaded:
         return cls(
             host=socket.gethostname(),
             process=os.getpid(),
-            base=models.content(models.local_path(config.model)),
+            bases=frozenset(models.content(models.local_path(place)) for place in config.models.values()),
             modules=guard.hashes,
             surroundings=Surroundings(
                 code=digest(guard.hashes),
@@ -127,18 +127,18 @@ def verify() -> None:
             finder.verify()
 
 
-def check(loaded: Loaded, *, base: str, surroundings: Surroundings) -> None:
+def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
     """Refuse a worker that loaded something else than the driver asked for.
 
     Args:
         loaded: What the worker reports.
-        base: Hash of the base model's content, as the driver sees it.
+        bases: Hashes of the contents of the base models, as the driver sees them.
         surroundings: What computes, as the driver sees it.
 
     Raises:
         ExperimentError: They differ.
     """
-    different = list(_differences(loaded, base, surroundings))
+    different = list(_differences(loaded, bases, surroundings))
     if different:
         raise ExperimentError(
             f"the worker on {loaded.host} (process {loaded.process}) loaded {'; '.join(different)}: the run ids of "
@@ -147,7 +147,7 @@ def check(loaded: Loaded, *, base: str, surroundings: Surroundings) -> None:
         )
 
 
-def _differences(loaded: Loaded, base: str, surroundings: Surroundings) -> list[str]:
+def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
     """What differs, each as a phrase."""
     found, theirs = [], loaded.surroundings
     if theirs.code != surroundings.code:
@@ -157,8 +157,9 @@ def _differences(loaded: Loaded, base: str, surroundings: Surroundings) -> list[
         libraries = _unequal(surroundings.versions, theirs.versions)
         said = [f"{n} {theirs.versions.get(n, 'none')} for {surroundings.versions.get(n, 'none')}" for n in libraries]
         found.append(f"other libraries ({_names(said)})")
-    if loaded.base != base:
-        found.append(f"another base model ({loaded.base} for {base})")
+    if loaded.bases != frozenset(bases):
+        there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
+        found.append(f"another base model ({there} for {wanted})")
     for name in (f.name for f in fields(Surroundings) if f.name not in ("code", "versions")):
         if getattr(theirs, name) != getattr(surroundings, name):
             found.append(f"{name} {getattr(theirs, name)!r} for {getattr(surroundings, name)!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -28,15 +28,14 @@ ANSWER_SECONDS = 60.0
 
 
 @contextmanager
-def workers(preset: Preset, model: str, base: str, *, actor: type = WorkerActor) -> Iterator[Pool]:
+def workers(preset: Preset, models: Mapping[str, str], *, actor: type = WorkerActor) -> Iterator[Pool]:
     """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
 
     Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
     which end with it.
 
     Args:
-        model: The base model's folder or name.
-        base: Hash of its content.
+        models: Folder or name of each base model, by the hash of its content.
 
     Raises:
         ExperimentError: See ``Pool.open``.
@@ -47,15 +46,15 @@ def workers(preset: Preset, model: str, base: str, *, actor: type = WorkerActor)
         _check_capacity(resources),
         _exclusive(WORK / "workers.lock", resources.start_seconds),
     ):
-        config = WorkerConfig.of(preset, model)
+        config = WorkerConfig.of(preset, models)
         surroundings = Surroundings.of(resources)
-        key = digest([asdict(config), base, asdict(surroundings)])
+        key = digest([asdict(config), asdict(surroundings)])
         gpus = 1 if resources.device == "cuda" else 0
         spec = WorkerSpec(
             key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment(), actor=actor
         )
         with _roster() as roster:
-            pool = Pool(roster, spec, config, resources, partial(check, base=base, surroundings=surroundings))
+            pool = Pool(roster, spec, config, resources, partial(check, bases=tuple(models), surroundings=surroundings))
             pool.open()
             yield pool
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ PRUNE_SECONDS = 60.0
 
 def run_cells(
     cells: Sequence[Cell],
-    problems: pl.DataFrame,
+    problems: Mapping[str, pl.DataFrame],
     pool: Pool,
     tracker: Tracker,
     *,
@@ -38,7 +38,7 @@ def run_cells(
     finished; one whose worker died is continued on another.
 
     Args:
-        problems: The ``problems`` table of their problem set.
+        problems: Their ``problems`` tables, by their hashes (``problems_hash``).
         tracker: Sends what they find to MLflow.
         title: Name shown with the progress.
         reverse: Whether the last cells are started first.
@@ -61,7 +61,7 @@ class Run:
     def __init__(
         self,
         cells: Sequence[Cell],
-        problems: pl.DataFrame,
+        problems: Mapping[str, pl.DataFrame],
         pool: Pool,
         tracker: Tracker,
         folders: dict[str, Path],
@@ -108,14 +108,18 @@ class Run:
         """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
         missing = {cell.start_id: cell for cell in self._cells if not starts.exists(work.start_of(cell))}
         jobs = [
-            Job(key=key, name=f"the first evaluation of seed {cell.seed}", begin=partial(self._begin_start, cell))
+            Job(
+                key=key,
+                name=f"the first evaluation of {cell.origin.base_model}, seed {cell.seed}",
+                begin=partial(self._begin_start, cell),
+            )
             for key, cell in missing.items()
         ]
         why = {key: f"the first evaluation of its seed failed: {reason}" for key, reason in dispatch.run(jobs).items()}
         return {cell.run_id: why[cell.start_id] for cell in self._cells if cell.start_id in why}
 
     def _begin_start(self, cell: Cell, actor: Any) -> Any:
-        return actor.start.remote(cell, self._problems, str(work.start_of(cell).resolve()))
+        return actor.start.remote(cell, self._problems[cell.origin.problems], str(work.start_of(cell).resolve()))
 
     def _job(self, cell: Cell) -> Job:
         folder = self._folders[cell.run_id]
@@ -132,7 +136,7 @@ class Run:
     def _begin(self, cell: Cell, actor: Any) -> Any:
         folder, start = self._folders[cell.run_id].resolve(), work.start_of(cell).resolve()
         work.forget_stop(folder)
-        return actor.train.remote(cell, self._problems, str(folder), str(start))
+        return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
 
     def _end(self, cell: Cell, _: object) -> None:
         """Send a cell that has ended; one that was stopped is not finished."""

@@ -63,7 +63,7 @@ class Tracker:
         """
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
-            experiment=self._experiment, key=cell.start_id, name=f"base model, seed {cell.seed}",
+            experiment=self._experiment, key=cell.start_id, name=f"{cell.origin.base_model}, seed {cell.seed}",
             folder=str(folder.resolve()), begun=made, ended=made, tags=tags(self._experiment),
             metrics={f"eval/{name}": value for name, value in starts.read(folder).metrics.items()},
             artifacts={"ledger": str((folder / "ledger.parquet").resolve())},

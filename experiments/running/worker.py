@@ -45,7 +45,7 @@ from .spool import Spool
 
 
 class Worker:
-    """Runs cells one after another; the engine outlives a cell, its weights are reset.
+    """Runs cells one after another; the engine outlives a cell, its weights are reset to those of its base model.
 
     Raises:
         ValueError: The model cannot be loaded, by the sampler or the learner.
@@ -58,14 +58,18 @@ class Worker:
             # Parallelism comes from processes: a second thread slows both.
             torch.set_num_threads(1)
         self.config = config
-        self._model = local_path(config.model)
-        self._sampler = _opened_sampler(config, self._model)
+        self._models = {base: local_path(place) for base, place in config.models.items()}
+        self._base = next(iter(self._models))
+        """The base model of the learner."""
+        self._sampled = self._base
+        """The base model whose weights the sampler has at version 0."""
+        self._sampler = _opened_sampler(config, self._models[self._base])
         ranks = config.learner_ranks
         self._devices = 1 + (ranks if ranks > 1 else 0) + (config.placement == "separate")
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
-        """Answer problems with the base model, as for measuring difficulty.
+        """Answer problems with the base model, the first where there are several, as for measuring difficulty.
 
         Args:
             problems: A ``problems`` table.
@@ -75,7 +79,7 @@ class Worker:
         Returns:
             A ``rollouts`` table.
         """
-        self._base_weights()
+        self._base_weights(next(iter(self._models)))
         answered: pl.DataFrame = self._sampler.sample(
             problems, samples=samples, seed=seed, step=0, phase=phase, run_id="base"
         )
@@ -83,7 +87,7 @@ class Worker:
 
     def start(self, cell: Cell, problems: pl.DataFrame, folder: Path) -> None:
         """Make the first evaluation of a cell, which every cell of its seed shares."""
-        self._base_weights()
+        self._base_weights(cell.origin.base)
         validation = problems.filter(pl.col("split") == "validation")
         found = evaluate(
             self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
@@ -110,10 +114,10 @@ class Worker:
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
-        work.hold_prompts(home, _prompts(self.config, self._model, problems))
+        work.hold_prompts(home, _prompts(self.config, self._models[cell.origin.base], problems))
         if not starts.exists(start):
             self.start(cell, problems, start)
-        learner = self._fresh_learner(cell.learner)
+        learner = self._fresh_learner(cell.learner, cell.origin.base)
         checkpoints = Checkpoints(home / "checkpoints", keep_steps=cell.branches_at, **self.config.checkpoints)
         trained = problems.filter(pl.col("split") == "train")
         progress = _progress(cell, home, learner, checkpoints, trained)
@@ -146,6 +150,7 @@ class Worker:
         That is paid for, but by construction lost: it is charged to an attempt that the training attempt replaces, so
         that the canonical ledger does not depend on restarts.
         """
+        self._sampled = cell.origin.base
         answered = canary(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
@@ -180,7 +185,8 @@ class Worker:
         Raises:
             CheckpointError: That one is damaged.
         """
-        learner, checkpoints = self._fresh_learner(cell.learner), Checkpoints(home / "checkpoints")
+        learner = self._fresh_learner(cell.learner, cell.origin.base)
+        checkpoints = Checkpoints(home / "checkpoints")
         trained = problems.filter(pl.col("split") == "train")
         progress = restore(learner=learner, checkpoints=checkpoints, run=_run_config(cell), problems=trained)
         ended = work.done(home)
@@ -190,22 +196,28 @@ class Worker:
                 "is not the policy that was measured: delete the folder to train the cell again, or set keep_policies "
                 "to none"
             )
-        save_policy(learner.weights(), self._model, work.policy_of(home))
+        save_policy(learner.weights(), self._models[cell.origin.base], work.policy_of(home))
         work.set_policy(home, progress.step)
 
-    def _base_weights(self) -> None:
-        if self._sampler.weights_version:
-            self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0)).weights(), 0)
+    def _base_weights(self, base: str) -> None:
+        if self._sampler.weights_version or self._sampled != base:
+            self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0), base).weights(), 0)
+            self._sampled = base
 
-    def _fresh_learner(self, config: LearnerConfig) -> Learner | LearnerGroup:
-        """The base model's weights and a fresh optimizer."""
+    def _fresh_learner(self, config: LearnerConfig, base: str) -> Learner | LearnerGroup:
+        """A base model's weights and a fresh optimizer."""
+        if base != self._base and self._learner is not None:
+            if isinstance(self._learner, LearnerGroup):
+                self._learner.close()
+            self._learner = None
+        self._base, model = base, self._models[base]
         if self._learner is not None:
             self._learner.reset(config)
         elif self.config.learner_ranks == 1:
-            self._learner = Learner(self._model, config, device=self.config.device)
+            self._learner = Learner(model, config, device=self.config.device)
         else:
             self._learner = LearnerGroup(
-                self._model, config, world_size=self.config.learner_ranks, device=self.config.device,
+                model, config, world_size=self.config.learner_ranks, device=self.config.device,
                 update_patience=self.config.answer_seconds,
             )  # fmt: skip
             # The ranks have imported what is on disk now.

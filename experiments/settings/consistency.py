@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from isocompute.rollout import RolloutError
 
 from ..tiny.config import TinyModelConfig, TinySource
+from .bases import PreparedConfig
 from .strict import SettingError, check_budget
 from .sweep import PrescribeConfig, SweepConfig
 
@@ -20,19 +21,34 @@ def check(preset: Preset) -> None:
     Raises:
         SettingError: The first contradiction, and what would be right.
     """
-    for section, entries in (("sweep", preset.sweep), ("prescribe", preset.prescribe)):
-        for name in entries:
-            if name not in preset.difficulty.sets:
-                known = ", ".join(preset.difficulty.sets)
-                raise SettingError(f"{section}.{name}", f"is not a problem set of difficulty.sets ({known})")
+    _problems_are_given_once(preset)
     _base_was_taught_the_problems(preset)
     _engine_can_run(preset)
     for name, sweep in preset.sweep.items():
-        if name not in preset.prescribe:
-            raise SettingError("prescribe", f"has no {name}, which sweep has")
+        if preset.difficulty is not None:
+            if name not in preset.difficulty.sets:
+                known = ", ".join(preset.difficulty.sets)
+                raise SettingError(f"sweep.{name}", f"is not a problem set of difficulty.sets ({known})")
+            _batches_are_of_the_set(name, sweep, preset.difficulty.sets[name].train)
+        if sweep.search is not None and len(preset.base_models) > 1:
+            raise SettingError(
+                f"sweep.{name}.learning_rate", "is searched; with several base models it must be declared"
+            )
         _dropping_sees_right_answers(name, preset)
-        _batches_are_of_the_set(name, sweep, preset.difficulty.sets[name].train)
-        _prescription_is_tested_fairly(name, sweep, preset.prescribe[name])
+    for name, test in preset.prescribe.items():
+        if name not in preset.sweep:
+            raise SettingError(f"prescribe.{name}", f"is not a problem set of the sweep ({', '.join(preset.sweep)})")
+        _prescription_is_tested_fairly(name, preset.sweep[name], test)
+
+
+def _problems_are_given_once(preset: Preset) -> None:
+    """Refuse sources of problems beside prepared base models, which have theirs, and their absence otherwise."""
+    prepared = isinstance(preset.base, PreparedConfig)
+    for name, given in (("problems", bool(preset.problems)), ("difficulty", preset.difficulty is not None)):
+        if prepared and given:
+            raise SettingError(name, "is given, and prepared base models have their problem sets: leave it empty")
+        if not prepared and not given:
+            raise SettingError(name, "is empty; only prepared base models have their problem sets already")
 
 
 def _base_was_taught_the_problems(preset: Preset) -> None:
@@ -90,18 +106,17 @@ def _batches_are_of_the_set(name: str, sweep: SweepConfig, most: int) -> None:
 
 
 def _prescription_is_tested_fairly(name: str, sweep: SweepConfig, test: PrescribeConfig) -> None:
-    """Refuse a test whose budget cannot be run or is not above the sweep's, or that reuses seeds of sweep or pilot."""
+    """Refuse a test whose budget cannot be run or is below the sweep's, or that reuses seeds of sweep or pilot."""
     where = f"prescribe.{name}"
-    try:
-        sweep.check_groups(test.baselines, where=f"{where}.baselines")
-    except SettingError as error:
-        own = error.where.startswith(where)
-        raise SettingError(error.where if own else f"sweep.{name}.{error.where}", str(error)) from None
-    pairs = sweep.within_largest_batch(sorted({*test.baselines, *sweep.rollouts_per_problem}))
+    for n in test.baselines:
+        if n not in {size for size, _ in sweep.grid()}:
+            raise SettingError(f"{where}.baselines", f"holds {n}, which is no n of the sweep")
+    pairs = sweep.grid()
     check_budget(test.rollouts, test.evaluate_every, [n * size for n, size in pairs], where=f"{where}.")
-    if test.rollouts <= sweep.rollouts:
+    if test.rollouts < sweep.rollouts:
         raise SettingError(
-            f"{where}.rollouts", f"is {test.rollouts}; a prescription is tested above the sweep's {sweep.rollouts}"
+            f"{where}.rollouts",
+            f"is {test.rollouts}; a prescription is tested at the sweep's {sweep.rollouts} or above",
         )
     used = sorted(set(test.seeds) & sweep.selecting_seeds())
     if used:

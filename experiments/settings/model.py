@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from isocompute.rollout import (
     DifficultySplit,
@@ -17,7 +17,7 @@ from isocompute.rollout import (
     ScoringConfig,
 )
 from isocompute.rollout.scoring.refused import REFUSED
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from ..errors import ExperimentError
 from ..tiny.config import (
@@ -27,48 +27,23 @@ from ..tiny.config import (
     NeedleModelConfig,
     NeedleSource,
 )
+from .bases import COMMIT, ModelConfig, PreparedConfig
 from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
 from .sweep import PrescribeConfig, SweepConfig
 
-COMMIT = "[0-9a-f]{40}"
 __all__ = [
     "DifficultyConfig",
     "EvaluationConfig",
     "FrontierConfig",
     "ModelConfig",
+    "PreparedConfig",
     "PrescribeConfig",
     "Preset",
     "ResourcesConfig",
     "SweepConfig",
 ]
-
-
-class ModelConfig(Settings):
-    """A base model from a folder or from the hub."""
-
-    model: str
-    """Path of a folder, or a name on the hub."""
-    revision: str = ""
-    """Commit of a model on the hub, which is required there: 40 hexadecimal digits."""
-
-    @model_validator(mode="after")
-    def _is_pinned(self) -> Self:
-        if not Path(self.model).is_dir() and not re.fullmatch(COMMIT, self.revision):
-            raise SettingError(
-                "revision",
-                f"is {self.revision!r} for the model {self.model}, which is no folder here: pin a commit (40 "
-                "hexadecimal digits), since a branch or a tag moves",
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """``model`` or ``model@revision``; a folder's whole path."""
-        if Path(self.model).is_dir():
-            return str(Path(self.model).resolve())
-        return f"{self.model}@{self.revision}" if self.revision else self.model
 
 
 class EvaluationConfig(Settings):
@@ -93,13 +68,8 @@ class EvaluationConfig(Settings):
 class FrontierConfig(Settings):
     """How the frontier is fitted."""
 
-    # Named here and not imported: most stages depend on the settings, and only some on packages/frontier.
-    form: Literal["auto", "exp", "hill", "power"] = "auto"
-    """Form of the curves; ``auto`` lets the data choose."""
-    bootstrap: Annotated[int, Field(ge=20)] = 1000
-    """Bootstrap refits that the intervals are computed from; an interval needs 20 or more."""
     seed: int = 0
-    """Seed of the refits."""
+    """Seed of the posterior's draws."""
 
 
 class DifficultyConfig(Settings):
@@ -116,7 +86,7 @@ class DifficultyConfig(Settings):
 
 
 AnySource = ReasoningGymSource | HubSource | LocalSource | NeedleSource | MixtureSource
-AnyBase = ChainsModelConfig | NeedleModelConfig | MixtureModelConfig | ModelConfig
+AnyBase = ChainsModelConfig | NeedleModelConfig | MixtureModelConfig | ModelConfig | PreparedConfig
 
 
 def _pinned(source: AnySource) -> AnySource:
@@ -182,8 +152,8 @@ class Preset(Settings):
 
     name: Name
     """Its key in ``params.yaml``."""
-    problems: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """Where the problems come from."""
+    problems: tuple[Source, ...]
+    """Where the problems come from; none where base models are prepared."""
     base: Annotated[
         AnyBase,
         ByKind(
@@ -192,10 +162,11 @@ class Preset(Settings):
                 "needle": NeedleModelConfig,
                 "mixture": MixtureModelConfig,
                 "model": ModelConfig,
+                "prepared": PreparedConfig,
             }
         ),
     ]
-    """The base model."""
+    """The base model, or several that are prepared."""
     sampling: Annotated[Sampling, AfterValidator(_whole_distribution)]
     """How responses are sampled, for training and for evaluation."""
     prompting: Prompting = Prompting()
@@ -204,14 +175,14 @@ class Preset(Settings):
     """How responses are scored."""
     evaluation: EvaluationConfig
     """How a policy is scored."""
-    difficulty: DifficultyConfig
-    """How difficulty is measured, and the problem sets cut by it."""
+    difficulty: DifficultyConfig | None
+    """How difficulty is measured, and the problem sets cut by it; null where base models are prepared."""
     sweep: Named[SweepConfig]
     """The cells of each problem set."""
-    frontier: FrontierConfig
+    frontier: FrontierConfig = FrontierConfig()
     """How the frontier is fitted."""
     prescribe: Named[PrescribeConfig]
-    """The test of the prescription of each problem set."""
+    """The test of what is prescribed, of the problem sets that have one."""
     resources: ResourcesConfig = ResourcesConfig()
     """Workers, engines, devices and time limits."""
 
@@ -225,6 +196,11 @@ class Preset(Settings):
         hub = [s.dataset for s in self.problems if isinstance(s, HubSource)]
         hub += [self.base.model] if isinstance(self.base, ModelConfig) else []
         return any(not Path(name).is_dir() for name in hub)
+
+    @property
+    def base_models(self) -> tuple[str, ...]:
+        """Names of the base models."""
+        return tuple(model.name for model in self.base.models) if isinstance(self.base, PreparedConfig) else ("base",)
 
     @property
     def generation(self) -> dict[str, Any]:

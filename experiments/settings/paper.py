@@ -71,8 +71,6 @@ SECTIONS: dict[str, str] = {
     "sweep.*.learning_rate.rollouts": OURS,
     "sweep.*.learning_rate.evaluate_every": OURS,
     "sweep.*.learning_rate.seeds": OURS,
-    "frontier.form": "section 4.1, Figures 5 and 6: a monotonic sigmoid; chosen by the data here",
-    "frontier.bootstrap": "ours: the paper gives no intervals",
     "frontier.seed": OURS,
     "prescribe": "ours: the paper does not test its prescription",
     "resources": OURS,

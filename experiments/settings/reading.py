@@ -16,7 +16,9 @@ from .messages import sentence
 from .model import Preset
 from .strict import SettingError, checked_name, with_names
 
-NOT_PRESETS = ("preset", "settings_file", "problem_sets")
+NOT_PRESETS = ("preset", "settings_file", "problem_sets", "tested_sets")
+LISTS = {"problem_sets": "sweep", "tested_sets": "prescribe"}
+"""The lists that dvc.yaml has stages for, and the sections of a preset whose names they hold."""
 SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 
 
@@ -32,7 +34,7 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     """
     name, file, raw, written = find(path, preset)
     try:
-        for each in (name, *(str(each) for each in raw.get("problem_sets") or ())):
+        for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
             checked_name(each)
         read = _preset(name, written)
     except ValidationError as error:
@@ -41,11 +43,13 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
         raise ExperimentError(f"{file}: {error.where} {error}" if error.where else f"{file} {error}") from None
     except (TypeError, ValueError) as error:
         raise ExperimentError(f"{file}: {name} contains a value of an unsupported type ({error})") from None
-    if preset is None and list(read.sweep) != raw.get("problem_sets"):
-        raise ExperimentError(
-            f"{path}: problem_sets is {raw.get('problem_sets')}, and {name}.sweep has {list(read.sweep)}: "
-            "dvc.yaml runs what problem_sets lists, so both must list the same in the same order"
-        )
+    for key, section in LISTS.items():
+        there = list(getattr(read, section))
+        if preset is None and there != raw.get(key):
+            raise ExperimentError(
+                f"{path}: {key} is {raw.get(key)}, and {name}.{section} has {there}: "
+                f"dvc.yaml runs what {key} lists, so both must list the same in the same order"
+            )
     return read
 
 

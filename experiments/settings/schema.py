@@ -97,8 +97,13 @@ def document_schema() -> dict[str, Any]:
                 "items": {"type": "string", "pattern": f"^{NAME}$"},
                 "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
             },
+            "tested_sets": {
+                "type": "array",
+                "items": {"type": "string", "pattern": f"^{NAME}$"},
+                "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
+            },
         },
-        "required": ["preset", "settings_file", "problem_sets"],
+        "required": ["preset", "settings_file", "problem_sets", "tested_sets"],
         "additionalProperties": {"$ref": "#/$defs/Preset"},
         "$defs": {"Preset": preset, **parts},
     }

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from .learner import LearnerSettings, objective_of
 from .rates import AnchoredRate, DeclaredRate, LearningRate, TunedRate
-from .strict import Count, Distinct, Grid, GroupSize, SettingError, Settings, check_budget
+from .strict import Count, Grid, GroupSize, Rate, SettingError, Settings, check_budget
 
 
 class SweepConfig(Settings):
@@ -35,6 +35,8 @@ class SweepConfig(Settings):
     """Settings of the learner, without the learning rate."""
     learning_rate: LearningRate
     """How the learning rate of the cells is found, or that it is declared."""
+    rate_factors: Grid[Rate] = (1.0,)
+    """Factors on that rate: every (n, B_p) is trained at each, and the best is found with n."""
     max_batch_rollouts: int | None = None
     """B_max (rollouts): pairs with B_p · n above it are left out; null keeps all."""
 
@@ -137,14 +139,14 @@ class SweepConfig(Settings):
 
 
 class PrescribeConfig(Settings):
-    """The larger budget at which the prescription is tested."""
+    """The budget at which the prescription is tested: what is decided for it, beside fixed n."""
 
     rollouts: Count
-    """Budget of a cell (rollouts); above that of the sweep."""
-    baselines: Distinct[GroupSize]
-    """Every fixed n that the prescribed one is compared with."""
-    seeds: Distinct[int]
-    """Seeds of each n, two or more; none: the prescription is written and not tested."""
+    """Budget of a cell (rollouts), that of the sweep or more; as far as the sweep says what to decide."""
+    baselines: Grid[GroupSize]
+    """Every n of the sweep that the prescribed one is compared with, at the best rate and B_p of each."""
+    seeds: Grid[int]
+    """Seeds of each n, two or more."""
     evaluate_every: Count
     """Rollouts between evaluations; divides ``rollouts``."""
 
@@ -152,6 +154,6 @@ class PrescribeConfig(Settings):
     def _an_interval_can_be_given(self) -> Self:
         if len(self.seeds) == 1:
             raise SettingError(
-                "seeds", f"is {list(self.seeds)}; one seed gives no interval: give two or more, or none to test nothing"
+                "seeds", f"is {list(self.seeds)}; one seed gives no interval: give two or more, or leave the test out"
             )
         return self

@@ -34,6 +34,7 @@ def text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
         f"#   settings_file: {name}.yaml",
         f"#   preset: {name}",
         f"#   problem_sets: [{', '.join(like.sweep)}]",
+        f"#   tested_sets: [{', '.join(like.prescribe)}]",
     ]
     lines = _lines(_plain(like, raw), preset_schema(), indent=2)
     return "\n".join([*head, "", f"{name}:", *lines]) + "\n"
@@ -45,12 +46,15 @@ def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = preset.model_dump(mode="json", exclude={"name": True, **without_learner})
     plain["problems"] = [{"kind": r["kind"], **p} for r, p in zip(raw["problems"], plain["problems"], strict=True)]
     plain["base"] = {"kind": raw["base"]["kind"], **plain["base"]}
-    for entry in plain["difficulty"]["sets"].values():
+    for entry in (plain["difficulty"] or {"sets": {}})["sets"].values():
         del entry["name"]
     for name, sweep in preset.sweep.items():
         longest = preset.sampling.max_new_tokens
         every = asdict(learner_config(sweep.learner, learning_rate=1.0, temperature=1.0, longest=longest))
         learner = {key: value for key, value in every.items() if key not in LearnerSettings.ELSEWHERE}
+        if sweep.warmup_rollouts is not None:
+            # It stands in place of a number of steps.
+            learner["optimizer"] = {k: v for k, v in learner["optimizer"].items() if k != "warmup_steps"}
         plain["sweep"][name]["learner"] = learner
     return plain
 
@@ -62,7 +66,7 @@ def _lines(values: Mapping[str, Any], schema: Mapping[str, Any], *, indent: int)
         part = _part(own, value, root)
         described = own.get("description") or part.get("description", "")
         yield from (f"{space}# {line}" for line in wrap(described, WIDTH - indent))
-        if isinstance(value, Mapping) and ("properties" in part or isinstance(part.get("additionalProperties"), dict)):
+        if isinstance(value, Mapping) and value and _has_parts(part):
             yield f"{space}{key}:"
             yield from _lines(value, part, indent=indent + 2)
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
@@ -73,6 +77,11 @@ def _lines(values: Mapping[str, Any], schema: Mapping[str, Any], *, indent: int)
         else:
             written = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
             yield f"{space}{key}: {written}"
+
+
+def _has_parts(schema: Mapping[str, Any]) -> bool:
+    """Whether the settings of a mapping are described one by one."""
+    return "properties" in schema or isinstance(schema.get("additionalProperties"), dict)
 
 
 def _part(schema: Mapping[str, Any], value: Any, root: Mapping[str, Any]) -> dict[str, Any]:

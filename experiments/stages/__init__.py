@@ -3,9 +3,7 @@
 A stage is a module with a function ``run``; what a stage depends on is what its module imports.
 """
 
-STAGES = ("inputs", "problems", "base", "difficulty", "report", "plan")
+STAGES = ("inputs", "prepare", "plan")
 """Stages of the whole preset."""
 SET_STAGES = ("sweep", "frontier", "prescribe")
 """Stages of one problem set."""
-COMMANDS = ("anchor",)
-"""Of one problem set, too, and none of DVC's stages."""

@@ -9,19 +9,25 @@ from pathlib import Path
 from ..errors import ExperimentError
 from ..running import identity, models
 from ..running.work import WORK, write_json
-from ..settings import ModelConfig, Preset
+from ..settings import ModelConfig, PreparedConfig, Preset
 from .shared import OUT
 
-FOLDER = OUT / "base"
+FOLDER = OUT / "prepared"
+"""Below which every base model has a folder with its problem sets."""
+ONLY = "base"
+"""Name of a base model that is made here, and of the folder that a model is in."""
 
 
-def run(preset: Preset) -> None:
+def make(preset: Preset) -> None:
     """Train the embedded base model, or record the one that is named and what is in it."""
+    folder = FOLDER / ONLY / ONLY
     if isinstance(preset.base, ModelConfig):
         described = models.describe(preset.base.name)
-        write_json(FOLDER / "model.json", {**preset.base.model_dump(), **described})
+        write_json(folder / "model.json", {**preset.base.model_dump(), **described})
         print(f"base: {preset.base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
         return
+    if isinstance(preset.base, PreparedConfig):
+        raise TypeError("a base model that is prepared is not made")
     import torch
 
     from ..tiny import model as tiny_model
@@ -37,48 +43,38 @@ def run(preset: Preset) -> None:
             preset.base, aside, progress=lambda step, loss: print(f"base: step {step}/{steps}, loss {loss:.3f}")
         )
         aside.rename(made)
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    shutil.copytree(made, FOLDER)
-    print(f"base: {models.content(FOLDER)} in {FOLDER}")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(made, folder)
+    print(f"base: {models.content(folder)} in {folder}")
 
 
-def model_of(preset: Preset) -> tuple[str, str]:
-    """Where the base model is, and the hash of its content.
+def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
+    """Where a base model is, and the hash of its content.
 
-    Raises:
-        ExperimentError: The stage ``base`` has not run, or the model is another one since it has.
-    """
-    if not isinstance(preset.base, ModelConfig):
-        if not (FOLDER / "config.json").exists():
-            raise ExperimentError(f"{FOLDER}: there is no base model; run the stage `base` first")
-        return str(FOLDER.resolve()), models.content_hash(FOLDER)
-    now = changed(preset)
-    if now:
-        raise ExperimentError(now)
-    recorded = json.loads((FOLDER / "model.json").read_text())
-    return preset.base.name, str(recorded["content"])
-
-
-def changed(preset: Preset) -> str:
-    """Why the base model that is named is not the one recorded; empty when it is.
+    Args:
+        name: Its name.
 
     Raises:
-        ExperimentError: Nothing was recorded.
+        ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.
     """
-    path = FOLDER / "model.json"
+    folder = FOLDER / name / ONLY
     if not isinstance(preset.base, ModelConfig):
-        return ""
+        if not (folder / "config.json").exists():
+            raise ExperimentError(f"{folder}: there is no base model; run the stage `prepare` first")
+        return str(folder.resolve()), models.content_hash(folder)
+    path = folder / "model.json"
     if not path.exists():
-        raise ExperimentError(f"{path}: there is no base model; run the stage `base` first")
+        raise ExperimentError(f"{path}: there is no base model; run the stage `prepare` first")
     recorded = json.loads(path.read_text())
     if recorded["model"] != preset.base.model or recorded["revision"] != preset.base.revision:
-        return (
-            f"{path} records the model {recorded['model']}, and the preset names {preset.base.name}: run `base` again"
+        raise ExperimentError(
+            f"{path} records the model {recorded['model']}, and the preset names {preset.base.name}: run `prepare` "
+            "again"
         )
     # A name on the hub with its commit cannot change; a folder can.
     if Path(preset.base.model).is_dir() and models.content(preset.base.name) != recorded["content"]:
-        return (
-            f"the base model {preset.base.model} has changed since the stage `base` recorded it: "
+        raise ExperimentError(
+            f"the base model {preset.base.model} has changed since the stage `prepare` recorded it: "
             "`dvc repro` records what it is now"
         )
-    return ""
+    return preset.base.name, str(recorded["content"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,25 +19,29 @@ from ..running.measure import Measured, measure, with_rates
 from ..running.opening import workers
 from ..running.pool import Pool
 from ..running.work import write_json
-from ..settings import Preset
-from .base import model_of
-from .shared import OUT, log
+from ..settings import DifficultyConfig, Preset
+from . import base as bases
+from .base import ONLY, model_of
+from .shared import log
 
-FOLDER = OUT / "difficulty"
+FOLDER = bases.FOLDER / ONLY
 
 
-def run(preset: Preset) -> None:
-    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
-    table = tables.read(OUT / "problems" / "problems.parquet", "problems")
-    settings = preset.difficulty
+def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
+    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing.
+
+    Args:
+        table: The ``problems`` table.
+    """
     model, base = model_of(preset)
-    with workers(preset, model, base) as pool:
-        selecting = _measure(pool, preset, table, base, "difficulty", "difficulty")
+    with workers(preset, {base: model}) as pool:
+        ask = partial(_measure, pool, preset, settings.seed, base)
+        selecting = ask(table, settings.samples, "difficulty", "difficulty")
         measured = with_rates(table, selecting)
         chosen = {name: split(measured, wanted) for name, wanted in settings.sets.items()}
         spent, sets = [selecting.ledger], {}
         for name, part in chosen.items():
-            again = _measure(pool, preset, part, base, "baseline", f"{name}, measured again")
+            again = ask(part, settings.fresh_samples, "baseline", f"{name}, measured again")
             sets[name] = with_rates(part, again, fresh=True)
             spent.append(again.ledger)
     scores = {name: {side: score(part, side) for side in ("train", "validation")} for name, part in sets.items()}
@@ -52,14 +57,14 @@ def run(preset: Preset) -> None:
     _log(preset, scores)
 
 
-def _measure(pool: Pool, preset: Preset, table: pl.DataFrame, base: str, phase: str, title: str) -> Measured:
-    settings = preset.difficulty
+def _measure(
+    pool: Pool, preset: Preset, seed: int, base: str, table: pl.DataFrame, samples: int, phase: str, title: str
+) -> Measured:
     origin = Origin(
-        problem_set="", base=base, problems=problems_hash(table), generation=preset.generation,
+        problem_set="", base_model="", base=base, problems=problems_hash(table), generation=preset.generation,
         surroundings=Surroundings.of(preset.resources),
     )  # fmt: skip
-    samples = settings.samples if phase == "difficulty" else settings.fresh_samples
-    return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)
+    return measure(pool, table, origin, samples=samples, seed=seed, phase=phase, title=title)
 
 
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
@@ -106,7 +111,7 @@ def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
         for side, found in sides.items()
         for how in ("selected", "fresh")
     }
-    inputs = {"problems": OUT / "problems" / "problems.parquet"}
+    inputs = {"problems": bases.FOLDER / "problems.parquet"}
     log(
         preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, figures=sorted(FOLDER.glob("histogram.*")),
         metrics=metrics, inputs=inputs,

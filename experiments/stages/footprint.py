@@ -12,7 +12,7 @@ from isocompute.learner.cost.memory import Load, predict
 from isocompute.learner.cost.shape import ModelShape, shape_of
 
 from ..running.cells import Cell
-from ..settings import ModelConfig, Preset
+from ..settings import ModelConfig, PreparedConfig, Preset
 from ..tiny.lessons import vocabulary
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -27,12 +27,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def shape(preset: Preset) -> ModelShape | None:
     """Return the base model's shape; None where it is known nowhere on this machine, or of another kind."""
     base = preset.base
-    if not isinstance(base, ModelConfig):
+    if not isinstance(base, ModelConfig | PreparedConfig):
         wide = {"hidden_size": base.hidden, "intermediate_size": 3 * base.hidden, "num_hidden_layers": base.layers}
         tokens = len(vocabulary(base.characters))
         return shape_of({**wide, "num_attention_heads": base.hidden // 32, "vocab_size": tokens})
-    file = Path(base.model) / "config.json"
-    config = json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(base.model)
+    place = base.model if isinstance(base, ModelConfig) else f"{base.models[0].folder}/base"
+    file = Path(place) / "config.json"
+    config = json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(place)
     try:
         return None if config is None else shape_of(config)
     except LearnerError:

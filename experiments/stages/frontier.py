@@ -1,36 +1,63 @@
-"""Fit the frontier of a sweep."""
+"""Fit the posterior of a sweep, and write its answer with what the sweep cost."""
 
 from __future__ import annotations
 
-from isocompute.frontier import FitConfig, fit
-from isocompute.frontier.show import figures
-from isocompute.rollout.contract import tables
+import json
+from typing import Any
 
+import polars as pl
+from isocompute.frontier import Fit, Frontier
+from isocompute.frontier.answers import saved
+from isocompute.frontier.show.report import write_report
+from isocompute.rollout.contract import tables
+from isocompute.rollout.contract.files import atomic_write, write_text
+
+from ..report import page
+from ..report.choice import choice
 from ..settings import Preset
 from .shared import OUT, log
 
+METRICS, PLOTS = OUT / "metrics", OUT / "plots"
+"""What ``dvc metrics`` and ``dvc plots`` show: numbers and a picture of each problem set."""
+
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write the fits of a sweep and their figures."""
-    sweep = OUT / "sweep" / problem_set
+    """Write the posterior of all runs, the figure of the decision, and the report."""
+    sweep, out = OUT / "sweep" / problem_set, OUT / "frontier" / problem_set
     evals = tables.read(sweep / "evals.parquet", "evals")
-    settings = preset.frontier
-    fits = fit(
-        evals,
-        FitConfig(
-            form=settings.form, bootstrap=settings.bootstrap, seed=settings.seed, metric=preset.evaluation.metric
-        ),
-        pass_rates=tables.read(sweep / "pass_rates.parquet", "pass_rates"),
-    )
-    out = OUT / "frontier" / problem_set
-    fits.save(out)
-    drawn = figures.all_figures(fits, out)
-    print(fits.summary())
+    fitted = _fitted(preset, problem_set, evals)
+    fitted.save(out)
+    report = write_report(fitted, out, further=page.sections(preset, problem_set, OUT))
+    with atomic_write(PLOTS / f"{problem_set}.png") as stream:
+        stream.write((out / "decision.png").read_bytes())
+    chosen = fitted.decide(fitted.largest).chosen
+    numbers = {
+        **choice(fitted),
+        "problems_per_batch": chosen.cell.problems_per_batch,
+        "learning_rate": chosen.cell.learning_rate,
+        "reward": chosen.reward,
+        "alone": _alone(preset, problem_set, evals),
+    }
+    write_text(METRICS / f"{problem_set}.json", json.dumps(numbers, indent=1) + "\n")
+    for line in fitted.answer().lines():
+        print(line)
     log(
         preset,
         f"{problem_set}-frontier",
-        {"fits": out / "fits.json", "frontier": out / "frontier.parquet"},
-        figures=drawn,
-        params=settings.model_dump(),
+        {"posterior": out / saved.DOCUMENT, "report": report},
+        figures=sorted(out.glob("*.svg")),
+        params=preset.frontier.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},
     )
+
+
+def _fitted(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
+    return Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
+
+
+def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
+    """What the runs of each base model choose alone; nothing where there is one base model."""
+    names = preset.base_models if len(preset.base_models) > 1 else ()
+    return {
+        name: choice(_fitted(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
+    }  # fmt: skip

@@ -13,7 +13,8 @@ from ..running import models
 from ..running.identity import computing
 from ..running.rules import code_of_rules
 from ..running.work import write_json
-from ..settings import ModelConfig, Preset
+from ..settings import ModelConfig, PreparedConfig, Preset
+from ..settings.model import AnyBase
 from .shared import OUT
 
 FILE = OUT / "inputs.json"
@@ -32,7 +33,7 @@ def run(preset: Preset) -> None:
         "computing": computing(preset.resources),
         "data": {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))},
         "libraries": libraries,
-        "model": _model(preset),
+        "model": _model(preset.base),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
     write_json(FILE, document)
@@ -71,8 +72,19 @@ def _content(source: object) -> str | None:
     return models.content_hash(Path(place)) if place and Path(place).exists() else None
 
 
-def _model(preset: Preset) -> str | None:
-    """Hash of a base model that is a folder, or its commit; the embedded one follows from params.yaml and the code."""
-    if not isinstance(preset.base, ModelConfig):
+def _model(base: AnyBase) -> str | dict[str, str] | None:
+    """Hash of a base model that is a folder, of each with its problem sets, or its commit.
+
+    An embedded one follows from params.yaml and the code.
+    """
+    if isinstance(base, PreparedConfig):
+        return {model.name: _folder(model.folder) for model in base.models}
+    if not isinstance(base, ModelConfig):
         return None
-    return models.content(preset.base.name) if Path(preset.base.model).is_dir() else preset.base.revision
+    return models.content(base.name) if Path(base.model).is_dir() else base.revision
+
+
+def _folder(place: str) -> str:
+    if not Path(place).is_dir():
+        raise ExperimentError(f"{place}: no such folder of a base model")
+    return models.content_hash(Path(place))

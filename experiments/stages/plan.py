@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from isocompute.learner import RunConfig
+from isocompute.rollout.contract import tables
+
 from ..rates.rule import Declared, Rates
 from ..running.cells import Cell, Origin
 from ..running.design import Design
 from ..running.identity import Surroundings
-from ..settings import Preset
+from ..settings import PreparedConfig, Preset
 from ..settings.paper import leaves, section_of
 from ..settings.reading import find
 from . import footprint
@@ -21,8 +26,9 @@ def run(preset: Preset) -> None:
         section = f"  {section_of(name)}" if preset.name == PAPER else ""
         print(f"{name:45} {value!s:55}{section}")
     print()
-    candidates = sum(source.train + source.validation for source in preset.problems)
-    _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
+    if preset.difficulty is not None:
+        candidates = sum(source.train + source.validation for source in preset.problems)
+        _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
     for name in preset.sweep:
         _plan(preset, name)
     resources = preset.resources
@@ -35,40 +41,54 @@ def run(preset: Preset) -> None:
 
 def _plan(preset: Preset, name: str) -> None:
     """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
-    settings, test = preset.sweep[name], preset.prescribe[name]
-    origin = Origin(
-        problem_set=name, base="", problems="", generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
-    )  # fmt: skip
-    design = Design(preset=preset, sweep=settings, origin=origin)
-    search, pilot, declared = settings.search, design.trials(), design.declared_rates()
+    settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), Surroundings.of(preset.resources)
+    designs = [
+        Design(preset=preset, sweep=settings, origin=Origin(
+            problem_set=name, base_model=base, base="", problems="", generation=preset.generation,
+            surroundings=surroundings,
+        ))
+        for base in preset.base_models
+    ]  # fmt: skip
+    search, declared = settings.search, designs[0].declared_rates()
+    pilot = designs[0].trials()
     any_rate = Rates(rule="constant", declared=Declared(learning_rate=1.0, batch_rollouts=1))
-    cells = design.cells(declared or any_rate)
-    tested = (len(test.baselines) + 1) * len(test.seeds)
-    chosen = preset.difficulty.sets[name]
-    measured = (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
-    evaluated = sum(_evaluation_rollouts(cell, chosen.validation) for cell in [*pilot, *cells])
-    evaluated += tested * (test.rollouts // test.evaluate_every) * chosen.validation * preset.evaluation.samples
+    cells = [cell for design in designs for cell in design.cells(declared or any_rate)]
+    validation, measured = _questions(preset, name)
+    evaluated = sum(_evaluation_rollouts(cell, validation) for cell in [*pilot, *cells])
     length = preset.sampling.max_new_tokens
     if pilot:
         _print_row(name, "pilot", len(pilot), sum(cell.rollouts for cell in pilot), length)
-    for purpose, count, total in (
-        ("sweep", len(cells), sum(cell.rollouts for cell in cells)),
-        ("prescribe", tested, tested * test.rollouts),
-        ("evaluate", "", evaluated),
-        ("measured", "", measured),
-    ):
-        _print_row(name, purpose, count, total, length)
+    _print_row(name, "sweep", len(cells), sum(cell.rollouts for cell in cells), length)
+    if test is not None:
+        # What is decided may be one of the baselines.
+        tested = (len(test.baselines) + 1) * len(test.seeds) * len(designs)
+        evaluated += tested * (test.rollouts // test.evaluate_every) * validation * preset.evaluation.samples
+        _print_row(name, "prescribe", tested, tested * test.rollouts, length)
+    _print_row(name, "evaluate", "", evaluated, length)
+    if measured:
+        _print_row(name, "measured", "", measured, length)
     if search and search.extensions:
         most = len(settings.searched()) * len(search.seeds) * search.extensions
         print(f"    pilot: at most {most} cells more, where the best rate lies at the edge of its grid")
     for cell in cells:
         steps = cell.rollouts // cell.batch_rollouts
         rate = f", learning rate {cell.learner.learning_rate:.3g}" if declared else ""
-        print(f"    {cell.name}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
+        name = f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}, {cell.origin.base_model}"
+        print(f"    {name}, seed {cell.seed}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
     # Micro-batches have the same size in all cells; that of the largest batch is full.
     for line in footprint.lines(preset, max(cells, key=lambda cell: cell.batch_rollouts)):
         print(line)
+
+
+def _questions(preset: Preset, name: str) -> tuple[int, int]:
+    """Validation problems of a set, and the responses that measure the set again."""
+    if isinstance(preset.base, PreparedConfig):
+        table = tables.read(Path(preset.base.models[0].folder) / f"{name}.parquet", "problems")
+        return int((table["split"] == "validation").sum()), 0
+    if preset.difficulty is None:
+        raise TypeError("problem sets are either prepared or cut by difficulty")
+    chosen = preset.difficulty.sets[name]
+    return chosen.validation, (chosen.train + chosen.validation) * preset.difficulty.fresh_samples
 
 
 def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest: int) -> None:
@@ -78,4 +98,9 @@ def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest
 
 def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     """Responses of a cell's evaluations after the first, which cells share."""
-    return cell.rollouts // cell.evaluate_every * questions * cell.evaluation_samples
+    run = RunConfig(
+        run_id="", rollouts_per_problem=cell.rollouts_per_problem, problems_per_batch=cell.problems_per_batch, seed=0,
+        evaluate_every=cell.evaluate_every, evaluations_per_octave=cell.evaluations_per_octave,
+    )  # fmt: skip
+    points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
+    return sum(run.evaluated_at(at) for at in points) * questions * cell.evaluation_samples

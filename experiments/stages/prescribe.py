@@ -1,84 +1,111 @@
-"""Prescribe an allocation for a larger budget, and test it against fixed n when seeds are given."""
+"""Test what the posterior decides for a budget: trained with fresh seeds, next to fixed n."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from math import inf, sqrt
+from statistics import mean, stdev
 from typing import Any
 
 import polars as pl
-from isocompute.frontier import compare, prescribe
+from isocompute.frontier import Frontier
+from isocompute.frontier.answers import saved
+from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
+from scipy import stats
 
-from ..rates.record import Pilot
-from ..rates.rule import Rates
 from ..running.opening import workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..running.work import write_json
 from ..settings import PrescribeConfig, Preset
 from .shared import OUT, log
-from .training import collect, design_of
+from .training import collect, setup_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
-    """Write what is prescribed, and what became of it when it was trained."""
-    settings = preset.prescribe[problem_set]
-    out = OUT / "prescribe" / problem_set
-    rates = Pilot.read(json.loads((OUT / "sweep" / problem_set / "pilot.json").read_text())).rates()
-    allocation = prescribe(OUT / "frontier" / problem_set, budget=settings.rollouts)
-    chosen = (allocation.rollouts_per_problem, allocation.problems_per_batch)
-    rate = rates.at(*chosen)
-    allocation = replace(allocation, learning_rate=rate.learning_rate)
-    write_json(out / "allocation.json", {**allocation.as_dict(), "learning_rate_source": rate.source})
-    print(f"prescribe {problem_set}: {allocation.summary()}; the learning rate is {rate.source}")
-    if settings.seeds:
-        _train(preset, problem_set, settings, rates, chosen)
-        result = _compared(preset, problem_set, settings, chosen[0])
-    else:
-        result = {"tested": False, "reason": "no seeds are set for a test"}
-    write_json(out / "comparison.json", result)
+    """Train what is decided and the fixed n, and write what became of them."""
+    test, out = preset.prescribe[problem_set], OUT / "prescribe" / problem_set
+    options = Frontier.load(OUT / "frontier" / problem_set).decide(test.rollouts).options
+    best = {option.cell.rollouts_per_problem: option.cell for option in reversed(options)}
+    chosen = options[0].cell
+    _train(preset, problem_set, test, [best[n] for n in sorted({chosen.rollouts_per_problem, *test.baselines})])
+    states = json.loads((out / "cells.json").read_text())["cells"]
+    evals = tables.read(out / "evals.parquet", "evals")
+    said = sentence(evals, states, preset.evaluation.metric, chosen=chosen.rollouts_per_problem, rollouts=test.rollouts)
+    decided = {
+        "rollouts_per_problem": chosen.rollouts_per_problem,
+        "problems_per_batch": chosen.problems_per_batch,
+        "learning_rate": chosen.learning_rate,
+    }
+    write_json(out / "comparison.json", {"rollouts": test.rollouts, "decided": decided, "sentence": said})
+    print(f"prescribe {problem_set}: {said}")
     log(
         preset,
         f"{problem_set}-prescription",
-        {"allocation": out / "allocation.json", "comparison": out / "comparison.json"},
-        params=settings.model_dump(),
-        inputs={"fits": OUT / "frontier" / problem_set / "fits.json"},
+        {"comparison": out / "comparison.json"},
+        params=test.model_dump(),
+        inputs={"posterior": OUT / "frontier" / problem_set / saved.DOCUMENT},
     )
 
 
-def _train(preset: Preset, problem_set: str, settings: PrescribeConfig, rates: Rates, chosen: tuple[int, int]) -> None:
-    """Train the prescribed n and the fixed ones with fresh seeds."""
-    design, problems, model = design_of(preset, problem_set)
-    n, problems_per_batch = chosen
+def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Sequence[Setting]) -> None:
+    """Train some settings from every base model with fresh seeds."""
+    setup = setup_of(preset, problem_set)
     cells = [
         design.cell(
-            "prescribe", n=each, problems_per_batch=problems_per_batch, seed=seed,
-            rollouts=settings.rollouts, evaluate_every=settings.evaluate_every,
-            learning_rate=rates.at(each, problems_per_batch).learning_rate,
+            "prescribe", n=each.rollouts_per_problem, problems_per_batch=each.problems_per_batch, seed=seed,
+            rollouts=test.rollouts, evaluate_every=test.evaluate_every, learning_rate=each.learning_rate or 0.0,
         )
-        for each in sorted({n, *settings.baselines})
-        for seed in settings.seeds
+        for design in setup.designs
+        for each in settings
+        for seed in test.seeds
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
-    with workers(preset, model, design.origin.base) as pool:
+    with workers(preset, setup.models) as pool:
         folders = run_cells(
-            cells, problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
+            cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )
     collect(cells, folders, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 
-def _compared(preset: Preset, problem_set: str, settings: PrescribeConfig, prescribed: int) -> dict[str, Any]:
-    """Compare the last evaluations; a run that diverged has none at that budget, and is named."""
-    out = OUT / "prescribe" / problem_set
-    evals = tables.read(out / "evals.parquet", "evals")
-    states = json.loads((out / "cells.json").read_text())["cells"]
-    diverged = [state for state in states if state["status"] == "diverged"]
-    whole = evals.filter(~pl.col("run_id").is_in([state["run_id"] for state in diverged]))
-    result = compare(whole, prescribed=prescribed, baselines=settings.baselines, metric=preset.evaluation.metric)
-    for comparison in result:
-        print(f"prescribe {problem_set}: {comparison.summary()}")
-    for state in diverged:
-        print(f"prescribe {problem_set}: n = {state['rollouts_per_problem']}, seed {state['seed']} diverged")
-    named = [{k: state[k] for k in ("rollouts_per_problem", "seed", "steps")} for state in diverged]
-    return {"tested": True, "against": [c.as_dict() for c in result], "diverged": named}
+def sentence(
+    evals: pl.DataFrame, states: Sequence[Mapping[str, Any]], metric: str, *, chosen: int, rollouts: int
+) -> str:
+    """Say how the last evaluations of the decided n differ from those of the others, by base model and seed.
+
+    A run that diverged has none at that budget, and is counted apart.
+
+    Args:
+        evals: The ``evals`` table of the test.
+        states: Its cells, of ``cells.json``.
+        chosen: The n that was decided.
+        rollouts: The budget.
+    """
+    diverged = [state["run_id"] for state in states if state["status"] == "diverged"]
+    last = evals.filter(~pl.col("run_id").is_in(diverged)).sort("rollouts").group_by("run_id").last()
+    ends: dict[int, dict[tuple[str, int], float]] = {}
+    for n, base, seed, score in last.select("rollouts_per_problem", "base_model", "seed", metric).iter_rows():
+        ends.setdefault(n, {})[base, seed] = score
+    others = sorted({state["rollouts_per_problem"] for state in states} - {chosen})
+    said = [_difference(ends.get(chosen, {}), ends.get(n, {}), n) for n in others]
+    lost = f"; {len(diverged)} of {len(states)} runs diverged" if diverged else ""
+    against = ", ".join(said) or "no other"
+    return f"trained at {rollouts:,} rollouts with fresh seeds, n = {chosen} against {against}{lost}"
+
+
+def _difference(ours: Mapping[Any, float], theirs: Mapping[Any, float], n: int) -> str:
+    pairs = [ours[key] - theirs[key] for key in sorted(set(ours) & set(theirs))]
+    if not pairs:
+        return f"n = {n}: no pair was trained to the end"
+    low, high = interval(pairs)
+    return f"n = {n}: {mean(pairs):+.3f} (95 %: {low:+.3f} to {high:+.3f}, {len(pairs)} pairs)"
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's t interval of a mean, at 95 %; without bounds for one value."""
+    if len(values) < 2:
+        return -inf, inf
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    return mean(values) - half, mean(values) + half

@@ -13,10 +13,11 @@ from ..settings import Preset
 from ..settings.model import AnySource
 from ..tiny import problems
 from ..tiny.config import TinySource
-from .shared import OUT, log
+from .base import FOLDER
+from .shared import log
 
 
-def run(preset: Preset) -> None:
+def make(preset: Preset) -> pl.DataFrame:
     """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
     parts = [_loaded(source) for source in preset.problems]
     # Sources may overlap; a training problem must not be a validation problem elsewhere.
@@ -24,14 +25,15 @@ def run(preset: Preset) -> None:
     table = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
     table = table.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
     dropped = [row for part in parts for row in part.dropped.to_dicts()]
-    path = tables.write(table, "problems", OUT / "problems" / "problems.parquet")
-    listed = write_text(OUT / "problems" / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
+    path = tables.write(table, "problems", FOLDER / "problems.parquet")
+    listed = write_text(FOLDER / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
     count = table.group_by("split").len().sort("split")
     print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
     if dropped:
         print(f"problems: {len(dropped)} dropped, whose own answer is not scored right; they are listed in {listed}")
     metrics = {str(side): int(n) for side, n in count.iter_rows()} | {"dropped": len(dropped)}
     log(preset, "problems", {"problems": path, "dropped": listed}, metrics=metrics)
+    return tables.read(path, "problems")
 
 
 def _loaded(source: AnySource) -> Loaded:

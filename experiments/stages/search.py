@@ -20,10 +20,10 @@ from ..running.cells import Cell
 from ..running.design import Design
 from ..settings.rates import AnchoredRate, TunedRate
 from ..settings.sweep import SweepConfig
-from .shared import OUT
+from .base import FOLDER, ONLY
 
 Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
-"""Runs what is not finished of some cells, and returns the folder of each cell that is finished, by run id."""
+"""Runs what is not finished of some cells, and returns the folder of each cell by run id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,11 @@ class Searched:
 
     Attributes:
         pilot: What was found.
-        trained: The pilots that ran.
-        left_out: The pilots that did not, because a budget did not pay for them.
+        trained: The pilots.
     """
 
     pilot: Pilot
     trained: tuple[Cell, ...]
-    left_out: tuple[Cell, ...]
 
 
 def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
@@ -57,7 +55,7 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
 
     Args:
         design: What its cells are made from.
-        run: Runs pilots; one that stops at a budget leaves out the rest, and the grids are then not extended.
+        run: Runs pilots.
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
 
@@ -68,10 +66,9 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         folders = run(cells)
-        ended = [cell for cell in cells if cell.run_id in folders]
-        known = base or first_score(ended, metric)
-        grids = _grids(ended, folders, metric, known)
-        more = [] if not left or len(ended) < len(cells) else _further(design, grids)
+        known = base or first_score(cells, metric)
+        grids = _grids(cells, folders, metric, known)
+        more = _further(design, grids) if left else []
         if not more:
             break
         cells += more
@@ -80,15 +77,13 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
         metric=metric,
         base=known,
         budget=settings.rollouts,
-        rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in ended),
-        evaluated=_evaluated(ended, folders),
+        rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in cells),
+        evaluated=_evaluated(cells, folders),
         searches=tuple(
-            search(grid, rollouts_per_problem=n, problems_per_batch=size, seeds=len(settings.seeds))
-            for (n, size), grid in grids.items()
+            search(grid, rollouts_per_problem=n, problems_per_batch=size) for (n, size), grid in grids.items()
         ),
     )
-    left_out = tuple(cell for cell in cells if cell.run_id not in folders)
-    return Searched(pilot=pilot, trained=tuple(ended), left_out=left_out)
+    return Searched(pilot=pilot, trained=tuple(cells))
 
 
 def chosen_lines(pilot: Pilot) -> list[str]:
@@ -105,31 +100,21 @@ def chosen_lines(pilot: Pilot) -> list[str]:
 
 
 def write_pilot(pilot: Pilot, out: Path) -> list[Path]:
-    """Write ``pilot.json``, and the figure of what was searched.
-
-    Returns:
-        The figure's files; none where the rate is declared.
-    """
+    """Write ``pilot.json``, and the figure of what was searched; returns the figure's files."""
     work.write_json(out / "pilot.json", pilot.document())
-    figures = [out / "rates.svg", out / "rates.png"]
-    if pilot.searches:
-        rates_figure(pilot, out / "rates")
-        return figures
-    for path in figures:
-        # That of a search before the rate was declared.
-        path.unlink(missing_ok=True)
-    return []
+    rates_figure(pilot, out / "rates")
+    return [out / "rates.svg", out / "rates.png"]
 
 
 def base_score(problem_set: str, metric: str) -> Evaluation | None:
-    """The base model's score on the validation problems, of responses that selected nothing.
+    """The score of the one base model on the validation problems, of responses that selected nothing.
 
     Returns:
         The score, or None where the metric is no mean of responses, of which it was measured.
     """
     if not metric.startswith("avg_"):
         return None
-    found = json.loads((OUT / "difficulty" / "base.json").read_text())[problem_set]["validation"]
+    found = json.loads((FOLDER / ONLY / "base.json").read_text())[problem_set]["validation"]
     return Evaluation(score=float(found["fresh"]), standard_error=float(found["fresh_standard_error"]))
 
 

@@ -5,58 +5,54 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import polars as pl
-
-from ..rates.record import Pilot
-from ..rates.trials import Evaluation
 from ..running import work
 from ..running.cells import Cell
-from ..running.design import Design
 from ..running.opening import workers
 from ..running.pool import Pool
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
-from .search import Searched, base_score, chosen_lines, find, first_score, write_pilot
+from .search import Searched, base_score, chosen_lines, find, write_pilot
 from .shared import OUT, log
-from .training import collect, design_of
+from .training import Setup, collect, setup_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
     """Run the pilots and the cells that are not finished, and join their tables."""
-    design, problems, model = design_of(preset, problem_set)
-    metric, reverse = preset.evaluation.metric, preset.resources.reverse
-    base = base_score(problem_set, metric)
-    tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
-    with workers(preset, model, design.origin.base) as pool:
-        rates, searched = design.declared_rates(), None
+    setup = setup_of(preset, problem_set)
+    tracker, searched = Tracker(f"{preset.name}-{problem_set}-sweep"), None
+    with workers(preset, setup.models) as pool:
+        rates = setup.designs[0].declared_rates()
         if rates is None:
-            searched = _search(design, problems, pool, base)
+            searched = _search(preset, problem_set, setup, pool)
             rates = searched.pilot.rates()
-        cells = design.cells(rates)
-        folders = run_cells(cells, problems, pool, tracker, title=f"sweep {problem_set}", reverse=reverse)
+        cells = [cell for design in setup.designs for cell in design.cells(rates)]
+        folders = run_cells(
+            cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse
+        )
     out = OUT / "sweep" / problem_set
     tried = searched.trained if searched else ()
     homes = {cell.run_id: work.folder_of(cell) for cell in tried}
     collect(cells, folders | homes, out, pilot=tried, keep_policies=preset.resources.keep_policies)
-    pilot = searched.pilot if searched else Pilot.of(rates, metric=metric, base=base or first_score(cells, metric))
-    figures = write_pilot(pilot, out)
-    log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
+    if searched:
+        figures = write_pilot(searched.pilot, out)
+        log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
 
 
-def _search(design: Design, problems: pl.DataFrame, pool: Pool, base: Evaluation | None) -> Searched:
+def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> Searched:
     """Run the pilots, and print the rates that they chose."""
-    preset, name = design.preset, design.origin.problem_set
-    pilots = Tracker(f"{preset.name}-{name}-pilot")
+    pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
     def train(cells: Sequence[Cell]) -> Mapping[str, Path]:
         # The sweep's rates are not known yet.
         return run_cells(
-            cells, problems, pool, pilots, title=f"pilot {name}", reverse=preset.resources.reverse, supersede=False
-        )
+            cells, setup.problems, pool, pilots, title=f"pilot {problem_set}", reverse=preset.resources.reverse,
+            supersede=False,
+        )  # fmt: skip
 
-    searched = find(design, train, base)
+    (design,) = setup.designs
+    searched = find(design, train, base_score(problem_set, preset.evaluation.metric))
     pilots.mean(searched.trained)
     for line in chosen_lines(searched.pilot):
-        print(f"pilot {name}: {line}")
+        print(f"pilot {problem_set}: {line}")
     return searched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +17,45 @@ from ..running.design import Design
 from ..running.health import health_of
 from ..running.identity import Surroundings
 from ..settings import Preset
-from .base import model_of
-from .shared import OUT
+from .base import FOLDER, model_of
 
 
-def design_of(preset: Preset, problem_set: str) -> tuple[Design, pl.DataFrame, str]:
-    """The design of a problem set, its problems, and where the base model is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What the cells of a problem set are made from and begin with.
+
+    Attributes:
+        designs: One for each base model.
+        problems: Their ``problems`` tables, by hash.
+        models: Folder or name of each base model, by the hash of its content.
+    """
+
+    designs: tuple[Design, ...]
+    problems: Mapping[str, pl.DataFrame]
+    models: Mapping[str, str]
+
+
+def setup_of(preset: Preset, problem_set: str) -> Setup:
+    """The base models and problems of a problem set.
 
     Raises:
         ExperimentError: An earlier stage has not run.
     """
-    path = OUT / "difficulty" / f"{problem_set}.parquet"
-    if not path.exists():
-        raise ExperimentError(f"{path}: there is no problem set {problem_set}; run the stage `difficulty` first")
-    problems = tables.read(path, "problems")
-    model, base = model_of(preset)
-    origin = Origin(
-        problem_set=problem_set,
-        base=base,
-        problems=problems_hash(problems),
-        generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
-    )
-    return Design(preset=preset, sweep=preset.sweep_of(problem_set), origin=origin), problems, model
+    sweep, surroundings = preset.sweep_of(problem_set), Surroundings.of(preset.resources)
+    designs, problems, models = [], {}, {}
+    for name in preset.base_models:
+        path = FOLDER / name / f"{problem_set}.parquet"
+        if not path.exists():
+            raise ExperimentError(f"{path}: there is no problem set {problem_set}; run the stage `prepare` first")
+        table = tables.read(path, "problems")
+        place, base = model_of(preset, name)
+        origin = Origin(
+            problem_set=problem_set, base_model=name, base=base, problems=problems_hash(table),
+            generation=preset.generation, surroundings=surroundings,
+        )  # fmt: skip
+        designs.append(Design(preset=preset, sweep=sweep, origin=origin))
+        problems[origin.problems], models[base] = table, place
+    return Setup(designs=tuple(designs), problems=problems, models=models)
 
 
 def collect(
@@ -91,6 +108,7 @@ def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) ->
     return {
         "run_id": cell.run_id,
         "purpose": cell.purpose,
+        "base_model": cell.origin.base_model,
         "rollouts_per_problem": cell.rollouts_per_problem,
         "problems_per_batch": cell.problems_per_batch,
         "seed": cell.seed,

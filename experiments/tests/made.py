@@ -25,7 +25,7 @@ SURROUNDINGS = {
 def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
     """Twelve steps of 2 × 4, evaluated every four."""
     origin = Origin(
-        problem_set="easy", base=base, problems="p", generation={"sampling": SAMPLING},
+        problem_set="easy", base_model="base", base=base, problems="p", generation={"sampling": SAMPLING},
         surroundings=Surroundings(**{**SURROUNDINGS, **(surroundings or {})}),
     )  # fmt: skip
     settings: dict[str, Any] = {

@@ -49,12 +49,13 @@ def main(
 
         ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
+    base = models.content_hash(Path(model))
     config = WorkerConfig(
-        model=model, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement, learner_ranks=ranks,
-        checkpoints=checkpoints,
+        models={base: model}, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement,
+        learner_ranks=ranks, checkpoints=checkpoints,
     )  # fmt: skip
     worker = Worker(config)
-    one = cell(rollouts=rollouts, base=models.content_hash(Path(model)))
+    one = cell(rollouts=rollouts, base=base)
     if branched:
         one = branched_cells(one)[branched]
         home = home / one.run_id

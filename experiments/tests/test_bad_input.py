@@ -18,7 +18,7 @@ def tree(folder: Path, **changes: object) -> Path:
     """A folder with ``smoke``, changed, as its preset."""
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     smoke = {**params["smoke"], **changes}
-    held = {"preset": "smoke", "problem_sets": params["problem_sets"], "smoke": smoke}
+    held = {"preset": "smoke", "problem_sets": ["easy", "hard"], "tested_sets": ["easy"], "smoke": smoke}
     (folder / "params.yaml").write_text(yaml.safe_dump(held))
     return folder
 
@@ -49,7 +49,7 @@ def refused(done: subprocess.CompletedProcess[str], message: str) -> None:
 
 def test_a_missing_dataset_file_is_named(tmp_path: Path) -> None:
     tree(tmp_path, problems=[{"kind": "file", "path": "data/nothing.jsonl"}])
-    refused(stage(tmp_path, "problems"), "data/nothing.jsonl")
+    refused(stage(tmp_path, "prepare"), "data/nothing.jsonl")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -58,24 +58,24 @@ def test_a_base_model_that_cannot_be_loaded_is_named(tmp_path: Path, model: str)
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     tree(tmp_path, base={"kind": "model", "model": model, "revision": "0" * 40})
-    refused(stage(tmp_path, "base"), "cannot be loaded")
-    assert not (tmp_path / "outputs").exists()
+    refused(stage(tmp_path, "prepare"), "cannot be loaded")
+    assert not (tmp_path / "outputs" / "prepared" / "base").exists()
 
 
 def test_a_full_disk_leaves_the_table_that_was_there(tmp_path: Path) -> None:
-    written = tmp_path / "outputs" / "problems" / "problems.parquet"
+    written = tmp_path / "outputs" / "prepared" / "problems.parquet"
     row = {"problem_id": "a", "prompt": "1+1=", "answer": "2", "verifier": "exact", "source": "s", "split": "train"}
     tables.write(pl.DataFrame([row]), "problems", written)
     before = written.read_bytes()
-    refused(stage(tree(tmp_path), "problems", limit=2048), "cannot be written")
+    refused(stage(tree(tmp_path), "prepare", limit=2048), "cannot be written")
     assert written.read_bytes() == before
     assert list(written.parent.iterdir()) == [written]
 
 
 def test_a_stage_that_lacks_what_an_earlier_one_makes_says_which(tmp_path: Path) -> None:
-    refused(stage(tree(tmp_path), "difficulty"), "problems.parquet")
-    refused(stage(tmp_path, "sweep", "easy"), "easy.parquet")
-    refused(stage(tmp_path, "report"), "base.json: an earlier stage has not run")
+    refused(stage(tree(tmp_path), "sweep", "easy"), "easy.parquet: there is no problem set easy; run the stage `prep")
+    refused(stage(tmp_path, "frontier", "easy"), "evals.parquet")
+    refused(stage(tmp_path, "prescribe", "easy"), "holds no posterior.json")
 
 
 def test_a_problem_set_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -26,23 +26,23 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
 
 
 def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
-    base.run(preset)
+    base.make(preset)
     model, before = base.model_of(preset)
     assert Path(model) == Path("model").resolve()
     weights = Path("model") / "model.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
-    with pytest.raises(ExperimentError, match="has changed since the stage `base` recorded it"):
+    with pytest.raises(ExperimentError, match="has changed since the stage `prepare` recorded it"):
         base.model_of(preset)
-    base.run(preset)
+    base.make(preset)
     assert base.model_of(preset)[1] != before
 
 
 def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
-    base.run(preset)
+    base.make(preset)
     shutil.copytree("model", "other")
     with pytest.raises(
-        ExperimentError, match=r"records the model model, and the preset names .*other: run `base` again"
+        ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare` again"
     ):
         base.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))
 
@@ -50,11 +50,11 @@ def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
 def test_an_embedded_model_is_trained_once_for_its_settings(preset: Preset, capsys: pytest.CaptureFixture[str]) -> None:
     small = ChainsModelConfig(hidden=32, layers=1, steps=3, batch=8)
     tiny = preset.model_copy(update={"base": small})
-    base.run(tiny)
+    base.make(tiny)
     assert "step 3/3" in capsys.readouterr().out
     shutil.rmtree(base.FOLDER)
-    base.run(tiny)
+    base.make(tiny)
     assert "step 3/3" not in capsys.readouterr().out
     first = base.model_of(tiny)[1]
-    base.run(preset.model_copy(update={"base": small.model_copy(update={"seed": 1})}))
+    base.make(preset.model_copy(update={"base": small.model_copy(update={"seed": 1})}))
     assert base.model_of(tiny)[1] != first

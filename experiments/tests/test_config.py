@@ -1,19 +1,17 @@
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
-from isocompute.frontier import FitConfig, FrontierError
-from isocompute.frontier.fitting.forms import FORMS
 from isocompute.rollout.scoring.refused import REFUSED
 from pydantic import ValidationError
 
 from experiments.errors import ExperimentError
-from experiments.settings import FrontierConfig, ResourcesConfig, load
+from experiments.settings import ResourcesConfig, load
 from experiments.settings.paper import SECTIONS, leaves, section_of
 
 from .made import PARAMS, changed
 
+MODEL = {"name": "one", "folder": "somewhere"}
 SUMS = {"kind": "reasoning_gym", "task": "chain_sum"}
 
 
@@ -41,7 +39,7 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("base.hidden", 48, "smoke.base.hidden is 48; it must be a multiple of 32"),
         ("base.largest_slip", 12, "smoke.base.largest_slip is 12; it must lie between 1 and 9"),
         ("base", {"kind": "model", "model": "m", "revision": 5}, "smoke.base.revision is 5; it must be of type str"),
-        ("base", {"steps": 3}, "smoke.base lacks kind; it must be one of tiny, needle, mixture, model"),
+        ("base", {"steps": 3}, "smoke.base lacks kind; it must be one of tiny, needle, mixture, model, prepared"),
         ("problems", [{"kind": "file", "path": "p", "sed": 1}], r"problems\[0\] has no setting 'sed'.*'seed'"),
         (
             "problems",
@@ -51,7 +49,7 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("resources.sampler", "hf", "sampler is 'hf'; it must be one of auto, vllm, transformers"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("base", {"kind": "huge"}, "one of tiny, needle, mixture, model"),
+        ("base", {"kind": "huge"}, "one of tiny, needle, mixture, model, prepared"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
         ("resources.checkpoints", {"every_evaluations": None}, "resources.checkpoints has no interval"),
@@ -61,8 +59,15 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("sweep.easy.max_batch_rollouts", "many", "must be of type int"),
         ("prescribe.easy.seeds", [7, 7], "smoke.prescribe.easy.seeds holds 7 twice"),
         ("prescribe.easy.baselines", [4, 4], "smoke.prescribe.easy.baselines holds 4 twice"),
-        ("frontier.form", "sigmoid", "form is 'sigmoid'; it must be one of auto, exp, hill, power"),
-        ("frontier.bootstrap", 5, "smoke.frontier.bootstrap is 5; it must be at least 20"),
+        ("prescribe.easy.seeds", [100], "one seed gives no interval: give two or more, or leave the test out"),
+        ("prescribe.easy.baselines", [3], "smoke.prescribe.easy.baselines holds 3, which is no n of the sweep"),
+        ("prescribe.medium", {}, "lacks baselines, evaluate_every, rollouts, seeds"),
+        ("sweep.easy.rate_factors", [0.0], "rate_factors.0. is 0.0; it must be greater than 0"),
+        ("problems", [], "smoke.problems is empty; only prepared base models have their problem sets already"),
+        ("difficulty", None, "smoke.difficulty is empty; only prepared base models"),
+        ("base", {"kind": "prepared", "models": []}, "models is .*; it must be a list of 1 or more"),
+        ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "has two models of the name 'one'"),
+        ("base", {"kind": "prepared", "models": [MODEL]}, "smoke.problems is given, and prepared base models"),
         ("base.steps", 0, "smoke.base.steps is 0; it must be at least 1"),
         ("base.layers", -1, "smoke.base.layers is -1; it must be at least 1"),
         ("base.batch", 0, "smoke.base.batch is 0; it must be at least 1"),
@@ -137,9 +142,22 @@ def test_lists_are_tuples_and_whole_numbers_are_floats_where_those_are_wanted(tm
     assert repr(preset.sampling.temperature) == "1.0"
 
 
-def test_a_prescription_may_have_no_seeds_and_no_baselines(tmp_path: Path) -> None:
-    assert load(changed(tmp_path, "prescribe.easy.seeds", []), "smoke").prescribe["easy"].seeds == ()
-    assert load(changed(tmp_path, "prescribe.easy.baselines", []), "smoke").prescribe["easy"].baselines == ()
+def test_nothing_need_be_tested(tmp_path: Path) -> None:
+    assert load(changed(tmp_path, "prescribe", {}), "smoke").prescribe == {}
+
+
+def test_several_base_models_have_their_problem_sets_and_a_declared_rate(tmp_path: Path) -> None:
+    raw = yaml.safe_load(PARAMS.read_text())
+    models = [MODEL, {**MODEL, "name": "two"}]
+    raw["smoke"] |= {"base": {"kind": "prepared", "models": models}, "problems": [], "difficulty": None}
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(ExperimentError, match="learning_rate is searched; with several base models it must be decl"):
+        load(path, "smoke")
+    for sweep in raw["smoke"]["sweep"].values():
+        sweep["learning_rate"] = {"rule": "sqrt", "learning_rate": 1e-3}
+    path.write_text(yaml.safe_dump(raw))
+    assert load(path, "smoke").base_models == ("one", "two")
 
 
 def test_a_source_may_give_problems_to_one_side_only(tmp_path: Path) -> None:
@@ -154,14 +172,6 @@ def test_every_task_that_is_refused_is_no_setting(task: str, tmp_path: Path) -> 
         load(changed(tmp_path, "problems", [{**SUMS, "task": task}]), "smoke")
 
 
-def test_forms_and_refits_of_the_frontier_are_those_that_a_fit_takes(tmp_path: Path) -> None:
-    assert get_args(FrontierConfig.model_fields["form"].annotation) == ("auto", *FORMS)
-    least = load(changed(tmp_path, "frontier.bootstrap", 20), "smoke").frontier.bootstrap
-    assert FitConfig(bootstrap=least).bootstrap == 20
-    with pytest.raises(FrontierError, match="20 refits or more"):
-        FitConfig(bootstrap=least - 1)
-
-
 def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="there is no preset 'huge'"):
         load(PARAMS, "huge")
@@ -170,7 +180,7 @@ def test_an_unknown_preset_and_a_missing_file_are_named(tmp_path: Path) -> None:
 
 
 def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
-    sweep = load(changed(tmp_path, "sweep.easy.max_batch_rollouts", 8), "smoke").sweep["easy"]
+    sweep = load(changed(tmp_path, "sweep.hard.max_batch_rollouts", 8), "smoke").sweep["hard"]
     assert sweep.grid() == [(2, 4)]
     # The paper's grids: 39 pairs under 65,536 on Easy, 27 under 16,384 on Hard.
     paper = load(PARAMS, "paper")
@@ -179,10 +189,10 @@ def test_the_grid_is_cut_off_at_the_largest_batch(tmp_path: Path) -> None:
 
 def test_the_problem_sets_that_dvc_runs_are_those_of_the_preset(tmp_path: Path) -> None:
     raw = yaml.safe_load(PARAMS.read_text())
-    raw["problem_sets"] = ["easy"]
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
-    with pytest.raises(ExperimentError, match=r"problem_sets is \['easy'\], and tiny.sweep has"):
-        load(tmp_path / "params.yaml")
+    for key, section in (("problem_sets", "sweep"), ("tested_sets", "prescribe")):
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump({**raw, key: ["easy"]}))
+        with pytest.raises(ExperimentError, match=rf"{key} is \['easy'\], and tiny.{section} has"):
+            load(tmp_path / "params.yaml")
 
 
 def test_every_value_of_the_papers_preset_says_where_it_is_from() -> None:

@@ -1,29 +1,23 @@
 """A rate that is declared: the cells that it gives, and that nothing is searched."""
 
-import json
-from dataclasses import asdict
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import yaml
 
-from experiments.__main__ import main
 from experiments.errors import ExperimentError
-from experiments.rates.record import Pilot
-from experiments.running import starts, work
 from experiments.running.cells import Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import Preset, load, template
-from experiments.stages import anchor, plan
-from experiments.stages.search import find, first_score, write_pilot
+from experiments.stages import plan
+from experiments.stages.search import find
 
 from .made import PARAMS, SURROUNDINGS, changed
-from .rates.made import BASE, declared, pilot
-from .rates.test_leaders import easy
+from .rates.made import BASE
 
 RATE = "sweep.easy.learning_rate"
 DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
@@ -41,7 +35,12 @@ def preset(tmp_path: Path, **changes: Any) -> Preset:
 
 def design(of: Preset) -> Design:
     origin = Origin(
-        problem_set="easy", base="b", problems="p", generation=of.generation, surroundings=Surroundings(**SURROUNDINGS)
+        problem_set="easy",
+        base_model="base",
+        base="b",
+        problems="p",
+        generation=of.generation,
+        surroundings=Surroundings(**SURROUNDINGS),
     )
     return Design(preset=of, sweep=of.sweep["easy"], origin=origin)
 
@@ -62,17 +61,10 @@ def test_the_rates_of_a_search_are_not_known_before_it() -> None:
     assert design(load(PARAMS, "smoke")).declared_rates() is None
 
 
-def test_there_is_nothing_to_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_is_nothing_to_search(tmp_path: Path) -> None:
     said = "sweep.easy.learning_rate declares a rate: there is nothing to search"
-    known = preset(tmp_path)
     with pytest.raises(ExperimentError, match=said):
-        find(design(known), lambda cells: {}, BASE)
-    # Before anything is read or started, whatever the budget.
-    for budget in (None, 1):
-        with pytest.raises(ExperimentError, match=said):
-            anchor.run(known, "easy", budget=budget)
-    assert main(["anchor", "easy", "--preset", "smoke"]) == 2
-    assert [line for line in capsys.readouterr().err.splitlines() if said in line]
+        find(design(preset(tmp_path)), lambda cells: {}, BASE)
 
 
 def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(
@@ -86,34 +78,21 @@ def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(
         "1e-06"
     ] * 2
     evaluate = next(line for line in lines if line.startswith("easy     evaluate"))
-    # Four cells of 96 rollouts and six of 128, evaluated every 16 and 32, with four responses to each of 12 problems.
-    assert f"{(4 * 6 + 6 * 4) * 12 * 4:,} rollouts" in evaluate
+    # Four cells of 96 rollouts and six, evaluated every 16 and 32, with four responses to each of 12 problems.
+    assert f"{(4 * 6 + 6 * 3) * 12 * 4:,} rollouts" in evaluate
 
 
-def test_where_the_rate_is_from_is_written_without_a_figure_and_that_of_an_earlier_search_goes(tmp_path: Path) -> None:
-    out = tmp_path / "sweep"
-    assert [path.exists() for path in write_pilot(pilot(easy()), out)] == [True, True]
-    assert write_pilot(declared(), out) == []
-    assert [path.name for path in out.iterdir()] == ["pilot.json"]
-    assert Pilot.read(json.loads((out / "pilot.json").read_text())) == declared()
-
-
-def test_the_base_models_score_is_that_of_the_sweeps_first_evaluations_where_it_was_not_measured(
-    tmp_path: Path,
-) -> None:
-    made = design(preset(tmp_path))
+def test_every_cell_is_trained_at_each_factor_of_its_rate(tmp_path: Path) -> None:
+    """A factor of 1 changes no rate, so that it changes no run either."""
+    known = preset(tmp_path, batch_rollouts=8)
+    sweep = known.sweep["easy"].model_copy(update={"rate_factors": (0.5, 1.0)})
+    made = replace(design(known), sweep=sweep)
     rates = made.declared_rates()
     assert rates is not None
-    cells = made.cells(rates)
-    for cell in cells:
-        shown = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
-        cost = {"rollouts": 4, "prompt_tokens": 4, "response_tokens": 4}
-        score = {"best_at_4": 0.4 if cell.seed else 0.6}
-        start = starts.Start(metrics=score, questions=100, samples=4, cost=cost, pass_rates=shown)
-        starts.write(work.start_of(cell), start)
-    found = Pilot.of(rates, metric="best_at_4", base=first_score(cells, "best_at_4"))
-    assert found.base.score == pytest.approx(0.5)
-    assert asdict(found)["declared"] == {"learning_rate": 1e-6, "batch_rollouts": 1024}
+    both, alone = made.cells(rates), design(known).cells(rates)
+    assert len(both) == 2 * len(alone)
+    assert {cell.run_id for cell in alone} < {cell.run_id for cell in both}
+    assert {cell.learner.learning_rate for cell in both if cell.batch_rollouts == 8} == {5e-7, 1e-6}
 
 
 def test_a_preset_with_a_declared_rate_is_written_whole_by_init(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from experiments.running import imports
-from experiments.stages import SET_STAGES, STAGES, report
+from experiments.stages import SET_STAGES, STAGES, frontier
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")
@@ -82,11 +82,11 @@ def test_problem_sets_and_the_metric_are_named_in_params_only() -> None:
     assert not set(re.split(r"[^a-z0-9_]+", listed)) & names
 
 
-def test_dvc_shows_the_metrics_and_the_plots_of_the_report() -> None:
+def test_dvc_shows_the_metrics_and_the_plots_of_the_answers() -> None:
     """Images only: DVC's page of other plots loads scripts from the net."""
     declared = yaml.safe_load((ROOT / "dvc.yaml").read_text())
-    assert declared["metrics"] == [str(report.METRICS)]
-    assert declared["plots"] == [str(report.PLOTS)]
+    assert declared["metrics"] == [str(frontier.METRICS)]
+    assert declared["plots"] == [str(frontier.PLOTS)]
 
 
 @pytest.mark.parametrize("stage", RUN_BY_DVC)

@@ -30,7 +30,7 @@ Path("params.yaml").write_text(yaml.safe_dump(raw))
 preset = load(Path("params.yaml"), "smoke")
 config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=2, batch=16, max_terms=3)
 tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
-with workers(preset, "model", models.content_hash(Path("model"))):
+with workers(preset, {models.content_hash(Path("model")): "model"}):
     import ray
 
     me = psutil.Process()

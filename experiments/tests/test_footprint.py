@@ -9,7 +9,7 @@ from experiments.tiny.config import ChainsModelConfig
 
 
 def test_the_tiny_model_has_the_shape_that_its_memory_is_predicted_from() -> None:
-    preset = load(preset="tiny")
+    preset = load(preset="smoke")
     assert isinstance(preset.base, ChainsModelConfig)
     shape = footprint.shape(preset)
     assert shape is not None
@@ -24,6 +24,12 @@ def test_the_plan_of_the_paper_predicts_the_memory_of_seven_billion_parameters(
     assert printed.count("7.62 billion parameters") == 2
     weights = next(line for line in printed.splitlines() if line.strip().startswith("weights"))
     assert float(weights.split()[-2]) == pytest.approx(4 * 7.616e9 / 2**30, abs=0.05)
+
+
+def test_a_prepared_model_is_as_large_as_its_folder_says() -> None:
+    found, made = footprint.shape(load(preset="tiny")), tiny_model.new_model(ChainsModelConfig())
+    assert found is not None
+    assert found.parameters == sum(p.numel() for p in made.parameters())
 
 
 def test_the_plan_of_a_small_model_is_in_one_small_unit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from experiments.settings import load
 
 preset = load(Path("params.yaml"), "smoke")
 for name, sweep in preset.sweep.items():
-    origin = Origin(problem_set=name, base="b", problems="p", generation=preset.generation,
+    origin = Origin(problem_set=name, base_model="base", base="b", problems="p", generation=preset.generation,
                     surroundings=Surroundings.of(preset.resources))
     design = Design(preset=preset, sweep=sweep, origin=origin)
     rates = Rates(rule="sqrt", found=(Found(rollouts_per_problem=4, problems_per_batch=4, learning_rate=1e-3),))

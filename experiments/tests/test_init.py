@@ -17,6 +17,8 @@ from .test_schema import settings_of
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(PARAMS.read_text())
+    # Where the prepared base models are.
+    (tmp_path / "experiments").symlink_to(PARAMS.parent / "experiments")
     return tmp_path
 
 
@@ -30,24 +32,24 @@ def named(file: str) -> None:
 def test_what_it_writes_is_a_preset_that_params_can_name(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "mine"]) == 0
     said = capsys.readouterr().out
-    for line in ("settings_file: mine.yaml", "preset: mine", "problem_sets: [easy, hard]"):
+    for line in ("settings_file: mine.yaml", "preset: mine", "problem_sets: [hard]", "tested_sets: []"):
         assert line in said
     named("mine.yaml")
     made, tiny = load(), load(preset="tiny")
     assert made.name == "mine"
-    assert made.sweep["easy"].grid() == tiny.sweep["easy"].grid()
+    assert made.sweep["hard"].grid() == tiny.sweep["hard"].grid()
     assert made.resources == tiny.resources
     assert main(["plan"]) == 0
 
 
 def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
-    main(["init", "mine"])
+    main(["init", "mine", "--preset", "smoke"])
     text = (here / "mine.yaml").read_text()
     keys = {str(key) for key in _keys(yaml.safe_load(text))}
     # Of the kinds of problems, models and rules only one is in it, and recipes are in place of settings.
     other_kinds = {
         "dataset", "revision", "files", "split", "prompt", "answer", "verifier", "metadata", "path", "model", "recipe",
-            "codes", "largest_digit", "share", "batch_rollouts",
+            "codes", "largest_digit", "share", "batch_rollouts", "models", "folder",
     }  # fmt: skip
     described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(schema.preset_schema())}
     assert set(described) - other_kinds - {"name", "longest", "margin", "phrase"} <= keys
@@ -72,7 +74,7 @@ def test_a_file_that_is_there_stays(here: Path, capsys: pytest.CaptureFixture[st
 def test_a_name_that_cannot_be_one_is_refused(name: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", name]) == 2
     assert "lower-case letters, digits" in capsys.readouterr().err
-    assert [path.name for path in here.iterdir()] == ["params.yaml"]
+    assert sorted(path.name for path in here.iterdir()) == ["experiments", "params.yaml"]
 
 
 def test_a_settings_file_that_is_not_there_or_elsewhere_is_refused(here: Path) -> None:

@@ -40,7 +40,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     smoke = yaml.safe_load((ROOT / "params.yaml").read_text())["smoke"]
     smoke |= {"problems": [SOURCE], "base": {"kind": "model", "model": "model"}}
     smoke["resources"] = {"workers": 1, "sampler": "vllm"}
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"preset": "smoke", "problem_sets": [], "smoke": smoke}))
+    (tmp_path / "params.yaml").write_text(
+        yaml.safe_dump({"preset": "smoke", "problem_sets": [], "tested_sets": [], "smoke": smoke})
+    )
     return tmp_path
 
 

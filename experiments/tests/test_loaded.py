@@ -43,10 +43,10 @@ def replaced(pool, new):
 
 
 try:
-    with cluster(1), workers(preset, "model", models.content_hash(Path("model"))) as pool:
+    with cluster(1), workers(preset, {models.content_hash(Path("model")): "model"}) as pool:
         loaded = ray.get(pool.actors[0].open.remote(pool._config))
         try:
-            check(loaded, base="0123456789abcdef", surroundings=Surroundings.of(preset.resources))
+            check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resources))
         except ExperimentError as error:
             print(error)
         for new in (comment, change):

@@ -17,25 +17,21 @@ import pytest
 import ray
 import torch
 import yaml
-from isocompute.budget.contract import tracking
 from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
 from experiments.running import models, starts, work
 from experiments.running.cells import Cell, Origin, problems_hash
-from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
 from experiments.running.opening import workers
 from experiments.running.pool import Pool
 from experiments.running.schedule import run_cells
-from experiments.running.sender import Sender
 from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
-from experiments.stages.anchor import search_within
 from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, cell
@@ -72,8 +68,7 @@ def preset(home: Path) -> Preset:
 
 @pytest.fixture(scope="module")
 def pool(home: Path, preset: Preset) -> Iterator[Pool]:
-    model = str(home / "model")
-    with workers(preset, model, models.content_hash(home / "model")) as opened:
+    with workers(preset, {models.content_hash(home / "model"): str(home / "model")}) as opened:
         yield opened
 
 
@@ -85,8 +80,8 @@ def problems(home: Path) -> pl.DataFrame:
 @pytest.fixture
 def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     origin = Origin(
-        problem_set="easy", base=models.content_hash(home / "model"), problems=problems_hash(problems),
-        generation=preset.generation, surroundings=Surroundings.of(preset.resources),
+        problem_set="easy", base_model="base", base=models.content_hash(home / "model"),
+        problems=problems_hash(problems), generation=preset.generation, surroundings=Surroundings.of(preset.resources),
     )  # fmt: skip
     return lambda **changes: cell(origin=origin, **changes)
 
@@ -96,7 +91,7 @@ def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         tracker = Tracker(experiment)
-        folders = run_cells(cells, problems, pool, tracker, title="cells")
+        folders = run_cells(cells, {problems_hash(problems): problems}, pool, tracker, title="cells")
         assert not tracker.drain()
     return folders, said.getvalue()
 
@@ -124,7 +119,7 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     for one in cells:
         eval_steps = work.outcome(one, folders[one.run_id]).ledger.filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()
-    assert "base model, seed 21" in mlflow_runs("shared")
+    assert "base, seed 21" in mlflow_runs("shared")
     assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")[1]
 
 
@@ -273,40 +268,3 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
     again = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
     assert all(torch.equal(tensor, again[name]) for name, tensor in loaded.items())
     assert (home / "ledger.parquet").read_bytes() == before
-
-
-def test_learning_rates_are_searched_on_workers_until_their_budget_is_used(
-    home: Path, preset: Preset, make: Any, problems: pl.DataFrame, pool: Pool
-) -> None:
-    base = {"validation": {"fresh": 0.3, "fresh_standard_error": 0.02}}
-    work.write_json(home / "outputs" / "difficulty" / "base.json", {"easy": base})
-    design = Design(preset=preset, sweep=preset.sweep["easy"], origin=make().origin)
-    searched = search_within(48, design, problems, pool)
-    pilot, cells = searched.pilot, searched.trained
-    # Three of four pilots of 16 rollouts: the second rate was tried with one n only.
-    assert [(cell.rollouts_per_problem, cell.learner.learning_rate) for cell in cells] == [
-        (2, 1e-3), (4, 1e-3), (2, 2e-3),
-    ]  # fmt: skip
-    assert pilot.rollouts == 48
-    assert {each.rollouts_per_problem: len(each.grid) for each in pilot.searches} == {2: 2, 4: 1}
-    for found in pilot.searches:
-        for line in found.grid:
-            (own,) = (
-                work.outcome(cell, work.folder_of(cell)).evals["avg_at_4"][-1]
-                for cell in cells
-                if cell.rollouts_per_problem == found.rollouts_per_problem
-                and cell.learner.learning_rate == line.learning_rate
-            )
-            assert line.score == own
-    # Continued without a limit, what is finished is not trained again.
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        every = search_within(None, design, problems, pool).trained
-    assert "4 cells: 3 finished, 0 continued, 1 from the base model" in said.getvalue()
-    assert len(every) >= 4
-    # And of what was found before nothing is superseded, in whatever order it is found again.
-    search_within(16, design, problems, pool)
-    assert not Sender().drain()
-    sent = mlflow_runs(f"{preset.name}-easy-pilot")
-    assert {cell.name for cell in every} <= set(sent)
-    assert all(tracking.SUPERSEDED_TAG not in run.data.tags for run in sent.values())

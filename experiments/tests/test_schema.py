@@ -54,12 +54,11 @@ def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any], params
         ("problems", [{"kind": "file"}]),
         ("sampling", {"temperature": "1e-4"}),
         ("frontier", None),
-        ("frontier", {"form": "sigmoid"}),
-        ("frontier", {"bootstrap": 5}),
+        ("frontier", {"form": "hill"}),
         ("base", {"kind": "tiny", "steps": 0}),
         ("base", {"kind": "tiny", "learning_rate": 0.0}),
-        ("prescribe", {"easy": {"rollouts": 128, "baselines": [4, 4], "seeds": [], "evaluate_every": 32}}),
-        ("prescribe", {"easy": {"rollouts": 128, "baselines": [], "seeds": [7, 7], "evaluate_every": 32}}),
+        ("prescribe", {"easy": {"rollouts": 128, "baselines": [4, 4], "seeds": [7, 8], "evaluate_every": 32}}),
+        ("prescribe", {"easy": {"rollouts": 128, "baselines": [4], "seeds": [7, 7], "evaluate_every": 32}}),
     ],
 )
 def test_what_reading_refuses_is_marked_in_an_editor(

@@ -26,6 +26,7 @@ def design(study: panel.Study) -> Design:
     preset = preset_of(unit)
     origin = Origin(
         problem_set="hard",
+        base_model="chains-0",
         base="b",
         problems="p",
         generation=preset.generation,

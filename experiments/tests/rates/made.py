@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from experiments.rates.record import Pilot
-from experiments.rates.rule import Declared, Rates
 from experiments.rates.search import Search, search
 from experiments.rates.trials import Evaluation, Tried
 
@@ -33,12 +32,6 @@ def pilot(searches: Sequence[Search], *, rule: str = "tuned", metric: str = "avg
     return Pilot(
         rule=rule, metric=metric, base=BASE, budget=2048, rollouts=4096, evaluated=600, searches=tuple(searches)
     )
-
-
-def declared(*, rule: str = "sqrt", metric: str = "avg_at_4") -> Pilot:
-    """The Playbook's rate, for which nothing was searched."""
-    rates = Rates(rule=rule, declared=Declared(learning_rate=1e-6, batch_rollouts=1024))
-    return Pilot.of(rates, metric=metric, base=BASE)
 
 
 @st.composite

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from experiments.errors import ExperimentError
-from experiments.rates.search import extension, search
+from experiments.rates.search import extension
 from experiments.rates.trials import Tried
 
 from .made import found, grids, line
@@ -48,19 +48,6 @@ def test_what_collapsed_or_diverged_is_chosen_last() -> None:
     collapsed = [line(1e-4, 0.1, collapsed=1), line(2e-4, 0.2, collapsed=1), line(4e-4, 0.9, diverged=1)]
     chosen = found(4, collapsed).chosen
     assert (chosen.learning_rate, chosen.stable) == (2e-4, False)
-
-
-def test_a_rate_that_lacks_a_seed_is_not_ranked_beside_those_that_have_all() -> None:
-    """A budget ended while the second seeds were trained: the third rate led with its first seed alone."""
-    grid = [line(1e-4, 0.5, seeds=2), line(2e-4, 0.6, seeds=2), line(4e-4, 0.61), line(8e-4, 0.9)]
-    cut = search(grid, rollouts_per_problem=4, problems_per_batch=8, seeds=2)
-    assert (cut.chosen.learning_rate, cut.ties, cut.edge) == (2e-4, (), "highest")
-    assert cut.grid == tuple(grid)
-    # Where every rate lacks one, or those that have all diverged, the others are ranked.
-    every = search(grid[2:], rollouts_per_problem=4, problems_per_batch=8, seeds=2)
-    assert every.chosen.learning_rate == 8e-4
-    lost = [line(1e-4, None, seeds=2, diverged=2), line(2e-4, 0.4)]
-    assert search(lost, rollouts_per_problem=4, problems_per_batch=8, seeds=2).chosen.learning_rate == 2e-4
 
 
 def test_where_every_rate_diverged_there_is_none_to_choose() -> None:

@@ -29,8 +29,8 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     swept = [cell(seed=seed, rollouts_per_problem=n) for seed in range(cells // 4) for n in (2, 4, 8, 16)]
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
-        with opening.workers(preset, "model", "base", actor=StubActor) as pool:
-            schedule.run_cells(swept, problems, pool, Tracker("soak"), title="soak")
+        with opening.workers(preset, {"base": "model"}, actor=StubActor) as pool:
+            schedule.run_cells(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak")
     except stopping.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code

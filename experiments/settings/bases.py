@@ -1,0 +1,64 @@
+"""Base models that are named and not made: one of the hub or of a folder, or several with their problem sets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from .strict import Name, SettingError, Settings
+
+COMMIT = "[0-9a-f]{40}"
+
+
+class ModelConfig(Settings):
+    """A base model from a folder or from the hub."""
+
+    model: str
+    """Path of a folder, or a name on the hub."""
+    revision: str = ""
+    """Commit of a model on the hub, which is required there: 40 hexadecimal digits."""
+
+    @model_validator(mode="after")
+    def _is_pinned(self) -> Self:
+        if not Path(self.model).is_dir() and not re.fullmatch(COMMIT, self.revision):
+            raise SettingError(
+                "revision",
+                f"is {self.revision!r} for the model {self.model}, which is no folder here: pin a commit (40 "
+                "hexadecimal digits), since a branch or a tag moves",
+            )
+        return self
+
+    @property
+    def name(self) -> str:
+        """``model`` or ``model@revision``; a folder's whole path."""
+        if Path(self.model).is_dir():
+            return str(Path(self.model).resolve())
+        return f"{self.model}@{self.revision}" if self.revision else self.model
+
+
+class PreparedModel(Settings):
+    """A base model in a folder, with the problem sets that were cut by its pass rates."""
+
+    name: Name
+    """Its name in the tables."""
+    folder: str
+    """Folder with ``base/``, the model, and ``SET.parquet`` and ``base.json`` of its problem sets, as the stage
+    ``prepare`` writes them."""
+
+
+class PreparedConfig(Settings):
+    """Base models that were prepared before: draws of one population, which differ in their weights alone."""
+
+    models: Annotated[tuple[PreparedModel, ...], Field(min_length=1, strict=False)]
+    """The models; every cell is trained from each of them."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [model.name for model in self.models]
+        for name in names:
+            if names.count(name) > 1:
+                raise SettingError("models", f"has two models of the name {name!r}")
+        return self
