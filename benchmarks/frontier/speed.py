@@ -11,17 +11,22 @@ import argparse
 import time
 
 import numpy as np
+import polars as pl
 from isocompute.frontier import Frontier
 
-from benchmarks.frontier.worlds import sweep, world
+from benchmarks.frontier.worlds import SIZES, run, world
 
-SIZES = {"8 n x 3 seeds x 16 evaluations": (3, 16), "8 n x 5 seeds x 50 evaluations": (5, 50)}
+SWEEPS = {"8 n x 3 seeds x 16 evaluations": (3, 16), "8 n x 5 seeds x 50 evaluations": (5, 50)}
 
 
 def seconds(seeds: int, evaluations: int, number: int) -> float:
     """CPU-seconds of a fit of one made-up sweep."""
     rng = np.random.default_rng([number, 31])
-    evals = sweep(world("smooth", rng), rng, seeds=seeds, deviation=0.05, evaluations=evaluations)
+    truth, rows = world("smooth", rng), []
+    for n in SIZES:
+        for seed in range(seeds):
+            rows += run(truth, rng, n=n, seed=seed, deviation=0.05, evaluations=evaluations)
+    evals = pl.DataFrame(rows)
     begin = time.process_time()
     Frontier(evals).fit(seed=number)
     return time.process_time() - begin
@@ -32,9 +37,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    spent: dict[str, list[float]] = {name: [] for name in SIZES}
+    spent: dict[str, list[float]] = {name: [] for name in SWEEPS}
     for number in range(repeats):
-        for name, size in SIZES.items():
+        for name, size in SWEEPS.items():
             spent[name].append(seconds(*size, number))
     for name, own in spent.items():
         print(f"{name}: {min(own):.2f} to {max(own):.2f} CPU-seconds, median {np.median(own):.2f}")
