@@ -55,6 +55,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--pass-rates", metavar="SOURCE",
                         help="their pass rates, for intervals that include the luck of the questions")  # fmt: skip
     parser.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for --unit gpu_hours")
+    parser.add_argument("--budget", type=positive, help="the answer's, in --unit (default: the most that was measured)")
     parser.add_argument("--check", action="store_true", help="also leave out each n and predict it from the others")
     parser.add_argument("--pooling", default="joint", choices=["joint", "none"],
                         help="none: every setting is fitted alone, and nothing is decided")  # fmt: skip
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         return
     pass_rates = None if arguments.pass_rates is None else tables.read(arguments.pass_rates, "pass_rates")
     fitted = frontier.fit(priors=priors, seed=arguments.seed, pass_rates=pass_rates)
-    yield from fitted.answer().lines()
+    yield from fitted.answer(arguments.budget).lines()
     yield from (f"note: {note}" for note in (*fitted.prepared.notes, *conflicts(fitted)))
     rates = fitted.best_rates(fitted.largest)
     if rates is not None:
