@@ -1,4 +1,4 @@
-"""The tiers of the tests: what starts no engine, cluster or server and simulates little carries the marker ``fast``."""
+"""The tiers of the tests: what starts no engine, cluster or other process and is quick carries the marker ``fast``."""
 
 from __future__ import annotations
 

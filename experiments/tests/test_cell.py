@@ -2,9 +2,13 @@
 
 import json
 import multiprocessing
+import os
 import shutil
 import signal
+import sys
 import time
+from collections.abc import Iterator
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -19,11 +23,23 @@ from experiments.running.spool import Spool
 from . import made
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["experiments.tests.run_cell"])
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def server() -> Iterator[None]:
+    """A process to fork from, where another file of tests may have left one that has imported something else."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    forks.set_forkserver_preload(["experiments.tests.run_cell"])
+    with pytest.MonkeyPatch.context() as patch:
+        # Python 3.11 does not hand the path on, and says nothing of a module that it does not find.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def home(server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a base model of a few steps, and problems."""
     folder = tmp_path_factory.mktemp("cells")
     assert exit_code(spawn(_inputs, folder)) == 0

@@ -10,10 +10,12 @@ import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,19 @@ OFTEN = (*("learner", "write") * 3, "worker", "engine", *("learner", "write") * 
 KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
 
 forks = multiprocessing.get_context("forkserver")
-forks.set_forkserver_preload(["killed_run"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    """A process to fork from, where another file of tests may have left one that has imported something else."""
+    forkserver._forkserver._stop()
+    forks.set_forkserver_preload(["killed_run"])
+    with pytest.MonkeyPatch.context() as patch:
+        # Python 3.11 does not hand the path on, and says nothing of a module that it does not find.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()
 
 
 @dataclass
@@ -262,24 +276,6 @@ def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.
     return exit_code(spawn(killed_run.alone, home, model, source.randint(1, writes))) == -signal.SIGKILL
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(
-    group: LearnerGroup, model: Path, replay: Any, tmp_path: Path
-) -> None:
-    """Killed with one rank, continued with two and killed again, and ended with one."""
-    alone = Learner(model, killed_run.CONFIG)
-    whole = small_run.run(alone, replay, tmp_path / "one", steps=6)
-    small_run.kill(Learner(model, killed_run.CONFIG), replay, tmp_path / "several", after=3)
-    group.reset(killed_run.CONFIG)
-    small_run.kill(group, replay, tmp_path / "several", after=5)
-    last = Learner(model, killed_run.CONFIG)
-    ended = small_run.run(last, replay, tmp_path / "several", steps=6)
-    assert (ended.step, ended.rollouts, ended.tokens, ended.place) == (6, whole.rollouts, whole.tokens, whole.place)
-    for mine, other in zip(ended.evals, whole.evals, strict=True):
-        assert mine == pytest.approx(other, rel=1e-5)
-    apart = small_run.weights(last) - small_run.weights(alone)
-    assert float(apart.norm() / small_run.weights(alone).norm()) < 1e-6
-
-
 @pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))
 def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     number: int, kind: str, model: Path, request: pytest.FixtureRequest, tmp_path: Path
@@ -307,3 +303,21 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     assert trained["rollouts"].to_list() == [killed_run.RUN.batch_rollouts] * killed_run.STEPS
     check_paid(home, whole.home)
     shutil.rmtree(tmp_path)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    group: LearnerGroup, model: Path, replay: Any, tmp_path: Path
+) -> None:
+    """Killed with one rank, continued with two and killed again, and ended with one."""
+    alone = Learner(model, killed_run.CONFIG)
+    whole = small_run.run(alone, replay, tmp_path / "one", steps=6)
+    small_run.kill(Learner(model, killed_run.CONFIG), replay, tmp_path / "several", after=3)
+    group.reset(killed_run.CONFIG)
+    small_run.kill(group, replay, tmp_path / "several", after=5)
+    last = Learner(model, killed_run.CONFIG)
+    ended = small_run.run(last, replay, tmp_path / "several", steps=6)
+    assert (ended.step, ended.rollouts, ended.tokens, ended.place) == (6, whole.rollouts, whole.tokens, whole.place)
+    for mine, other in zip(ended.evals, whole.evals, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
+    apart = small_run.weights(last) - small_run.weights(alone)
+    assert float(apart.norm() / small_run.weights(alone).norm()) < 1e-6
