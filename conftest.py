@@ -30,12 +30,14 @@ SLOW = {
     "packages/budget/tests/ledger/test_torture.py": "a campaign of faults and kills",
     "packages/budget/tests/trainers/test_ingest_bad_input.py": "random logs",
     "packages/budget/tests/trainers/test_ingest_stores.py": "MLflow stores",
-    "packages/frontier/tests/answers/test_fits.py": "many fits",
-    "packages/frontier/tests/answers/test_no_effect.py": "simulated sweeps",
-    "packages/frontier/tests/answers/test_properties.py": "many fits",
+    "benchmarks/tests/test_frontier.py": "fits of simulated sweeps",
+    "packages/frontier/tests/answers/test_checks.py": "many fits",
+    "packages/frontier/tests/answers/test_fitted.py": "many fits",
     "packages/frontier/tests/data/test_bad_input.py": "a million rows",
-    "packages/frontier/tests/fitting/test_coverage.py": "simulated sweeps",
-    "packages/frontier/tests/fitting/test_questions.py": "simulated sweeps",
+    "packages/frontier/tests/data/test_grouping.py": "many fits",
+    "packages/frontier/tests/posterior/test_bases.py": "many fits",
+    "packages/frontier/tests/posterior/test_questions.py": "many fits",
+    "packages/frontier/tests/test_notebook.py": "every cell of the notebook",
     "packages/frontier/tests/show/test_figures.py": "every figure",
     "packages/frontier/tests/test_readme.py": "every command of the tutorials",
     "packages/learner/tests/faults/test_kills.py": "processes that train and are killed",
@@ -82,7 +84,6 @@ SLOW = {
     "packages/rollout/tests/scoring/test_unusable.py": "sandboxes, one after another",
     "packages/rollout/tests/scoring/test_verifiers.py": "sandboxes of several libraries",
     "packages/rollout/tests/samplers/test_unusable.py": "sandboxes, one after another",
-    "experiments/tests/test_anchor.py": "searches of learning rates",
     "experiments/tests/test_dependencies.py": "the graph of all imports",
     "packages/frontier/tests/answers/test_paper.py": "many fits",
     "packages/frontier/tests/test_arguments.py": "fits by commands",
@@ -148,17 +149,8 @@ SLOW_TESTS = {
     "packages/frontier/tests/fitting/test_forms.py": {
         "test_a_form_that_is_added_is_a_choice_of_the_command",
     },
-    "packages/frontier/tests/fitting/test_noise.py": {
-        "test_a_second_seed_does_not_hide_noise_that_is_larger_than_binomial",
-    },
-    "packages/frontier/tests/fitting/test_differences.py": {
-        "test_of_many_equal_curves_few_are_told_apart",
-    },
     "packages/frontier/tests/data/test_units.py": {
         "test_a_fit_in_gpu_hours_from_two_files",
-    },
-    "packages/frontier/tests/data/test_grouping.py": {
-        "test_the_command_groups_a_plain_file",
     },
     "packages/budget/tests/trainers/test_doctor.py": {
         "test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed",
