@@ -105,3 +105,18 @@ def test_a_count_that_cannot_be_is_refused(trainer: str, metrics: dict[str, floa
     config.write_text(json.dumps(CONFIG))
     with pytest.raises(BudgetError, match=r"log.jsonl: .*(impossible|not a length)"):
         ingest(trainer, [str(log)], config=config, constants={"questions": "9"})
+
+
+@pytest.mark.parametrize(
+    ("step", "epoch", "message"),
+    [(10**9, None, "logs step 1,000,000,000, and no run has more"), (50_000, 1e-9, "epoch is 1e-09 after 50,000 ")],
+)
+def test_a_run_longer_than_any_is_refused_before_its_steps_are_walked_through(
+    step: int, epoch: float | None, message: str, tmp_path: Path
+) -> None:
+    log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
+    row = {"eval_reward": 0.5, "completions/mean_length": 5.0} | ({} if epoch is None else {"epoch": epoch})
+    log.write_text("".join(json.dumps({"step": s, **row}) + "\n" for s in (1, step)))
+    config.write_text(json.dumps(CONFIG))
+    with pytest.raises(BudgetError, match=message):
+        ingest("trl", [str(log)], config=config, constants={"questions": "9"})

@@ -15,6 +15,8 @@ from .logs.log import Log
 from .schedule import Count, Evidence, Schedule, count, merged
 
 Metrics = Mapping[str, float]
+MOST_STEPS = 1_000_000
+"""Optimizer steps of the longest run that is taken for one: each costs about a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,8 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
         BudgetError: The log contradicts every schedule.
     """
     last = max(step for step, _ in log.rows)
+    if last > MOST_STEPS:
+        raise BudgetError(f"{log.name}: it logs step {last:,}, and no run has more than {MOST_STEPS:,} optimizer steps")
     restarts = [(max((s for s, _ in log.rows if s < r), default=0), r) for r in log.restarts]
     counts, refused, says = [], None, False
     for schedule in schedules:
@@ -124,6 +128,10 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
     # An epoch of S micro-steps takes ⌈S / a⌉ steps, so that S lies in (s·a − (k+1)·a, s·a] / epoch after k epochs.
     most = int(step * accumulation * (1 + 1e-5) / epoch // every)
     least = int((step - epoch - 1) * accumulation * (1 - 1e-5) / epoch // every)
+    if most - least > MOST_STEPS:
+        raise BudgetError(
+            f"{log.name}: epoch is {epoch:g} after {step:,} steps, which says nothing of a batch"
+        )
     few = logged[:: max(1, len(logged) // 100)]
     found = [
         Schedule(every=every, accumulation=accumulation, batches=each)

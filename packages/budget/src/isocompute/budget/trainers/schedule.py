@@ -130,8 +130,8 @@ def _through(layers: Sequence[Mapping[State, tuple[int, set[State]]]], ends: set
     """The states of every step on the way to some of the last step."""
     kept = [ends]
     for layer in reversed(layers[1:]):
-        kept.insert(0, {before for state in kept[0] for before in layer[state][1]})
-    return kept
+        kept.append({before for state in kept[-1] for before in layer[state][1]})
+    return kept[::-1]
 
 
 def merged(counts: Sequence[Count]) -> Count:
