@@ -129,9 +129,7 @@ def possible(log: Log, every: int, accumulation: int, batches: int | None, steps
     most = int(step * accumulation * (1 + 1e-5) / epoch // every)
     least = int((step - epoch - 1) * accumulation * (1 - 1e-5) / epoch // every)
     if most - least > MOST_STEPS:
-        raise BudgetError(
-            f"{log.name}: epoch is {epoch:g} after {step:,} steps, which says nothing of a batch"
-        )
+        raise BudgetError(f"{log.name}: epoch is {epoch:g} after {step:,} steps, which says nothing of a batch")
     few = logged[:: max(1, len(logged) // 100)]
     found = [
         Schedule(every=every, accumulation=accumulation, batches=each)
