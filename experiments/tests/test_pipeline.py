@@ -276,8 +276,7 @@ def test_stopped_or_killed_and_continued_in_another_order_on_one_worker_the_lock
 def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(finished: tuple[Path, str], tmp_path: Path) -> None:
     folder, _ = finished
     subprocess.run(
-        [sys.executable, "-m", "isocompute.frontier.cli", "fit", "mlflow:smoke-easy-sweep", "--out", "fitted",
-         "--bootstrap", "20"],
+        [sys.executable, "-m", "isocompute.frontier.cli", "fit", "mlflow:smoke-easy-sweep", "--out", "fitted"],
         cwd=tmp_path, env={**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}, check=True,
     )  # fmt: skip
     ours = (folder / "outputs" / "frontier" / "easy" / "posterior.json").read_bytes()
