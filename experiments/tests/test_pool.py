@@ -40,7 +40,7 @@ def test_a_cluster_that_is_too_small_is_said_at_once(joined: None) -> None:
                             ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all")):  # fmt: skip
         greedy = preset.model_copy(update={"resources": preset.resources.model_copy(update=changes)})
         began = time.monotonic()
-        with pytest.raises(ExperimentError, match=wanted), workers(greedy, "model", "b"):
+        with pytest.raises(ExperimentError, match=wanted), workers(greedy, {"b": "model"}):
             pass
         assert time.monotonic() - began < 30
 

@@ -28,7 +28,8 @@ MOST_SECONDS = float(os.environ.get("ISOCOMPUTE_SOAK_DRIVER_SECONDS", "inf"))
 """Processor time that the driver may take, all its runs together; looked at by ``nox -s soak`` alone."""
 LONG = CELLS > 100
 NODE = {"num_cpus": 2, "object_store_memory": 80 * 2**20}
-FAILS, KILLS = ("n=2 Bp=2 seed=1", "n=8 Bp=2 seed=1"), ("n=4 Bp=2 seed=2",)
+NAME = "n={} Bp=2 lr=0.003 base seed={}"
+FAILS, KILLS = (NAME.format(2, 1), NAME.format(8, 1)), (NAME.format(4, 2),)
 """Cells that raise an error, and one that kills its worker, whenever they are begun."""
 DEADLINE = 3600.0 if LONG else 240.0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import yaml
 from isocompute.budget.contract import tracking
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout.contract import tables
@@ -225,11 +226,16 @@ def experiments(folder: Path, uri: str, *arguments: str) -> subprocess.Completed
 
 
 def test_a_stage_finishes_without_its_server_and_a_later_command_sends_what_it_found(store: Path) -> None:
-    Path("params.yaml").write_text(PARAMS.read_text())
+    raw = yaml.safe_load(PARAMS.read_text())
+    raw["smoke"]["base"]["steps"] = 5
+    every = {"lowest": 0.0, "highest": 1.0, "train": 16, "validation": 12}
+    raw["smoke"]["difficulty"]["sets"] = {"easy": every, "hard": every}
+    raw["smoke"]["resources"] = {"workers": 1, "sampler": "transformers"}
+    Path("params.yaml").write_text(yaml.safe_dump(raw))
     front = Front()
     down = front.uri.replace("//", "//alice:open%20sesame@")
     for uri in (down, "nonsense://alice:open%20sesame@host"):
-        stage = experiments(Path.cwd(), uri, "problems", "--preset", "smoke")
+        stage = experiments(Path.cwd(), uri, "prepare", "--preset", "smoke")
         assert stage.returncode == 0, stage.stderr
         (said,) = [line for line in stage.stdout.splitlines() if line.startswith("MLflow")]
         assert "python -m experiments send" in said

@@ -63,7 +63,6 @@ DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
         (f"{RATE}.rollouts_per_problem", [1], "holds 1; a group baseline needs 2 or more"),
         ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem holds 1; a group baseline needs 2 or more"),
         ("sweep.easy.rollouts_per_problem", [0, 2], r"rollouts_per_problem\[0\] is 0; it must be at least 1"),
-        ("prescribe.easy.baselines", [1], "smoke.prescribe.easy.baselines holds 1; a group baseline needs 2 or more"),
         (LEARNER, {"kl": 1}, "smoke.sweep.easy.learner.kl is 1; it must be a mapping"),
         (LEARNER, {"kl_coefficient": 1}, "smoke.sweep.easy.learner has no setting 'kl_coefficient'"),
         (LEARNER, {"kl": {"coeficient": 1}}, "learner.kl has no setting 'coeficient'.*'coefficient'"),
@@ -153,6 +152,7 @@ def test_a_recipe_is_what_is_not_given(tmp_path: Path) -> None:
 def test_a_group_of_one_is_legal_where_no_baseline_is_the_groups(tmp_path: Path) -> None:
     raw = yaml.safe_load(PARAMS.read_text())
     raw["smoke"]["sweep"]["easy"] |= {"rollouts_per_problem": [1, 2], "evaluate_every": 16}
+    raw["smoke"]["prescribe"]["easy"]["baselines"] = [2]
     for objective, legal in (
         ({"algorithm": "ppo"}, True),
         ({"algorithm": "grpo", "baseline": "batch", "scale": "batch"}, True),

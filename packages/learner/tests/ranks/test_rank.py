@@ -4,10 +4,14 @@ import socket
 
 import pytest
 import ray
+import torch.distributed as dist
 from isocompute.learner.ranks.rank import RankActor
 
 
 def test_the_store_is_reached_at_the_address_of_its_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    if dist.is_initialized():
+        # An engine of an earlier test in this process.
+        dist.destroy_process_group()
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     rank = RankActor(0, 1, "cpu", 5.0)
     machine, port = rank.host()
