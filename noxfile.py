@@ -63,7 +63,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def fast(session: nox.Session) -> None:
-    """Run the tests that start no engine, no cluster and no other process: most of them, in about a minute."""
+    """Run the tests that start no engine, no cluster and no other process: most of them, in under two minutes."""
     install_all(session, *TEST_TOOLS)
     chosen = session.posargs or [*TOGETHER, *TESTED]
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
