@@ -24,11 +24,14 @@ nox.options.reuse_existing_virtualenvs = True
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 TESTED = ("experiments", "packages", "benchmarks")
-# Two processes, since most tests wait for an engine that starts on one core; in the order of collection.
-TOGETHER = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
+# More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
+TOGETHER = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 CAMPAIGNS = ("calibration", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
+
+TRL = ("trl==1.16.*", "datasets")
+"""What cells that TRL trains need besides, within the versions of the pipeline."""
 
 
 @nox.session(reuse_venv=False)
@@ -53,6 +56,21 @@ def repro(session: nox.Session) -> None:
     session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables(), interrupt_timeout=600)
 
 
+@nox.session(name="repro-trl")
+def repro_trl(session: nox.Session) -> None:
+    """Run the pipeline where TRL is installed, for a preset whose cells TRL trains, such as ``trl``."""
+    install_all(session, *TRL)
+    session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables(), interrupt_timeout=600)
+
+
+@nox.session(name="tests-trl")
+def tests_trl(session: nox.Session) -> None:
+    """Run the tests of cells that TRL trains: real runs, killed and continued."""
+    install_all(session, *TRL, *TEST_TOOLS)
+    chosen = session.posargs or ["-rs", "experiments/tests/commands/test_trl.py"]
+    session.run("python", "-m", "pytest", "-q", *chosen, env={**test_variables(), "ISOCOMPUTE_TRL": "installed"})
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run all tests."""
@@ -63,9 +81,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def fast(session: nox.Session) -> None:
-    """Run the tests that start no engine, no cluster and no other process: most of them, in under two minutes."""
+    """Run the tests that start no engine, no cluster and no other process: most of them, with fewer examples."""
     install_all(session, *TEST_TOOLS)
-    chosen = session.posargs or [*TOGETHER, *TESTED]
+    # They wait for nothing, and each process imports everything.
+    chosen = session.posargs or ["--numprocesses=2", *TOGETHER[1:], *TESTED]
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
 
 
@@ -95,7 +114,7 @@ def soak(session: nox.Session) -> None:
     """Run 1,000 cells of stubs while nodes, disks, memory and MLflow fail, and end the pipeline ten times."""
     install_all(session, *TEST_TOOLS)
     more = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_SOAK_DRIVER_SECONDS": "60", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
-    found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline.py", "-k", "or_listed or or_killed"]
+    found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline_kills.py"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
@@ -196,14 +215,18 @@ def interpreter(version: str) -> str | None:
 def trainers(session: nox.Session) -> None:
     """Compare with the trainers, installed: the budget's settings with four, the learner's losses with TRL and veRL."""
     torch = [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")] or ["torch"]
-    # veRL pins an older transformers for its engines; its configuration and losses need only these requirements.
-    of_verl = ("hydra-core", "codetiming", "tensordict", "ray", "dill", "orjson", "pandas", "torchdata")
+    # veRL pins an older transformers for its engines; its configuration, losses and trainers need only these.
+    of_verl = (
+        "hydra-core", "codetiming", "tensordict>=0.8,<=0.10,!=0.9.0", "ray", "dill", "orjson", "pandas", "torchdata",
+        "TransferQueue==0.1.*", "cachetools", "fastapi", "uvicorn", "aiohttp", "peft",
+    )  # fmt: skip
     ours = ("packages/budget[test]", "-e", "packages/learner")
     session.install(
         *ours, "trl==1.16.*", "datasets", "tensorboard", "wandb", "trackio", "uv", *of_verl, *torch, env=uv_variables()
     )
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
-    own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "verl")]
+    own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "attach", "verl")]
+    own += ["packages/budget/tests/follow", "packages/budget/tests/verl"]
     tests = [*own, "packages/learner/tests/parity", "-rs", *session.posargs]
     session.run("python", "-m", "pytest", "-q", *tests, env={**test_variables(), "ISOCOMPUTE_TRAINERS": "installed"})
     newer_trainers(session)

@@ -178,7 +178,7 @@ def repro(preset: Preset) -> int:
     from .stages.shared import OUT
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
-    with shared_cluster(preset.resources.processors()) as environment:
+    with shared_cluster(preset.processors()) as environment:
         # The stages' `python` is to be this one, in an activated environment or not.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         asked = [sys.executable, "-m", "dvc", "repro"]

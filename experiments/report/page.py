@@ -70,7 +70,10 @@ def health(states: Sequence[Mapping[str, Any]]) -> Section:
         if state["status"] == "diverged":
             found.append((state["steps"], "diverged", "its gradient was not finite, twice; its evaluations count"))
         if not state["judged"]:
-            found.append((state["steps"], "not judged", "it has fewer steps than the flags need"))
+            why = "it has fewer steps than the flags need"
+            if state.get("trainer"):
+                why = f"the log of {state['trainer']} does not have what the flags need"
+            found.append((state["steps"], "not judged", why))
         cell = f"n = {state['rollouts_per_problem']}, B_p = {state['problems_per_batch']}, seed {state['seed']}"
         where = (state["purpose"], state["base_model"], cell, f"{state['learning_rate']:.3g}")
         rows += [(*where, f"{step:,}", name, reason) for step, name, reason in found]

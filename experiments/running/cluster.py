@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -141,4 +142,4 @@ def cause(error: BaseException) -> str:
     """The message of the error behind a Ray error: its last line that says something."""
     inner = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
-    return lines[-1].partition("Error: ")[2] or lines[-1] if lines else type(inner).__name__
+    return re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else type(inner).__name__

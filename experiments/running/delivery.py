@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,8 @@ from . import work
 from .changes import Changes, Point
 from .spool import Position, Spool
 
-LARGEST_BATCH = 900
-"""Metrics of one request; MLflow takes 1,000."""
-PARAMETERS = 100
-"""Parameters of one request, the most that MLflow takes."""
+METRICS, PARAMETERS, TAGS = 800, 100, 100
+"""Most of each in one request; MLflow takes 1,000 of all together, and 100 parameters and tags."""
 
 
 class Delivery:
@@ -73,14 +72,19 @@ class Delivery:
             # A longer run begins as the shorter one: its MLflow run goes on.
             client.update_run(self._run, status="RUNNING")
             note.reopen()
+        params = parcel.params if note.is_empty else {}
         batch: list[Point] = []
         for each in spooled:
             batch += note.unsent(each, list(self._changes.of(each)))
-            if len(batch) >= LARGEST_BATCH:
-                self._log(client, batch)
+            if len(batch) >= METRICS:
+                self._log(client, batch, params=params)
                 note.write()
-                batch = []
-        self._log(client, batch)
+                batch, params = [], {}
+        if parcel.ended is not None:
+            at_start = {"time": parcel.begun, "rollouts": 0}
+            batch += [Point(name=name, value=value, **at_start) for name, value in parcel.metrics.items()]
+            batch += self._changes.last()
+        self._log(client, batch, params=params, tags=parcel.tags if parcel.ended is not None else {})
         note.write()
         self._position = position
         if parcel.ended is not None:
@@ -105,34 +109,33 @@ class Delivery:
         return str(runs[0].info.run_id) if runs else None
 
     def _created(self, client: Any, parcel: Parcel, begun: int) -> str:
-        from mlflow.entities import Param
-
         run = client.create_run(
             self._experiments[parcel.experiment], start_time=begun, run_name=parcel.name,
             tags={**parcel.tags, tracking.KEY_TAG: parcel.key},
         )  # fmt: skip
         self._heard()
-        params = [Param(key, value) for key, value in parcel.params.items()]
-        for part in _parts(params, PARAMETERS):
-            client.log_batch(run.info.run_id, params=part)
         return str(run.info.run_id)
 
-    def _log(self, client: Any, points: Sequence[Point]) -> None:
-        from mlflow.entities import Metric
+    def _log(
+        self, client: Any, points: Sequence[Point], *, params: Mapping[str, str], tags: Mapping[str, str] | None = None
+    ) -> None:
+        """Log in as few requests as MLflow allows."""
+        from mlflow.entities import Metric, Param, RunTag
 
-        for part in _parts(points, LARGEST_BATCH):
-            client.log_batch(self._run, metrics=[Metric(p.name, p.value, p.time, p.rollouts) for p in part])
+        parts = zip_longest(
+            _parts([Metric(p.name, p.value, p.time, p.rollouts) for p in points], METRICS),
+            _parts([Param(key, value) for key, value in params.items()], PARAMETERS),
+            _parts([RunTag(name, value) for name, value in (tags or {}).items()], TAGS),
+            fillvalue=(),
+        )
+        for metrics, some_params, some_tags in parts:
+            client.log_batch(self._run, metrics=metrics, params=some_params, tags=some_tags)
             self._heard()
 
     def _end(self, client: Any, parcel: Parcel, ended: int) -> None:
-        from mlflow.entities import RunTag
-
-        begun = [Point(name=name, value=value, time=parcel.begun, rollouts=0) for name, value in parcel.metrics.items()]
-        self._log(client, [*begun, *self._changes.last()])
         artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
         tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
         self._heard()
-        client.log_batch(self._run, tags=[RunTag(name, value) for name, value in parcel.tags.items()])
         client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
         self._heard()
 
@@ -147,6 +150,11 @@ class _Note:
     @property
     def run(self) -> str | None:
         return self._sent.get("run")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was sent to the run but that it has begun."""
+        return int(self._sent["rollouts"]) < 0
 
     @property
     def ended(self) -> bool:

@@ -13,6 +13,7 @@ from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
 from ..settings.rates import DeclaredRate
 from .cells import Cell, Origin
+from .foreign import CommandCell, CommandSurroundings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,8 @@ class Design:
         if self.sweep.warmup_rollouts is not None:
             steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
             learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))
-        return Cell(
+        kind = CommandCell if isinstance(self.origin.surroundings, CommandSurroundings) else Cell
+        return kind(
             purpose=purpose,
             origin=self.origin,
             rollouts_per_problem=n,

@@ -40,8 +40,9 @@ def digest(value: Any) -> str:
 @cache
 def modules_of(*modules: str) -> dict[str, str]:
     """Hash of each module that some modules depend on, themselves included, by its name."""
+    # What was parsed to follow the imports is not parsed again.
     found = imports.closure(*modules, without=CARRIES_NO_RESULT)
-    return {module: source_hash(path) for module, path in found.items()}
+    return {module: tree_hash(imports.tree_of(module)) for module in found}
 
 
 def code_of(*modules: str) -> str:
@@ -51,7 +52,12 @@ def code_of(*modules: str) -> str:
 
 def source_hash(path: Path) -> str:
     """Hash of what a file of code does: its syntax tree, without docstrings, comments and the texts of messages."""
-    return digest(ast.dump(_bare(ast.parse(path.read_text("utf-8")))))
+    return tree_hash(ast.parse(path.read_text("utf-8")))
+
+
+def tree_hash(tree: ast.Module) -> str:
+    """Hash of what a syntax tree does; it loses its docstrings and the texts of its messages."""
+    return digest(ast.dump(_bare(tree)))
 
 
 def _bare(tree: ast.Module) -> ast.Module:

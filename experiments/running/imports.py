@@ -34,8 +34,8 @@ def source_of(module: str) -> Path | None:
 
 
 @cache
-def tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module of this project.
+def text_of(module: str) -> bytes:
+    """The source of a module of this project, as it was when it was first asked for.
 
     Raises:
         ValueError: It is no module of this project.
@@ -43,7 +43,19 @@ def tree_of(module: str) -> ast.Module:
     path = source_of(module)
     if path is None:
         raise ValueError(f"{module} is no module of this project")
-    return ast.parse(path.read_text("utf-8"))
+    return path.read_bytes()
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    """The syntax tree of that source."""
+    return ast.parse(text_of(module))
+
+
+def read_again() -> None:
+    """Forget what was read: it may be older than what this process imports."""
+    text_of.cache_clear()
+    tree_of.cache_clear()
 
 
 def closure(*modules: str, without: frozenset[str] = frozenset()) -> dict[str, Path]:

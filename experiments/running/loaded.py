@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING
 
 from ..errors import ExperimentError
 from . import imports, models
-from .identity import CARRIES_NO_RESULT, LOOP, Surroundings, digest, modules_of, source_hash, versions, without_memory
+from .identity import (
+    CARRIES_NO_RESULT,
+    LOOP,
+    Surroundings,
+    digest,
+    modules_of,
+    source_hash,
+    tree_hash,
+    versions,
+    without_memory,
+)
 
 if TYPE_CHECKING:
     from .actor import WorkerConfig
@@ -77,11 +87,11 @@ class CodeGuard(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        # Read anew: what this process has noted before may be older than what it imports.
-        imports.tree_of.cache_clear()
+        imports.read_again()
         found = imports.closure(LOOP, without=CARRIES_NO_RESULT)
         self._paths = found
-        self.hashes = {module: source_hash(path) for module, path in found.items()}
+        self._texts = {module: imports.text_of(module) for module in found}
+        self.hashes = {module: tree_hash(imports.tree_of(module)) for module in found}
 
     @classmethod
     def install(cls) -> CodeGuard:
@@ -113,7 +123,10 @@ class CodeGuard(MetaPathFinder):
 
     def _changed(self, module: str) -> bool:
         path: Path = self._paths[module]
-        return not path.is_file() or source_hash(path) != self.hashes[module]
+        if not path.is_file():
+            return True
+        # Only a file that was edited is parsed, to see whether more than a comment was.
+        return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
 
 
 def verify() -> None:

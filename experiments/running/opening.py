@@ -14,9 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import ExperimentError
-from ..settings.model import Preset, ResourcesConfig
+from ..settings.model import CommandTrainer, Preset, ResourcesConfig
 from .actor import WorkerActor, WorkerConfig
 from .cluster import LOCAL, SESSION, cause, cluster, environment
+from .command_actor import CommandActor
 from .identity import Surroundings, digest
 from .loaded import check
 from .pool import Pool
@@ -28,7 +29,20 @@ ANSWER_SECONDS = 60.0
 
 
 @contextmanager
-def workers(preset: Preset, models: Mapping[str, str], *, actor: type = WorkerActor) -> Iterator[Pool]:
+def training_workers(preset: Preset, models: Mapping[str, str]) -> Iterator[Pool]:
+    """Workers that train the cells of a preset: our learner's, or those that run its command; see ``workers``."""
+    if not isinstance(preset.trainer, CommandTrainer):
+        with workers(preset, models) as pool:
+            yield pool
+        return
+    with workers(preset, models, actor=CommandActor, processors=preset.devices_of_a_worker()) as pool:
+        yield pool
+
+
+@contextmanager
+def workers(
+    preset: Preset, models: Mapping[str, str], *, actor: type = WorkerActor, processors: int | None = None
+) -> Iterator[Pool]:
     """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
 
     Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
@@ -36,23 +50,28 @@ def workers(preset: Preset, models: Mapping[str, str], *, actor: type = WorkerAc
 
     Args:
         models: Folder or name of each base model, by the hash of its content.
+        actor: Their class.
+        processors: How many one of them holds for the command that it runs; None where it runs none.
 
     Raises:
         ExperimentError: See ``Pool.open``.
     """
     resources = preset.resources
+    wanted = resources.processors() if processors is None else resources.workers * processors
     with (
-        cluster(resources.processors()),
-        _check_capacity(resources),
+        cluster(wanted),
+        _check_capacity(resources, wanted),
         _exclusive(WORK / "workers.lock", resources.start_seconds),
     ):
         config = WorkerConfig.of(preset, models)
         surroundings = Surroundings.of(resources)
-        key = digest([asdict(config), asdict(surroundings)])
-        gpus = 1 if resources.device == "cuda" else 0
+        each = processors or 1
+        on_gpus = resources.device == "cuda"
+        key = digest([asdict(config), asdict(surroundings), actor.__qualname__, each])
         spec = WorkerSpec(
-            key=key, workers=resources.workers, num_cpus=1, num_gpus=gpus, environment=environment(), actor=actor
-        )
+            key=key, workers=resources.workers, num_cpus=1 if on_gpus else each, num_gpus=each if on_gpus else 0,
+            environment=environment(), actor=actor,
+        )  # fmt: skip
         with _roster() as roster:
             pool = Pool(roster, spec, config, resources, partial(check, bases=tuple(models), surroundings=surroundings))
             pool.open()
@@ -60,13 +79,13 @@ def workers(preset: Preset, models: Mapping[str, str], *, actor: type = WorkerAc
 
 
 @contextmanager
-def _check_capacity(resources: ResourcesConfig) -> Iterator[None]:
+def _check_capacity(resources: ResourcesConfig, wanted: int) -> Iterator[None]:
     """Refuse at once what our own cluster of one node could never hold; any other may grow, which is said."""
     import ray
 
     kind = "GPU" if resources.device == "cuda" else "CPU"
     cluster_has = ray.cluster_resources()
-    there, wanted = cluster_has.get(kind, 0.0), resources.processors()
+    there = cluster_has.get(kind, 0.0)
     if there < wanted:
         lack = f"{resources.workers} workers need {wanted} {kind}s, and the cluster has {there:g} in all"
         if LOCAL in cluster_has:

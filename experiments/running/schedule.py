@@ -15,6 +15,7 @@ from . import starts, work
 from .cells import Cell
 from .dispatch import Dispatch, Job
 from .display import Progress, plan_summary
+from .foreign import kept, written
 from .pool import Pool
 from .tracker import Tracker
 
@@ -49,7 +50,7 @@ def run_cells(
         Stopped: A signal came; the cells that were running have saved their state.
     """
     folders = {cell.run_id: work.folder_of(cell) for cell in cells}
-    checkpoints = [work.has_checkpoint(folders[cell.run_id]) for cell in cells]
+    checkpoints = [bool(kept(cell, folders[cell.run_id])) for cell in cells]
     print(f"{title}: {plan_summary(cells, folders, checkpoints)}", flush=True)
     Run(cells, problems, pool, tracker, folders, title).finish(reverse=reverse, supersede=supersede)
     return folders
@@ -84,7 +85,7 @@ class Run:
         ended = [cell for cell in self._cells if cell.run_id not in failed]
         for cell in ended:
             self._tracker.send(cell, self._folders[cell.run_id], finished=True)
-        for cell in {cell.start_id: cell for cell in ended}.values():
+        for cell in {cell.start_id: cell for cell in ended if cell.start_id}.values():
             self._tracker.send_start(cell, work.start_of(cell))
         self._display.show(last=True)
         if supersede and not failed:
@@ -106,7 +107,8 @@ class Run:
 
     def _starts(self, dispatch: Dispatch) -> dict[str, str]:
         """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
-        missing = {cell.start_id: cell for cell in self._cells if not starts.exists(work.start_of(cell))}
+        sharing = [cell for cell in self._cells if cell.start_id]
+        missing = {cell.start_id: cell for cell in sharing if not starts.exists(work.start_of(cell))}
         jobs = [
             Job(
                 key=key,
@@ -128,10 +130,14 @@ class Run:
             name=cell.name,
             begin=partial(self._begin, cell),
             end=partial(self._end, cell),
-            position=partial(self._display.position, cell),
-            kept=partial(work.newest_checkpoint, folder),
+            position=partial(self._position, cell),
+            kept=partial(kept, cell, folder),
             stop=partial(work.ask_to_stop, folder),
         )
+
+    def _position(self, cell: Cell) -> object:
+        """What moves while a cell does: its records, and the ledger and the output of a command."""
+        return self._display.position(cell), written(self._folders[cell.run_id])
 
     def _begin(self, cell: Cell, actor: Any) -> Any:
         folder, start = self._folders[cell.run_id].resolve(), work.start_of(cell).resolve()

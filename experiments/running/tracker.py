@@ -21,7 +21,7 @@ from .health import health_of
 from .sender import Sender
 
 TABLES = ("evals", "ledger", "pass_rates", "timings")
-"""Tables that the run of a finished cell carries."""
+"""Tables that the run of a finished cell carries; the log of another trainer does not give all of them."""
 STATUS_TAG = "isocompute.status"
 HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
@@ -82,7 +82,7 @@ class Tracker:
 
     def mean(self, cells: Sequence[Cell]) -> None:
         """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's."""
-        keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id)})
+        keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id) if key})
         parcel = Parcel(
             experiment=self._experiment, key="means", name=f"which runs {self._experiment} means", means=keys,
             tags=tags(self._experiment),
@@ -96,21 +96,26 @@ class Tracker:
         return Parcel(
             experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(folder.resolve()),
             begun=int(time.time() * 1000), params={key: str(value) for key, value in _flatten(plain)},
-            tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
+            tags=self._tags(cell),
         )  # fmt: skip
+
+    def _tags(self, cell: Cell) -> dict[str, str]:
+        return {**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set}
 
     def _ended(self, cell: Cell, folder: Path, final: Mapping[str, str]) -> Parcel:
         found = work.done(folder)
         return replace(
             self._parcel(cell, folder), ended=_written(folder / "done.json"), tags=final,
             failed=final[STATUS_TAG] == "diverged", rollouts=found.rollouts if found else cell.rollouts,
-            artifacts={name: str((folder / f"{name}.parquet").resolve()) for name in TABLES},
+            artifacts={
+                name: str(path.resolve()) for name in TABLES if (path := folder / f"{name}.parquet").exists()
+            },
         )  # fmt: skip
 
     def _final_tags(self, cell: Cell, folder: Path) -> dict[str, str]:
         found = work.done(folder)
         return {
-            **self._parcel(cell, folder).tags,
+            **self._tags(cell),
             BUDGET_TAG: str(cell.rollouts),
             HEALTH_TAG: health_of(cell, folder).text(),
             STATUS_TAG: "diverged" if found is not None and found.diverged_at is not None else "finished",

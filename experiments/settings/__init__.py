@@ -1,6 +1,7 @@
 """``params.yaml``: what can be set, how it is read, and what is refused."""
 
 from .model import (
+    CommandTrainer,
     DifficultyConfig,
     EvaluationConfig,
     FrontierConfig,
@@ -14,6 +15,7 @@ from .model import (
 from .reading import load
 
 __all__ = [
+    "CommandTrainer",
     "DifficultyConfig",
     "EvaluationConfig",
     "FrontierConfig",

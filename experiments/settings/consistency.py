@@ -10,6 +10,7 @@ from ..tiny.config import TinyModelConfig, TinySource
 from .bases import PreparedConfig
 from .strict import SettingError, check_budget
 from .sweep import PrescribeConfig, SweepConfig
+from .trainer import CommandTrainer
 
 if TYPE_CHECKING:
     from .model import Preset
@@ -24,6 +25,7 @@ def check(preset: Preset) -> None:
     _problems_are_given_once(preset)
     _base_was_taught_the_problems(preset)
     _engine_can_run(preset)
+    _command_can_be_measured(preset)
     for name, sweep in preset.sweep.items():
         if preset.difficulty is not None:
             if name not in preset.difficulty.sets:
@@ -81,6 +83,32 @@ def _engine_can_run(preset: Preset) -> None:
         )
     except RolloutError as error:
         raise SettingError("resources.engine", f"cannot run: {error}") from None
+
+
+def _command_can_be_measured(preset: Preset) -> None:
+    """Refuse settings of our learner, and measures of it, where a command trains."""
+    if not isinstance(preset.trainer, CommandTrainer):
+        return
+    metric = f"avg_at_{preset.evaluation.samples}"
+    if preset.evaluation.metric != metric:
+        raise SettingError(
+            "evaluation.metric",
+            f"is {preset.evaluation.metric!r}; the log of a trainer has mean rewards alone: {metric}",
+        )
+    if preset.resources.keep_policies != "none":
+        raise SettingError(
+            "resources.keep_policies",
+            f"is {preset.resources.keep_policies!r}; what a command trains is in its own checkpoints: none",
+        )
+    for name, sweep in preset.sweep.items():
+        given = {"learner": bool(sweep.learner), "evaluations_per_octave": sweep.evaluations_per_octave is not None,
+                 "warmup_rollouts": sweep.warmup_rollouts is not None}  # fmt: skip
+        for setting, is_given in given.items():
+            if is_given:
+                raise SettingError(
+                    f"sweep.{name}.{setting}", "is of our learner, and a command trains: leave it empty, and give the "
+                    "command its own settings"
+                )  # fmt: skip
 
 
 def _dropping_sees_right_answers(name: str, preset: Preset) -> None:

@@ -32,8 +32,10 @@ from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
 from .sweep import PrescribeConfig, SweepConfig
+from .trainer import CommandTrainer, LearnerTrainer
 
 __all__ = [
+    "CommandTrainer",
     "DifficultyConfig",
     "EvaluationConfig",
     "FrontierConfig",
@@ -177,6 +179,10 @@ class Preset(Settings):
     """How a policy is scored."""
     difficulty: DifficultyConfig | None
     """How difficulty is measured, and the problem sets cut by it; null where base models are prepared."""
+    trainer: Annotated[
+        LearnerTrainer | CommandTrainer, ByKind({"learner": LearnerTrainer, "command": CommandTrainer})
+    ] = LearnerTrainer()
+    """What trains the cells: our learner, or a command."""
     sweep: Named[SweepConfig]
     """The cells of each problem set."""
     frontier: FrontierConfig = FrontierConfig()
@@ -190,6 +196,15 @@ class Preset(Settings):
     def _sections_agree(self) -> Self:
         check(self)
         return self
+
+    def devices_of_a_worker(self) -> int:
+        """Processors that one worker holds while cells are trained."""
+        own = self.resources.processors_of_a_worker()
+        return max(own, self.trainer.world_size) if isinstance(self.trainer, CommandTrainer) else own
+
+    def processors(self) -> int:
+        """Processors that all workers hold."""
+        return self.resources.workers * self.devices_of_a_worker()
 
     def needs_the_hub(self) -> bool:
         """Whether a data set or the base model is a name on the hub."""

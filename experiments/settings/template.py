@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from .learner import LearnerSettings, learner_config
-from .model import Preset
+from .model import CommandTrainer, Preset
 from .rates import kind_of
 from .schema import choices, preset_schema, resolved
 from .strict import checked_name
@@ -46,9 +46,13 @@ def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
     plain: dict[str, Any] = preset.model_dump(mode="json", exclude={"name": True, **without_learner})
     plain["problems"] = [{"kind": r["kind"], **p} for r, p in zip(raw["problems"], plain["problems"], strict=True)]
     plain["base"] = {"kind": raw["base"]["kind"], **plain["base"]}
+    plain["trainer"] = {"kind": raw.get("trainer", {}).get("kind", "learner"), **plain["trainer"]}
     for entry in (plain["difficulty"] or {"sets": {}})["sets"].values():
         del entry["name"]
     for name, sweep in preset.sweep.items():
+        plain["sweep"][name]["learner"] = {}
+        if isinstance(preset.trainer, CommandTrainer):
+            continue
         longest = preset.sampling.max_new_tokens
         every = asdict(learner_config(sweep.learner, learning_rate=1.0, temperature=1.0, longest=longest))
         learner = {key: value for key, value in every.items() if key not in LearnerSettings.ELSEWHERE}

@@ -10,10 +10,11 @@ from isocompute.rollout import HubSource, LocalSource
 
 from ..errors import ExperimentError
 from ..running import models
+from ..running.foreign import files_of, versions_of
 from ..running.identity import computing
 from ..running.rules import code_of_rules
 from ..running.work import write_json
-from ..settings import ModelConfig, PreparedConfig, Preset
+from ..settings import CommandTrainer, ModelConfig, PreparedConfig, Preset
 from ..settings.model import AnyBase
 from .shared import OUT
 
@@ -34,6 +35,7 @@ def run(preset: Preset) -> None:
         "data": {f"problems[{i}]": found for i, source in enumerate(preset.problems) if (found := _content(source))},
         "libraries": libraries,
         "model": _model(preset.base),
+        "trainer": _trainer(preset),
         "verifiers": code_of_rules(source.verifier for source in sources),
     }
     write_json(FILE, document)
@@ -55,6 +57,18 @@ def pins(path: Path) -> dict[str, str]:
     except OSError as error:
         raise ExperimentError(f"{path}: cannot be read ({error.strerror}); `dvc repro` runs in the checkout") from None
     return dict(re.findall(r"^([\w.-]+)==([\w.!]+)", text.partition(TOOLS)[0], re.MULTILINE))
+
+
+def _trainer(preset: Preset) -> dict[str, object] | None:
+    """The command that trains, the hashes of its files and the versions of its libraries; None for our learner."""
+    trainer = preset.trainer
+    if not isinstance(trainer, CommandTrainer):
+        return None
+    return {
+        **trainer.model_dump(mode="json"),
+        "files": files_of(trainer, Path.cwd()),
+        "libraries": versions_of(trainer),
+    }
 
 
 def _installed(name: str) -> str | None:

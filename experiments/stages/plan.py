@@ -9,8 +9,9 @@ from isocompute.rollout.contract import tables
 
 from ..rates.rule import Declared, Rates
 from ..running.cells import Cell, Origin
+from ..running.command import flags_of
 from ..running.design import Design
-from ..running.identity import Surroundings
+from ..running.foreign import CommandCell, surroundings_of
 from ..settings import PreparedConfig, Preset
 from ..settings.paper import leaves, section_of
 from ..settings.reading import find
@@ -34,14 +35,14 @@ def run(preset: Preset) -> None:
     resources = preset.resources
     device = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(
-        f"{resources.processors()} {device} asked for, for {resources.workers} cells at a time; "
+        f"{preset.processors()} {device} asked for, for {resources.workers} cells at a time; "
         f"sampler: {resources.resolved_sampler()}"
     )
 
 
 def _plan(preset: Preset, name: str) -> None:
     """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
-    settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), Surroundings.of(preset.resources)
+    settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), surroundings_of(preset)
     designs = [
         Design(preset=preset, sweep=settings, origin=Origin(
             problem_set=name, base_model=base, base="", problems="", generation=preset.generation,
@@ -75,8 +76,12 @@ def _plan(preset: Preset, name: str) -> None:
         rate = f", learning rate {cell.learner.learning_rate:.3g}" if declared else ""
         name = f"n = {cell.rollouts_per_problem}, B_p = {cell.problems_per_batch}, {cell.origin.base_model}"
         print(f"    {name}, seed {cell.seed}: B = {cell.batch_rollouts:,}, {steps:,} update steps{rate}")
+    largest = max(cells, key=lambda cell: cell.batch_rollouts)
+    if isinstance(largest, CommandCell):
+        print(f"    its command goes on with: {' '.join(flags_of(largest))}")
+        return
     # Micro-batches have the same size in all cells; that of the largest batch is full.
-    for line in footprint.lines(preset, max(cells, key=lambda cell: cell.batch_rollouts)):
+    for line in footprint.lines(preset, largest):
         print(line)
 
 
@@ -97,10 +102,11 @@ def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest
 
 
 def _evaluation_rollouts(cell: Cell, questions: int) -> int:
-    """Responses of a cell's evaluations after the first, which cells share."""
+    """Responses of a cell's evaluations, without a first one that cells share."""
     run = RunConfig(
         run_id="", rollouts_per_problem=cell.rollouts_per_problem, problems_per_batch=cell.problems_per_batch, seed=0,
         evaluate_every=cell.evaluate_every, evaluations_per_octave=cell.evaluations_per_octave,
     )  # fmt: skip
     points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
-    return sum(run.evaluated_at(at) for at in points) * questions * cell.evaluation_samples
+    own = sum(run.evaluated_at(at) for at in points) + (not cell.start_id)
+    return own * questions * cell.evaluation_samples

@@ -9,7 +9,7 @@ from pathlib import Path
 from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
-from ..settings import PreparedConfig, Preset
+from ..settings import ModelConfig, PreparedConfig, Preset
 from ..settings.bases import PreparedModel
 from . import base, difficulty, problems
 from .base import FOLDER
@@ -23,8 +23,13 @@ def run(preset: Preset) -> None:
     if isinstance(preset.base, PreparedConfig):
         _take(preset.base.models, list(preset.sweep))
     elif preset.difficulty is not None:
+        named = isinstance(preset.base, ModelConfig)
+        if named:
+            # Before what takes long, since it may not be there.
+            base.make(preset)
         table = problems.make(preset)
-        base.make(preset)
+        if not named:
+            base.make(preset)
         difficulty.measure_sets(preset, preset.difficulty, table)
 
 

@@ -15,7 +15,7 @@ from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
 from scipy import stats
 
-from ..running.opening import workers
+from ..running.opening import training_workers
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..running.work import write_json
@@ -63,7 +63,7 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
         for seed in test.seeds
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
-    with workers(preset, setup.models) as pool:
+    with training_workers(preset, setup.models) as pool:
         folders = run_cells(
             cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )

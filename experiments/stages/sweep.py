@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..running import work
 from ..running.cells import Cell
-from ..running.opening import workers
+from ..running.opening import training_workers
 from ..running.pool import Pool
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
@@ -21,7 +21,7 @@ def run(preset: Preset, problem_set: str) -> None:
     """Run the pilots and the cells that are not finished, and join their tables."""
     setup = setup_of(preset, problem_set)
     tracker, searched = Tracker(f"{preset.name}-{problem_set}-sweep"), None
-    with workers(preset, setup.models) as pool:
+    with training_workers(preset, setup.models) as pool:
         rates = setup.designs[0].declared_rates()
         if rates is None:
             searched = _search(preset, problem_set, setup, pool)

@@ -14,8 +14,8 @@ from ..errors import ExperimentError
 from ..running import work
 from ..running.cells import Cell, Origin, problems_hash
 from ..running.design import Design
+from ..running.foreign import CommandCell, surroundings_of
 from ..running.health import health_of
-from ..running.identity import Surroundings
 from ..settings import Preset
 from .base import FOLDER, model_of
 
@@ -41,7 +41,7 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
     Raises:
         ExperimentError: An earlier stage has not run.
     """
-    sweep, surroundings = preset.sweep_of(problem_set), Surroundings.of(preset.resources)
+    sweep, surroundings = preset.sweep_of(problem_set), surroundings_of(preset)
     designs, problems, models = [], {}, {}
     for name in preset.base_models:
         path = FOLDER / name / f"{problem_set}.parquet"
@@ -69,7 +69,7 @@ def collect(
     """Join the tables of finished cells, each cut off at its budget, into one folder.
 
     What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
-    budget of the sweep.
+    budget of the sweep. Of cells that a command trains there are no ``pass_rates``.
 
     Args:
         wanted: The cells whose evaluations are joined.
@@ -80,13 +80,13 @@ def collect(
     """
     outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
-    for name in ("evals", "pass_rates"):
+    for name in ("evals",) if any(isinstance(cell, CommandCell) for cell in wanted) else ("evals", "pass_rates"):
         # One after the other: those of thousands of cells are large.
         tables.write(work.joined(own, name), name, out / f"{name}.parquet")
     ledgers = [work.joined(own, "ledger")]
     if pilot:
         ledgers.append(_as_pilot(work.joined([outcomes[cell.run_id] for cell in pilot], "ledger")))
-    starts = {work.start_of(cell) for cell in [*wanted, *pilot]}
+    starts = {work.start_of(cell) for cell in [*wanted, *pilot] if cell.start_id}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
     states = [_state(cell, outcomes[cell.run_id], folders[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
@@ -120,5 +120,6 @@ def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) ->
         "status": "diverged" if found.diverged else "finished",
         "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in health.flags],
         "judged": health.judged,
+        "trainer": cell.command.settings.trainer if isinstance(cell, CommandCell) else None,
         "policy": str(work.policy_of(folder)) if kept else None,
     }

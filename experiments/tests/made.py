@@ -1,6 +1,8 @@
 """Cells and settings made by hand, for tests that need no engine."""
 
+import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +108,14 @@ def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tu
     return folder
 
 
+@cache
+def _settings() -> Any:
+    return yaml.safe_load(PARAMS.read_text())
+
+
 def changed(tmp_path: Path, change: str, value: object) -> Path:
     """The settings of the checkout with one of ``smoke`` changed, by its dotted path."""
-    raw = yaml.safe_load(PARAMS.read_text())
+    raw = copy.deepcopy(_settings())
     place = raw["smoke"]
     *parents, last = change.split(".")
     for key in parents:

@@ -73,7 +73,7 @@ def run_ids(tree: Path) -> list[str]:
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A copy of the code and the settings."""
-    hidden = shutil.ignore_patterns("__pycache__", "tests")
+    hidden = shutil.ignore_patterns("tests")
     for package in ("budget", "rollout", "learner", "frontier"):
         shutil.copytree(
             ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden
@@ -101,21 +101,21 @@ def test_a_flipped_sign_is_another_run_for_every_cell_and_a_docstring_for_none(t
     assert [line.split(" ", 1)[1] for line in after] == [line.split(" ", 1)[1] for line in before]
 
 
-def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tree: Path) -> None:
-    before = run_ids(tree)
-    mode = tree / "packages" / "learner" / "src" / "isocompute" / "learner" / "updates" / "refusals.py"
-    texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', mode.read_text())
+def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+
+    def hashed(text: str) -> str:
+        path.write_text(text)
+        return identity.source_hash(path)
+
+    refusals = (ROOT / "packages/learner/src/isocompute/learner/updates/refusals.py").read_text()
+    texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', refusals)
     assert texts
-    mode.write_text(mode.read_text().replace(texts[0], f"Said otherwise: {texts[0]}"))
-    assert run_ids(tree) == before
-    spool = tree / "experiments" / "running" / "spool.py"
-    spool.write_text(spool.read_text() + '\n\nif __name__ == "never":\n    print("a", f"b {1 + 1}")\n')
-    with_a_print = run_ids(tree)
-    assert with_a_print != before
-    spool.write_text(spool.read_text().replace('"a", f"b {1 + 1}"', '"c", f"d {1 + 1} e"'))
-    assert run_ids(tree) == with_a_print
-    spool.write_text(spool.read_text().replace("1 + 1", "1 + 2"))
-    assert run_ids(tree) != with_a_print
+    assert hashed(refusals.replace(texts[0], f"Said otherwise: {texts[0]}")) == hashed(refusals)
+    with_a_print = refusals + '\n\nif __name__ == "never":\n    print("a", f"b {1 + 1}")\n'
+    assert hashed(with_a_print) != hashed(refusals)
+    assert hashed(with_a_print.replace('"a", f"b {1 + 1}"', '"c", f"d {1 + 1} e"')) == hashed(with_a_print)
+    assert hashed(with_a_print.replace("1 + 1", "1 + 2")) != hashed(with_a_print)
 
 
 def test_the_budget_of_smoke_changes_no_run(tree: Path) -> None:

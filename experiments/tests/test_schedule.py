@@ -5,6 +5,8 @@ import io
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -123,6 +125,19 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")[1]
 
 
+def test_a_client_without_the_token_is_refused(pool: Pool) -> None:
+    join = f"import ray; ray.init(address={ray.get_runtime_context().gcs_address!r}, log_to_driver=False)"
+    with_token = dict(os.environ)
+    without = {key: value for key, value in with_token.items() if not key.startswith("RAY_AUTH")}
+    joining = [
+        subprocess.Popen([sys.executable, "-c", join], env=each, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for each in (without, with_token)
+    ]
+    refused, joined = (process.wait() for process in joining)
+    assert refused != 0
+    assert joined == 0
+
+
 def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     stable = make(purpose="pilot", seed=31)
     wild = make(
@@ -143,17 +158,17 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
     assert run_of[stable.name].data.tags["isocompute.status"] == "finished"
 
 
-def test_a_cell_whose_workers_were_killed_goes_on_on_others(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
+def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
     spool = Spool(work.folder_of(one) / "metrics.jsonl")
     processes = [loaded.process for loaded in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
 
     def kill() -> None:
-        """Kill every worker's process once the cell is under way."""
+        """Kill the process of the worker that has the cell once that is under way."""
         while len(spool.records()) < 4:
             time.sleep(0.002)
-        for process in processes:
-            os.kill(process, signal.SIGKILL)
+        for slot in pool._busy.values():
+            os.kill(processes[slot.index], signal.SIGKILL)
 
     thread = threading.Thread(target=kill)
     thread.start()

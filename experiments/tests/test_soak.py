@@ -1,7 +1,6 @@
-"""A sweep whose cluster dies under it: each cell is finished once, or listed as failed.
+"""``nox -s soak``: a sweep whose cluster dies under it, where each cell is finished once, or listed as failed.
 
-The driver and the cluster of several nodes are real; workers are stubs without an engine. ``nox -s soak`` has 1,000
-cells and an MLflow server that hangs.
+The driver, the cluster of several nodes and an MLflow server that hangs are real; workers are stubs without an engine.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 ROOT = Path(__file__).parents[2]
-CELLS = int(os.environ.get("ISOCOMPUTE_SOAK_CELLS", "28"))
+CELLS = int(os.environ.get("ISOCOMPUTE_SOAK_CELLS", "0"))
 MOST_SECONDS = float(os.environ.get("ISOCOMPUTE_SOAK_DRIVER_SECONDS", "inf"))
 """Processor time that the driver may take, all its runs together; looked at by ``nox -s soak`` alone."""
 LONG = CELLS > 100
@@ -124,6 +123,7 @@ def store(tmp_path: Path) -> Iterator[tuple[str, int]]:
     server.wait()
 
 
+@pytest.mark.skipif(not CELLS, reason="nox -s soak; the death of one worker is in test_schedule.py")
 def test_each_cell_is_finished_once_or_listed_whatever_dies(
     tmp_path: Path, cluster: Cluster, store: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

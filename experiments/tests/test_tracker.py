@@ -8,7 +8,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-import yaml
 from isocompute.budget.contract import tracking
 from isocompute.learner import ResponseStatistics, StepRecord
 from isocompute.rollout.contract import tables
@@ -129,6 +128,16 @@ def test_every_run_says_whose_it_is_and_of_what(store: Path) -> None:
     assert tags[tracking.OWNER_TAG].endswith(owner)
 
 
+def test_every_run_says_from_which_commit_it_is(store: Path) -> None:
+    # MLflow asks once, for the repository of the program that runs.
+    program = f"import sys; sys.argv = [{str(ROOT / 'experiments' / '__main__.py')!r}]; from experiments import outbox"
+    asked = [sys.executable, "-c", f"{program}; print(outbox.tags('sweep')['mlflow.source.git.commit'])"]
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(asked, env=path, capture_output=True, text=True, check=True)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout == commit.stdout
+
+
 def test_metrics_carry_the_time_at_which_they_were_measured(store: Path) -> None:
     from mlflow import MlflowClient
 
@@ -216,41 +225,6 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]
-
-
-def experiments(folder: Path, uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "experiments", *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "MLFLOW_TRACKING_URI": uri},
-    )  # fmt: skip
-
-
-def test_a_stage_finishes_without_its_server_and_a_later_command_sends_what_it_found(store: Path) -> None:
-    raw = yaml.safe_load(PARAMS.read_text())
-    raw["smoke"]["base"]["steps"] = 5
-    every = {"lowest": 0.0, "highest": 1.0, "train": 16, "validation": 12}
-    raw["smoke"]["difficulty"]["sets"] = {"easy": every, "hard": every}
-    raw["smoke"]["resources"] = {"workers": 1, "sampler": "transformers"}
-    Path("params.yaml").write_text(yaml.safe_dump(raw))
-    front = Front()
-    down = front.uri.replace("//", "//alice:open%20sesame@")
-    stage = experiments(Path.cwd(), down, "prepare", "--preset", "smoke")
-    assert stage.returncode == 0, stage.stderr
-    front.stop()
-    failed = [experiments(Path.cwd(), uri, "send") for uri in (down, "nonsense://alice:open%20sesame@host")]
-    for said in (stage, *failed):
-        (line,) = [line for line in said.stdout.splitlines() if line.startswith("MLflow")]
-        assert "python -m experiments send" in line
-        assert "sesame" not in said.stdout + said.stderr
-    assert [each.returncode for each in failed] == [1, 1]
-    sent = experiments(Path.cwd(), f"sqlite:///{store}", "send")
-    assert (sent.returncode, sent.stderr) == (0, "")
-    found = runs("smoke-problems")
-    assert [run.info.status for run in found] == ["FINISHED"]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {run.data.tags["mlflow.source.git.commit"] for run in found} == {commit.strip()}
-    assert len(tables.read("mlflow:smoke-problems", "problems")) > 0
-    assert not list(Path("work/outbox").glob("*.json"))
 
 
 def test_mlflows_own_client_makes_first_contact_and_no_message_has_a_password(monkeypatch: pytest.MonkeyPatch) -> None:

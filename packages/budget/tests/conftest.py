@@ -7,7 +7,7 @@ from hypothesis import settings
 POSIX = ("test_crash", "test_creation", "test_ledger", "test_repair", "test_torture", "test_writer")
 collect_ignore: list[str] = []
 if sys.platform == "win32":
-    collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py"]
+    collect_ignore += [*(f"ledger/{name}.py" for name in POSIX), "commands/test_misuse.py", "follow"]
 
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")

@@ -1,6 +1,8 @@
 import json
+import socket
 import subprocess
 import sys
+from datetime import datetime, timedelta
 from importlib.metadata import version
 
 import polars as pl
@@ -195,10 +197,27 @@ def test_show_tells_device_hours_and_writes_its_figures(tmp_path, capsys):
     assert out.startswith("run a\\x1b[31m, 2 attempts\ndevice-hours 3.00, of all attempts\n\n")
     document = json.loads((tmp_path / "out.json").read_text())
     (found,) = document["ledgers"]
-    assert (found["run_id"], found["attempts"], found["device_hours"]) == ("a\x1b[31m", 2, 3.0)
+    assert (found["run_id"], len(found["attempts"]), found["device_hours"]) == ("a\x1b[31m", 2, 3.0)
     assert (found["torn_bytes"], found["limits"], document["by"]) == (0, None, "cohort")
     (row,) = document["rows"]
     assert (row["cohort"], row["rollouts"], row["lost_rollouts"], row["paid_rollouts"]) == ("trained", 32, 32, 64)
+
+
+def test_show_tells_when_and_where_attempts_began(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "a.ledger"
+    for name, step in (("job-7", None), ("", 2)):
+        monkeypatch.setenv("SLURM_JOB_ID", name)
+        with Ledger.open(path, run_id="a", resumed_from=step) as opened:
+            opened.charge(3, {"trained": Counts(rollouts=32)})
+    assert main(["show", str(path), "--attempts", "--json", str(tmp_path / "out.json")]) == 0
+    out = capsys.readouterr().out
+    first, second = json.loads((tmp_path / "out.json").read_text())["ledgers"][0]["attempts"]
+    assert (first["resumed_from"], first["job"]) == (0, "job-7")
+    assert (second["resumed_from"], second["job"], second["host"]) == (2, None, socket.gethostname())
+    for attempt in (first, second):
+        assert datetime.fromisoformat(attempt["began"]).utcoffset() == timedelta(0)
+        assert attempt["began"] in out
+        assert attempt["host"] in out
 
 
 def test_a_ledger_without_device_time_has_no_line_on_it(ledger, capsys):

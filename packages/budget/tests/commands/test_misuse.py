@@ -192,6 +192,16 @@ WRONG = [
     ("waste rollouts.parquet --bins 0", "bins is 0"),
     ("waste rollouts.parquet --ledger other.ledger --json x.json", "only in the ledgers"),
     ("waste rollouts.parquet --pass-rates a.csv --problems a.csv", "not allowed with argument"),
+    ("audit nowhere", "nowhere: no run of a trainer that is known is logged there"),
+    ("audit a.csv --trainer verl --ledger none.ledger", "a.csv: "),
+    ("run --ledger new.ledger --log logs -- true", "there is no limit to hold the command to"),
+    ("run --ledger new.ledger --log logs --money 5 -- true", "needs price_per_device_hour"),
+    ("run --ledger new.ledger --log logs --rollouts 9 --devices 0 -- true", "devices is 0"),
+    ("run --ledger new.ledger --log logs --rollouts 9 --silence 0 -- true", "--silence is 0.0"),
+    ("run --ledger new.ledger --log logs --rollouts 9 --signal SIGN -- true", "must be the name of a signal"),
+    ("run --ledger new.ledger --log logs --rollouts 9 -- no-such-program", "there is no such command"),
+    ("run --ledger new.ledger --log logs --rollouts 9 --config circle.yaml -- true", "circle.yaml"),
+    ("run --ledger a.csv --log logs --rollouts 9 -- true", "a.csv: not a ledger"),
     ("waste rollouts.parquet --pass-rates rates.csv", "rates.csv: problem p has 5 successes of 4 samples"),
 ]  # fmt: skip
 
@@ -246,8 +256,11 @@ def child(code, *arguments):
 SIGNAL = """
 import os, signal, sys
 from isocompute.budget.cli import main
+number = getattr(signal, sys.argv[1])
+# What started the tests may ignore it, as nohup does.
+signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 # The file is written and not yet in its place.
-os.fsync = lambda handle: os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+os.fsync = lambda handle: os.kill(os.getpid(), number)
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -45,6 +45,12 @@ def test_copies_and_exported_tables_of_the_same_runs_count_once(sweep, tmp_path)
     assert again.tables == (str(table),)
 
 
+def test_two_runs_that_charged_the_same_are_no_copies(tmp_path):
+    paths = [run(tmp_path / name / "a.ledger", "a", [1, 2]) for name in ("here", "there")]
+    with pytest.raises(LedgerError, match="are both ledgers of run a and differ"):
+        account(paths)
+
+
 def test_a_step_that_lost_everything_is_shown(tmp_path):
     path = run(tmp_path / "a.ledger", "a", [1, 2, 3])
     run(path, "a", [2], resumed_from=1)

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, Ledger, LedgerError, Limits, Meter
+from isocompute.budget import (
+    COHORTS,
+    TRAINING_COHORTS,
+    BudgetError,
+    Counts,
+    History,
+    Ledger,
+    LedgerError,
+    Limits,
+    Meter,
+)
+from isocompute.budget.ledger.counts import split
 from isocompute.budget.ledger.fold import CODES, Fold
 
 HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "3000"))
@@ -20,24 +31,37 @@ class Model:
     events: list = field(default_factory=list)
     begins: list = field(default_factory=list)
 
+    ends: list = field(default_factory=list)
+
     def begin(self, resumed_from):
         self.begins.append((len(self.events), resumed_from))
+        self.end(resumed_from)
 
-    def charge(self, step, counts, seconds=0.0):
+    def end(self, step):
+        self.ends.append((len(self.events), step))
+
+    def charge(self, step, counts, shares=(1,), seconds=0.0):
         self.events.append((step, None, None, seconds))
-        self.events += [(step, cohort, c, 0.0) for cohort, c in counts.items()]
+        for k in range(len(shares)):
+            until, before = (
+                {cohort: [x * sum(shares[:many]) // sum(shares) for x in three(c)] for cohort, c in counts.items()}
+                for many in (k + 1, k)
+            )
+            for cohort in counts:
+                part = of_three(a - b for a, b in zip(until[cohort], before[cohort], strict=True))
+                self.events += [(step + k, cohort, part, 0.0)] if part else []
 
-    def later_begins(self, place):
-        return [begin for begin in self.begins if begin[0] > place]
+    def later(self, what, place):
+        return [begin for begin in what if begin[0] > place]
 
     def last_step(self):
-        reached = [min([e[0], *(r for _, r in self.later_begins(at))]) for at, e in enumerate(self.events)]
+        reached = [min([e[0], *(r for _, r in self.later(self.ends, at))]) for at, e in enumerate(self.events)]
         return max(reached, default=0)
 
     def is_lost(self, place):
         step, cohort, *_ = self.events[place]
-        begins = self.later_begins(place)
-        if any(resumed_from < step for _, resumed_from in begins):
+        begins = self.later(self.begins, place)
+        if any(ended < step for _, ended in self.later(self.ends, place)):
             return True
         if cohort in TRAINING_COHORTS or not begins:
             return False
@@ -57,6 +81,14 @@ class Model:
         for *_, seconds in self.events:
             total += seconds
         return total
+
+
+def three(c):
+    return (c.rollouts, c.prompt_tokens, c.response_tokens)
+
+
+def of_three(numbers):
+    return Counts(**dict(zip(("rollouts", "prompt_tokens", "response_tokens"), numbers, strict=True)))
 
 
 def total(charges, cohorts):
@@ -126,10 +158,14 @@ def live(path, source, model, limits):
             if rollouts and not meter.admit(at, rollouts):
                 break
             before, seconds = ledger.used.rollouts, source.choice((0.0, 0.0, 0.1, 7.3))
-            meter.charge(at, counts, device_seconds=seconds)
-            model.charge(at, counts, seconds)
+            shares = [source.randint(1, 3) for _ in range(source.randint(1, 4))] if source.random() < 0.3 else (1,)
+            meter.charge(at, counts, shares=shares, device_seconds=seconds)
+            model.charge(at, counts, shares, seconds)
             step = moved
             assert ledger.used.rollouts >= before
+        if source.random() < 0.3:
+            ledger.end(step)
+            model.end(step)
     history = History.read(path)
     assert history.totals() == ledger.totals
     assert (history.device_seconds, history.last_step) == (ledger.device_seconds, model.last_step())
@@ -179,6 +215,81 @@ def test_many_charges_at_once_are_folded_as_one_by_one(attempts):
         assert together.last_step == one_by_one.last_step
         assert set(together.canonical()) == set(one_by_one.canonical())
         assert set(together.lost()) == set(one_by_one.lost())
+
+
+@given(
+    accumulation=st.integers(1, 4),
+    every=st.integers(1, 9),
+    rollouts_per_pass=st.integers(1, 5),
+    steps=st.integers(1, 12),
+    checkpoints=st.lists(st.integers(0, 12), max_size=4),
+)
+def test_what_is_used_up_to_a_step_does_not_depend_on_where_a_run_was_killed(
+    accumulation, every, rollouts_per_pass, steps, checkpoints
+):
+    """TRL generates in a process's first pass and then after every so many, from wherever it was resumed."""
+    generated = 0
+
+    def attempt(fold, resumed_from, killed_after):
+        nonlocal generated
+        fold.begin(resumed_from)
+        for passes in range((killed_after - resumed_from) * accumulation):
+            step = resumed_from + 1 + passes // accumulation
+            if passes % every == 0:
+                used_in = [1 + resumed_from + k // accumulation for k in range(passes, passes + every)]
+                shares = [used_in.count(s) for s in range(step, used_in[-1] + 1)]
+                for k, part in enumerate(split(Counts(rollouts=every * rollouts_per_pass), shares)):
+                    fold.charge(step + k, {"trained": part})
+                generated += every * rollouts_per_pass
+        if killed_after == steps:
+            fold.end(steps)
+
+    undisturbed, killed = Fold(), Fold()
+    attempt(undisturbed, 0, steps)
+    generated, resumed_from = 0, 0
+    for checkpoint in checkpoints:
+        if resumed_from <= checkpoint < steps:
+            # Killed in the step after the checkpoint.
+            attempt(killed, resumed_from, checkpoint + 1 if checkpoint + 1 < steps else checkpoint)
+            resumed_from = checkpoint
+    attempt(killed, resumed_from, steps)
+    of_steps = [
+        {step: sum(row[3] for row in fold.canonical() if row[0] == step) for step in range(steps + 2)}
+        for fold in (undisturbed, killed)
+    ]
+    assert of_steps[0] == of_steps[1]
+    assert of_steps[0] == {s: accumulation * rollouts_per_pass if 0 < s <= steps else 0 for s in range(steps + 2)}
+    assert killed.totals().paid.rollouts == generated
+
+
+def test_a_charge_is_shared_by_the_steps_that_use_it(tmp_path):
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, run_id="run") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=64, response_tokens=10)}, shares=(1, 1, 1, 1))
+        assert ledger.used == Counts(rollouts=64, response_tokens=10)
+    # A checkpoint of step 2: what was generated for steps 3 and 4 is generated again.
+    with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
+        assert (ledger.used, ledger.lost) == (Counts(rollouts=32, response_tokens=5),) * 2
+        ledger.charge(3, {"trained": Counts(rollouts=64)}, shares=(1, 1, 1, 1))
+        ledger.end(5)
+        assert (ledger.used.rollouts, ledger.lost.rollouts) == (80, 48)
+        ledger.end(5)
+    history = History.read(path)
+    assert history.last_step == 5
+    assert history.totals() == ledger.totals
+    assert history.table()["step"].to_list() == [1, 2, 3, 4, 5]
+    assert history.table()["rollouts"].to_list() == [16] * 5
+
+
+def test_a_small_charge_reaches_every_step_that_shares_it(tmp_path):
+    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
+        ledger.charge(1, {"trained": Counts(rollouts=1)}, shares=(1, 1, 1))
+        assert ledger.history().last_step == 3
+        assert ledger.table().select("step", "rollouts").rows() == [(3, 1)]
+        for shares in ((), (1, 0), (1,) * 257):
+            with pytest.raises(BudgetError, match="share"):
+                ledger.charge(4, {"trained": Counts(rollouts=1)}, shares=shares)
+        assert ledger.used.rollouts == 1
 
 
 def test_a_late_charge_to_a_step_taken_over_adds(tmp_path):

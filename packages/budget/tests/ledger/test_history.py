@@ -151,6 +151,21 @@ def test_a_whole_record_that_makes_no_sense_is_named(payload, problem):
         History.decode(data, "x")
 
 
+def test_an_unknown_ancillary_record_is_left_out():
+    contents = [
+        records.encode_attempt("a", 0),
+        b"x",
+        records.encode_charge(1, {"trained": Counts(rollouts=1)}),
+        b"zanything",
+        records.encode_charge(2, {"trained": Counts(rollouts=2)}),
+    ]
+    history = History.decode(
+        frames.head() + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents)), "x"
+    )
+    assert (history.totals().used.rollouts, history.records, history.last_step) == (3, 5, 2)
+    assert history.origins == (None,)
+
+
 def test_a_charge_before_any_attempt_is_named():
     data = frames.head() + frames.frame(0, records.encode_charge(1, {"trained": Counts(rollouts=1)}))
     with pytest.raises(LedgerError, match="an attempt must begin before anything is charged"):

@@ -112,12 +112,12 @@ def test_the_command_writes_a_new_ledger_and_lists_what_is_not_in_it(tmp_path, c
     data = damaged(path)
     assert main(["repair", str(path), "--output", str(new)]) == 0
     out = capsys.readouterr().out
-    assert f"{path}: record 2 at byte 117 is damaged (its checksum does not match; the 2 records before" in out
-    assert f"{new}: 3 records of run demo, 1 attempt: used 64 rollouts, paid 64" in out
+    assert f"{path}: record 3 at byte 275 is damaged (its checksum does not match; the 3 records before" in out
+    assert f"{new}: 4 records of run demo, 1 attempt: used 64 rollouts, paid 64" in out
     assert (
-        "dropped: bytes 117 to 171 (record 2): its checksum does not match; it seems to charge step 2, trained" in out
+        "dropped: bytes 275 to 329 (record 3): its checksum does not match; it seems to charge step 2, trained" in out
     )
-    assert "not saved: record 2\n" in out
+    assert "not saved: record 3\n" in out
     assert "note:" not in out
     assert path.read_bytes() == data
     assert [file.name for file in new.parent.iterdir()] == ["b.ledger"]

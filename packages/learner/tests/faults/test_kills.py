@@ -1,6 +1,6 @@
 """Processes killed at random moments: the finished run equals the undisturbed one, bit for bit, ledger included.
 
-Six kinds of SIGKILL, of which three by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
+Six kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.updates.learner import Learner
 
-FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "3"))
+FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "2"))
 ONE_OF_EACH = ("write", "worker", "rank", "learner", "engine", "driver")
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
 OFTEN = (*("learner", "write") * 3, "worker", "engine", *("learner", "write") * 3, "rank", "driver")

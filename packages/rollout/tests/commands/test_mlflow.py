@@ -78,7 +78,7 @@ def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> 
     run("generate", *answering, "--problems", "mlflow:set", "--log", "base", new_process=True)
     rollouts = run.made
     assert pl.read_parquet(rollouts)["reward"].sum() > 0
-    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored", new_process=True)
+    run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored")
     scored = run.made
     run("difficulty", "mlflow:scored", "--problems", "mlflow:set", "--log", "measured")
     measured = run.made

@@ -12,7 +12,22 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NoReturn
 
-from .commands import allocate, convert, cost, doctor, export, ingest, plan, read, repair, rollouts, show, waste
+from .commands import (
+    allocate,
+    audit,
+    convert,
+    cost,
+    doctor,
+    export,
+    ingest,
+    plan,
+    read,
+    repair,
+    rollouts,
+    run,
+    show,
+    waste,
+)
 from .contract.errors import IsoComputeError
 from .wording import printable, reason
 
@@ -30,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0; 1 where a command was asked to judge and did not approve (``read --strict``); 2 after an error, which is
-        printed to stderr; 128 plus its number after a signal that ended the command.
+        printed to stderr; 128 plus its number after a signal that ended the command; after ``run``, that of the
+        command that was run, or 3 where it was ended at its budget.
     """
     arguments = _parser().parse_args(argv)
     try:
@@ -72,7 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for command in (plan, allocate, cost, convert, read, doctor, ingest, show, export, repair, rollouts, waste):
+    known = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair, rollouts, waste)
+    for command in known:
         command.add(commands)
     return parser
 

@@ -9,11 +9,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
-from .commands import difficulty, evaluate, generate, mix, problems, resampling, score, serve_check, split
+from .commands import (
+    audit_verifier,
+    difficulty,
+    evaluate,
+    generate,
+    mix,
+    problems,
+    resampling,
+    score,
+    serve_check,
+    split,
+)
 from .contract.errors import IsoComputeError
 
 PACKAGE = "isocompute-rollout"
-COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, resampling, serve_check)
+COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, resampling, serve_check)
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of the signal, as shells have it."""
 

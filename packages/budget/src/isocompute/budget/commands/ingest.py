@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
 
 
-def add_constants(parser: argparse.ArgumentParser, what: str) -> None:
+def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
     """Add ``--set NAME=VALUE``, which may be given several times.
 
     Args:

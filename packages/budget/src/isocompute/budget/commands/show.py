@@ -30,6 +30,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     show.add_argument("sources", nargs="+", metavar="LEDGER", help=SOURCES)
     show.add_argument("--by", choices=GROUPS, default="cohort", help="what to sum by (default: %(default)s)")
+    show.add_argument(
+        "--attempts", action="store_true", help="also say when and where each attempt began, and what it went on after"
+    )
     show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
     show.set_defaults(run=run)
 
@@ -39,6 +42,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     found = account(arguments.sources)
     yield from _heading_lines(found)
     yield ""
+    if arguments.attempts:
+        yield from _attempt_lines(found)
+        yield ""
     sums = found.by(arguments.by)
     rows = sums.rows()
     if arguments.by == "cohort":
@@ -66,7 +72,7 @@ def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
             {
                 "file": history.where,
                 "run_id": history.run_id,
-                "attempts": len(history.resumed_from),
+                "attempts": _attempts(history),
                 "device_hours": history.device_seconds / 3600,
                 "torn_bytes": history.torn_bytes,
                 "limits": None if history.limits is None else asdict(history.limits),
@@ -79,12 +85,34 @@ def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, 
     }
 
 
+def _attempts(history: History) -> list[dict[str, Any]]:
+    """Of each attempt, the step that it went on after, and when and where it began."""
+    return [
+        {
+            "resumed_from": step,
+            "began": None if origin is None else origin.began.isoformat(),
+            "host": None if origin is None else origin.host,
+            "job": None if origin is None else origin.job,
+        }
+        for step, origin in zip(history.resumed_from, history.origins, strict=True)
+    ]
+
+
+def _attempt_lines(found: Account) -> Iterable[str]:
+    rows = [
+        (history.run_id, number, *("-" if value is None else value for value in attempt.values()))
+        for history in found.histories
+        for number, attempt in enumerate(_attempts(history), 1)
+    ]
+    yield from aligned_table(["run", "attempt", "after step", "began", "host", "job"], rows)
+
+
 def _heading_lines(found: Account) -> Iterable[str]:
     runs = found.ledger["run_id"].n_unique()
     if len(found.histories) == 1 and not found.tables:
         history = found.histories[0]
         yield f"run {history.run_id}, {plural(len(history.resumed_from), 'attempt')}"
-        yield from _budget_lines(history)
+        yield from budget_lines(history)
     else:
         attempts = sum(len(history.resumed_from) for history in found.histories)
         yield plural(runs, "run") + (f", {plural(attempts, 'attempt')}" if found.histories else "")
@@ -99,7 +127,8 @@ def _heading_lines(found: Account) -> Iterable[str]:
         yield f"{source}: an exported table, which does not hold lost work"
 
 
-def _budget_lines(history: History) -> Iterable[str]:
+def budget_lines(history: History) -> Iterable[str]:
+    """What was spent of each limit that is in force."""
     if history.limits is None:
         return
     used, lost = history.totals().used, history.totals().lost_training

@@ -7,6 +7,7 @@ from .history import History
 from .ledger import Ledger
 from .limits import Admission, Limits
 from .meter import Meter
+from .standing import Standing
 
 __all__ = [
     "COHORTS",
@@ -18,6 +19,7 @@ __all__ = [
     "Ledger",
     "Limits",
     "Meter",
+    "Standing",
     "Totals",
     "account",
     "counts_by_cohort",

@@ -121,10 +121,13 @@ def drop_copies(histories: Iterable[History]) -> list[History]:
     for history in histories:
         other = kept.setdefault(history.run_id, history)
         shorter, longer = sorted((other, history), key=lambda h: h.records)
-        agree = longer.resumed_from[: len(shorter.resumed_from)] == shorter.resumed_from and all(
-            ours == theirs[: len(ours)]
-            for ours, theirs in zip(shorter.charges.columns(), longer.charges.columns(), strict=True)
-        )
+        columns = [
+            (shorter.resumed_from, longer.resumed_from),
+            # Two runs may charge the same, and were both paid for: their attempts differ in salt.
+            (shorter.origins, longer.origins),
+            *zip(shorter.charges.columns(), longer.charges.columns(), strict=True),
+        ]
+        agree = all(ours == theirs[: len(ours)] for ours, theirs in columns)
         if not agree:
             raise LedgerError(
                 f"{shorter.where} and {longer.where} are both ledgers of run {history.run_id} and differ; "

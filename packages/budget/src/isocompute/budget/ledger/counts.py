@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,33 @@ def unchecked_counts(rollouts: int, prompt_tokens: int, response_tokens: int) ->
     put(total, "prompt_tokens", prompt_tokens)
     put(total, "response_tokens", response_tokens)
     return total
+
+
+def split(counts: Counts, shares: Sequence[int]) -> list[Counts]:
+    """Split counts in proportion to some shares, rounded so that the parts sum to the whole.
+
+    Args:
+        shares: Of each part, at least 1. Sums of the first parts are rounded down, so that the last part is never
+            empty where a count is not 0.
+    """
+    total, before, taken = sum(shares), Counts(), 0
+    parts = []
+    for share in shares:
+        taken += share
+        until = unchecked_counts(
+            counts.rollouts * taken // total,
+            counts.prompt_tokens * taken // total,
+            counts.response_tokens * taken // total,
+        )
+        parts.append(
+            unchecked_counts(
+                until.rollouts - before.rollouts,
+                until.prompt_tokens - before.prompt_tokens,
+                until.response_tokens - before.response_tokens,
+            )
+        )
+        before = until
+    return parts
 
 
 def check_cohorts(counts: Mapping[str, Counts]) -> None:

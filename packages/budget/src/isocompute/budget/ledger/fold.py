@@ -62,11 +62,21 @@ class Fold:
       first update, say, when a run starts again from nothing). When an attempt makes the first one, what the
       attempts before it charged to that cohort of the step is lost; its further ones add.
 
-    So C_used never shrinks within an attempt, and canonical + lost is everything that was ever charged.
+    * What was generated once and is used in several steps (TRL updates ``num_iterations`` times, and
+      ``steps_per_generation`` may be several updates) is charged to all of them in proportion. An attempt that
+      resumes in the middle takes over the part of the steps that were taken. The rest is lost, as the trainer keeps
+      no rollouts in its checkpoints and generates anew, for as many steps from there on as ever. So C_used up to a
+      step is the same for an undisturbed run and for one that was killed anywhere, to the rounding of a part (none
+      where the parts are whole numbers), although the killed run generates at other steps from then on and pays for
+      more.
+    * When an attempt ends after a step, what it generated for later ones is lost, whether it was killed or not.
+
+    So C_used never shrinks before an attempt ends, and canonical + lost is everything that was ever charged.
 
     Attributes:
         resumed_from: For each attempt, the last step that it took over.
-        last_step: The last step that was reached and not rolled back, with or without charges; 0 at first.
+        last_step: The last step that was reached and not rolled back, with or without charges; 0 at first. A charge
+            reaches all the steps that share it.
         device_seconds: Device time that was paid for, by all attempts.
         limits: The limits in force at the end, or None.
     """
@@ -83,10 +93,14 @@ class Fold:
 
     def begin(self, resumed_from: int) -> None:
         """Begin an attempt, which takes over the steps up to ``resumed_from``."""
-        for row in [row for row in self._canonical if row[0] > resumed_from]:
-            self._lose(row)
+        self.end(resumed_from)
         self.resumed_from.append(resumed_from)
-        self.last_step = min(self.last_step, resumed_from)
+
+    def end(self, step: int) -> None:
+        """End an attempt after a step: what was charged to later ones is lost."""
+        for row in [row for row in self._canonical if row[0] > step]:
+            self._lose(row)
+        self.last_step = min(self.last_step, step)
 
     def reach(self, step: int) -> None:
         """Note that the attempt reached a step, whether or not the step generated anything."""

@@ -14,6 +14,8 @@ a file that ends earlier. After the watermark it is a torn end of any length and
 or (after a power cut) blocks that never reached the disk. A whole record with a wrong number is damage everywhere,
 since no torn write produces one.
 
+What the payloads mean, and which of them a reader may leave out, is in ``records``.
+
 A file of version 1 begins with the line ``isocompute ledger 1`` and has no watermark. There, the beginning of one
 record and zeros after it are a torn end, and anything else that does not fit is damage.
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import LedgerError
 from ..wording import reason
 from . import blocks, frames
+from .attempts import Origin
 from .fold import Fold, Totals
 from .limits import Limits
 from .reading import Charges, Reading
@@ -29,6 +30,7 @@ class History:
         run_id: The run it belongs to; empty when nothing was recorded yet.
         charges: Every charge acknowledged.
         times: Attempt, step and device-seconds of the charges that took device time.
+        origins: When and where each attempt began; None where the file does not say (before version 0.7.0).
         fold: The sums of the records. A writer takes it over and goes on with it.
         head: What comes before the records.
         whole_bytes: Length of the part that is whole.
@@ -40,6 +42,7 @@ class History:
     run_id: str
     charges: Charges
     times: tuple[tuple[int, int, float], ...]
+    origins: tuple[Origin | None, ...]
     fold: Fold = field(compare=False, repr=False)
     head: frames.Head
     whole_bytes: int
@@ -85,6 +88,7 @@ class History:
             run_id=reading.run_id,
             charges=reading.charges,
             times=tuple(reading.times),
+            origins=tuple(reading.origins),
             fold=reading.fold,
             head=head,
             whole_bytes=end,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from ..checks import finite, whole
-from ..errors import LedgerError
+from ..errors import BudgetError, LedgerError
 from ..wording import reason
 from . import frames, records
-from .counts import Counts, charged_counts
+from .counts import Counts, charged_counts, split
 from .fold import Fold, Totals
 from .history import History
 from .limits import Limits
@@ -20,6 +20,9 @@ from .opening import Opened, begin_attempt
 
 if TYPE_CHECKING:
     import polars as pl
+
+MOST_SHARES = 256
+"""Most steps that share a charge, which is one record of at most 64 KiB."""
 
 
 class Ledger:
@@ -110,27 +113,41 @@ class Ledger:
         """Device time charged so far, by all attempts: what was paid for, lost or not."""
         return self._current_fold().device_seconds
 
-    def charge(self, step: int, charged: Mapping[str, Counts] | pl.DataFrame, *, device_seconds: float = 0.0) -> None:
+    def charge(
+        self,
+        step: int,
+        charged: Mapping[str, Counts] | pl.DataFrame,
+        *,
+        shares: Sequence[int] = (1,),
+        device_seconds: float = 0.0,
+    ) -> None:
         """Record what was generated in a step; several charges to one step add up.
 
         A step in which nothing was generated is recorded too, so that the run can resume after it.
+
+        What is used in several steps is charged to all of them, in one record::
+
+            ledger.charge(5, {"trained": Counts(rollouts=64)}, shares=(1, 1, 1, 1))  # 16 to each of steps 5 to 8
+            ledger.charge(9, {"trained": Counts(rollouts=64)}, shares=(3, 1))  # 48 to step 9 and 16 to step 10
 
         Args:
             step: Update step, from 1; an evaluation is charged to the step it follows (0 before the first).
             charged: Counts by cohort (``trained``, ``filtered``, ``stale``, ``failed``, ``eval``, ``pilot``), or a
                 ``rollouts`` table whose column ``cohort`` says what became of each response. A table without rows
                 charges nothing, as no counts do.
+            shares: How much of it is used in ``step`` and each of the steps after it, all of which are reached with it.
             device_seconds: Seconds times devices held. Kept beside the counts, and never in the ``ledger`` table,
                 which is the same on every machine.
 
         Raises:
-            BudgetError: There is no such cohort, the table lacks a column, or the step or the time is negative.
-                Nothing was charged.
+            BudgetError: There is no such cohort, the table lacks a column, the step or the time is negative, or there
+                is no share or one below 1. Nothing was charged.
             LedgerError: The ledger is closed or used by another process, its file is gone, or the disk is full or
                 refuses to sync. Nothing was charged, unless the error says that it may be.
         """
         step = whole(step, "step", least=0)
         counts = {cohort: c for cohort, c in charged_counts(charged).items() if c}
+        parts = _parts(step, counts, shares)
         if device_seconds:
             device_seconds = finite(device_seconds, "device_seconds", zero=True)
         # Before the lock, which a fork may have inherited locked.
@@ -139,13 +156,30 @@ class Ledger:
             self._settle()
             if not counts and not device_seconds and step <= self._fold.last_step:
                 return
-            payload = records.encode_charge(step, counts, device_seconds)
+            payload = records.encode_charges(parts, device_seconds)
             self._append(payload, f"the charge for step {step}", sync=step not in self._synced_steps)
             if device_seconds:
                 self._fold.take_time(step, device_seconds)
-            self._fold.charge(step, counts)
+            for of_step, part in parts:
+                self._fold.charge(of_step, part)
             self._synced_steps.add(step)
             self._settled = True
+
+    def end(self, step: int) -> None:
+        """Record that the attempt ended after a step: what it generated for later ones was not used, and is lost work.
+
+        Raises:
+            BudgetError: The step is negative.
+            LedgerError: The ledger cannot be written.
+        """
+        step = whole(step, "step", least=0)
+        self._writer.check()
+        with self._lock:
+            self._settle()
+            if step < self._fold.last_step:
+                self._append(records.encode_end(step), "the end of the attempt", sync=True)
+                self._fold.end(step)
+                self._settled = True
 
     def note_limits(self, limits: Limits) -> None:
         """Record the limits in force from here on, unless they are in force already; ``Meter`` does this."""
@@ -241,3 +275,22 @@ class Ledger:
         self._number = found.records
         self._synced_steps.clear()
         self._settled = True
+
+
+def _parts(step: int, counts: Mapping[str, Counts], shares: Sequence[int]) -> list[tuple[int, dict[str, Counts]]]:
+    """What a charge comes to in each of its steps.
+
+    Raises:
+        BudgetError: There is no share, one is below 1, or there are too many for one record.
+    """
+    if shares == (1,):
+        return [(step, dict(counts))]
+    shares = [whole(share, "a share", least=1) for share in shares]
+    if not 1 <= len(shares) <= MOST_SHARES:
+        raise BudgetError(f"a charge is shared by {len(shares):,} steps; it must be 1 to {MOST_SHARES}")
+    of_cohorts = {cohort: split(c, shares) for cohort, c in counts.items()}
+    parts = [
+        {cohort: of_steps[k] for cohort, of_steps in of_cohorts.items() if of_steps[k]} for k in range(len(shares))
+    ]
+    # As the record has them: a step without a part is reached with those after it.
+    return [(step + k, part) for k, part in enumerate(parts) if part or not k]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ..checks import finite, whole
 from ..errors import BudgetError
@@ -56,6 +56,35 @@ class Limits:
         if self.money is not None and self.price_per_device_hour is None:
             raise BudgetError("a limit on money needs price_per_device_hour, the price of an hour of a device")
 
+    @classmethod
+    def given(
+        cls,
+        *,
+        rollouts: float | None = None,
+        response_tokens: float | None = None,
+        device_hours: float | None = None,
+        money: float | None = None,
+        price_per_device_hour: float | None = None,
+        counted: Counted = "paid",
+    ) -> Limits:
+        """Limits as they are given to a trainer: hours of devices, whole numbers also as 1e6, and at least one limit.
+
+        Raises:
+            BudgetError: There is no limit, or one that makes no sense.
+        """
+        if all(limit is None for limit in (rollouts, response_tokens, device_hours, money)):
+            raise BudgetError(
+                "there is no limit to hold the run to; give rollouts, response_tokens, device_hours or money"
+            )
+        return cls(
+            rollouts=_count(rollouts),
+            response_tokens=_count(response_tokens),
+            device_seconds=None if device_hours is None else finite(device_hours, "the limit on device_hours") * 3600,
+            money=money,
+            price_per_device_hour=price_per_device_hour,
+            counted=counted,
+        )
+
     def held_against(self, used: Counts, lost: Counts) -> Counts:
         """What the limits on rollouts and response tokens count.
 
@@ -96,7 +125,8 @@ def admission(
 
     Args:
         step: The update step, for the reason.
-        rollouts: Rollouts that the step would generate for training.
+        rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has, which
+            only device time and money can refuse.
         used: C_used before the step.
         lost: Generated for training and lost before the step.
         reserved: Rollouts that ranks have reserved and not charged yet.
@@ -107,12 +137,12 @@ def admission(
     taken = counted.rollouts + reserved
     # Where nothing was lost, what was used and what was paid for are one.
     with_lost = limits.counted == "paid" and bool(lost)
-    if limits.rollouts is not None and taken + rollouts > limits.rollouts:
+    if limits.rollouts is not None and rollouts and taken + rollouts > limits.rollouts:
         reason = (
             f"step {step} would take the run from {taken:,}{f' ({lost.rollouts:,} of them lost)' if with_lost else ''} "
             f"to {taken + rollouts:,} rollouts{' paid for' if with_lost else ''}, and the budget is {limits.rollouts:,}"
         )
-    elif limits.response_tokens is not None and counted.response_tokens >= limits.response_tokens:
+    elif limits.response_tokens is not None and rollouts and counted.response_tokens >= limits.response_tokens:
         reason = (
             f"the run has generated {counted.response_tokens:,} response tokens"
             f"{f' ({lost.response_tokens:,} of them lost)' if with_lost else ''} before step {step}, and the budget is "
@@ -129,6 +159,11 @@ def admission(
             f"{limits.money:,.2f}"
         )
     return Admission(admitted=False, reason=reason) if reason else ADMITTED
+
+
+def _count(limit: Any) -> Any:
+    """A whole number that was written as a float, such as 1e6, as an int; what is neither is refused later."""
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
 
 
 def overshoot(counted: Counts, limits: Limits) -> Counts:

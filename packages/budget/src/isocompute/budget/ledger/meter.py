@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..checks import whole
@@ -95,6 +95,7 @@ class Meter:
         step: int,
         charged: Mapping[str, Counts] | pl.DataFrame,
         *,
+        shares: Sequence[int] = (1,),
         device_seconds: float = 0.0,
         rank: int | None = None,
     ) -> None:
@@ -103,6 +104,7 @@ class Meter:
         Args:
             charged: Counts by cohort, or a ``rollouts`` table whose column ``cohort`` says what became of each response
                 (``counts_by_cohort`` counts it).
+            shares: As in ``Ledger.charge``, where several steps use what was generated once.
             device_seconds: Seconds times devices held.
             rank: The rank that reserved it, if it was reserved. The reservation shrinks by the rollouts charged,
                 except those that failed, which are generated again. The rest stays reserved.
@@ -113,11 +115,11 @@ class Meter:
             LedgerError: The ledger cannot be written.
         """
         if rank is None:
-            self._ledger.charge(step, charged, device_seconds=device_seconds)
+            self._ledger.charge(step, charged, shares=shares, device_seconds=device_seconds)
             return
         counts = charged_counts(charged)
         with self._lock:
-            self._ledger.charge(step, counts, device_seconds=device_seconds)
+            self._ledger.charge(step, counts, shares=shares, device_seconds=device_seconds)
             held = self._reserved.pop((step, rank), 0)
             held -= sum(counts[cohort].rollouts for cohort in RESERVED_COHORTS if cohort in counts)
             if held > 0:

@@ -11,6 +11,7 @@ from ..checks import whole
 from ..errors import LedgerError
 from ..wording import reason
 from . import frames, records
+from .attempts import encode_origin, here
 from .counts import TRAINING_COHORTS
 from .fold import Fold
 from .handles import sync_folder
@@ -76,15 +77,17 @@ def _begin(writer: Writer, run_id: str, resumed_from: int | Literal["last"] | No
     step = _step(before, resumed_from)
     if before.torn_bytes:
         LOGGER.warning("%s: %d bytes at its end were torn and are dropped", path, before.torn_bytes)
-    opening = records.encode_attempt(run_id, step)
+    number = before.records
+    begun = (records.encode_attempt(run_id, step), encode_origin(records.ORIGIN, here()))
+    opening = b"".join(frames.frame(number + k, payload) for k, payload in enumerate(begun))
     if before.head.version == frames.VERSION:
         writer.resume(data, whole=before.whole_bytes, synced=before.head.synced or 0)
-        writer.append(frames.frame(before.records, opening), "the attempt", sync=True)
+        writer.append(opening, "the attempt", sync=True)
     else:
-        writer.renew(data[before.head.size : before.whole_bytes] + frames.frame(before.records, opening))
+        writer.renew(data[before.head.size : before.whole_bytes] + opening)
     sync_folder(path.parent)
     _roll_back(before, step)
-    return Opened(writer=writer, fold=before.fold, number=before.records + 1, torn_bytes=before.torn_bytes)
+    return Opened(writer=writer, fold=before.fold, number=number + len(begun), torn_bytes=before.torn_bytes)
 
 
 def _step(before: History, resumed_from: int | Literal["last"] | None) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import LedgerError
 from . import records
+from .attempts import Origin, decode_origin
 from .fold import Fold
 
 
@@ -51,6 +52,7 @@ class Reading:
         run_id: The run; empty before the first attempt.
         charges: Every charge, up to the last ``end_attempt``.
         times: Attempt, step and device-seconds of the charges that took device time.
+        origins: When and where each attempt began; None where the file does not say.
     """
 
     def __init__(self, where: str) -> None:
@@ -58,6 +60,7 @@ class Reading:
         self.run_id = ""
         self.charges = Charges(**{name: array("q") for name in Charges.__slots__})
         self.times: list[tuple[int, int, float]] = []
+        self.origins: list[Origin | None] = []
         self._where = where
         self._entries: list[bytes] = []
 
@@ -68,7 +71,8 @@ class Reading:
             number: Number of the record, for error messages.
 
         Raises:
-            LedgerError: It is of another run, or not a record that this version knows.
+            LedgerError: It is of another run, or not a record that this version knows; an unknown ancillary one
+                (``records``) is left out.
         """
         try:
             self._take(payload)
@@ -102,6 +106,10 @@ class Reading:
             self._begin(*records.decode_attempt(payload))
         elif kind in (records.LIMIT, records.TIMED_LIMIT):
             self.fold.limits = records.decode_limits(payload)
+        elif kind == records.ORIGIN and self.origins:
+            self.origins[-1] = decode_origin(payload)
+        elif kind in records.ANCILLARY:
+            return
         elif not self.run_id:
             raise ValueError("an attempt must begin before anything is charged")
         elif kind == records.CHARGE:
@@ -113,6 +121,9 @@ class Reading:
             self._entries.append(records.decode_entries(payload))
         elif kind == records.EMPTY:
             self.fold.reach(records.decode_step(payload))
+        elif kind == records.ENDED:
+            self.end_attempt()
+            self.fold.end(records.decode_step(payload))
         else:
             raise ValueError("there is no such kind of record")
 
@@ -123,3 +134,4 @@ class Reading:
             raise LedgerError(f"{self._where}: holds charges of the runs {names}; a ledger is of one run")
         self.run_id = run_id
         self.fold.begin(resumed_from)
+        self.origins.append(None)

@@ -1,8 +1,13 @@
 """The payloads of a ledger's records, which ``frames`` puts into a file.
 
 The first byte of a payload is its kind: an attempt that begins (A), a charge (C), a charge that took device time
-(T), a step that generated nothing (E, since version 2), or limits in force from there on (L, or M with device time and
-money). Numbers are little-endian.
+(T), a step that generated nothing (E, since version 2), the step after which an attempt ended (S), or limits in force
+from there on (L, or M with device time and money), and, since they change no sum, in lower case: when and where the
+attempt before it began (a). Numbers are little-endian.
+
+A kind in upper case is critical: a reader that does not know it refuses the ledger, since its sums would be wrong. One
+in lower case is ancillary: a reader that does not know it leaves the record out. So a new kind of record needs no new
+version of the format; the version in the file's first line changes with the framing or with the meaning of a kind.
 """
 
 from __future__ import annotations
@@ -10,15 +15,17 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .counts import COHORTS, Counts
 from .fold import CODES
 from .limits import Limits
 
-ATTEMPT, CHARGE, TIMED_CHARGE, EMPTY, LIMIT, TIMED_LIMIT = b"ACTELM"
+ATTEMPT, CHARGE, TIMED_CHARGE, EMPTY, ENDED, LIMIT, TIMED_LIMIT = b"ACTESLM"
+ORIGIN = ord("a")
+ANCILLARY = range(ord("a"), ord("z") + 1)
 ATTEMPTED = struct.Struct("<Bq")
-EMPTIED = struct.Struct("<Bq")
+STEP = struct.Struct("<Bq")
 LIMITED = struct.Struct("<Bqq")
 # Step and device-seconds, before the entries of a charge that took device time.
 TIMED = struct.Struct("<Bqd")
@@ -53,7 +60,7 @@ def encode_charge(step: int, counts: Mapping[str, Counts], device_seconds: float
         device_seconds: Seconds times devices held.
     """
     if not counts and not device_seconds:
-        return EMPTIED.pack(EMPTY, step)
+        return STEP.pack(EMPTY, step)
     head = TIMED.pack(TIMED_CHARGE, step, device_seconds) if device_seconds else b"C"
     if len(counts) == 1:
         ((cohort, c),) = counts.items()
@@ -61,6 +68,24 @@ def encode_charge(step: int, counts: Mapping[str, Counts], device_seconds: float
     return head + b"".join(
         ENTRY.pack(step, CODES[cohort], c.rollouts, c.prompt_tokens, c.response_tokens) for cohort, c in counts.items()
     )
+
+
+def encode_charges(charged: Sequence[tuple[int, Mapping[str, Counts]]], device_seconds: float = 0.0) -> bytes:
+    """Payload that charges several steps at once: whole or not at all.
+
+    Args:
+        charged: Of each step, counts by cohort. The first one takes the device time.
+    """
+    (step, counts), *later = charged
+    payload = encode_charge(step, counts, device_seconds)
+    entries = b"".join(encode_charge(after, c)[1:] for after, c in later if c)
+    # A first step that generated nothing is reached with the later ones.
+    return (b"C" if payload[0] == EMPTY and entries else payload) + entries
+
+
+def encode_end(step: int) -> bytes:
+    """Payload that says after which step an attempt ended."""
+    return STEP.pack(ENDED, step)
 
 
 def decode_entries(payload: bytes) -> bytes:
@@ -92,8 +117,8 @@ def entry_columns(entries: bytes) -> tuple[array[int], ...]:
 
 
 def decode_step(payload: bytes) -> int:
-    """The step of a payload that records an empty step."""
-    return int(EMPTIED.unpack(payload)[1])
+    """The step of a payload that holds nothing else."""
+    return int(STEP.unpack(payload)[1])
 
 
 def decode_time(payload: bytes) -> tuple[int, float]:

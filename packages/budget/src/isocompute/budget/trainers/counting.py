@@ -44,6 +44,64 @@ class Evaluation:
     split: str = "validation"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a run had generated for training when it logged a step.
+
+    Attributes:
+        logged: The step by the trainer's own count.
+        step: Optimizer steps taken.
+        rollouts: Generated up to and including it.
+        rollouts_error: By how much that may be wrong, either way.
+        tokens: Response tokens of these rollouts.
+        count_source: As in ``Evaluation``.
+    """
+
+    logged: int
+    step: int
+    rollouts: int
+    rollouts_error: int
+    tokens: int
+    count_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progressed:
+    """What a run generated for training, at each step that it logged.
+
+    Attributes:
+        points: In the order of steps.
+        following: Rollouts of the step after the last one that is logged, where settings say so or steps are alike.
+        plain: Rollouts of these steps by the settings alone: whole batches or parts of them, each generated once.
+        more: What was generated in addition to these, or less, by mechanism.
+        ahead: Rollouts that the settings have generated before their step is taken, and that no log counts at its end.
+    """
+
+    points: Sequence[Progress]
+    following: int | None
+    plain: int = 0
+    more: Mapping[str, int] = field(default_factory=dict)
+    ahead: int = 0
+
+    @classmethod
+    def of(cls, points: Sequence[Progress], per_step: int | None, *, plain: int, baselines: int = 0) -> Progressed:
+        """What was generated in addition to whole batches replaced groups that were discarded.
+
+        Where no setting says what a step generates, the next one is taken to be like the last.
+
+        Args:
+            per_step: Rollouts of a logged step, or None.
+            plain: Rollouts of these steps by the settings alone.
+            baselines: Rollouts that only served as baselines.
+        """
+        more = {"remax baselines": baselines, "refill": (points[-1].rollouts if points else 0) - plain - baselines}
+        if per_step is None and points:
+            before = points[-2] if len(points) > 1 else None
+            new = points[-1].rollouts - (before.rollouts if before else 0)
+            per_step = -(-new // max(points[-1].logged - (before.logged if before else points[-1].logged - 1), 1))
+        return cls(points=points, following=per_step, plain=plain, more={k: v for k, v in more.items() if v})
+
+
 @dataclass(slots=True, kw_only=True)
 class Tally:
     """Rollouts and response tokens of a run, step by step.
@@ -108,6 +166,18 @@ class Tally:
             step=step, rollouts=self.rollouts, rollouts_error=self.rollouts_error, tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
             problem_set=problem_set, samples=samples, scores=scores,
+        )  # fmt: skip
+
+    def progress(self, *, logged: int, step: int) -> Progress:
+        """What has been counted so far.
+
+        Args:
+            logged: The step by the trainer's own count.
+            step: Optimizer steps taken.
+        """
+        return Progress(
+            logged=logged, step=step, rollouts=self.rollouts, rollouts_error=self.rollouts_error,
+            tokens=int(self.tokens), count_source="formula" if self.sources != {"log"} else "log",
         )  # fmt: skip
 
 

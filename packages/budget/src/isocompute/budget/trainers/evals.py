@@ -14,7 +14,8 @@ import polars as pl
 
 from ..contract import tables
 from ..errors import BudgetError
-from .counting import LARGEST_COUNT, Evaluation
+from .batching import Batching
+from .counting import LARGEST_COUNT, Evaluation, Progressed
 from .forms import load, parse_value
 from .logs.lines import flat
 from .logs.log import Log, join
@@ -52,7 +53,7 @@ def ingest(
     """
     known = trainer(name)
     reader, given = reader_of(known), dict(constants or {})
-    shared = _plain(load(config)) if config else {}
+    shared = plain(load(config)) if config else {}
     parts: list[tuple[str, pl.DataFrame]] = []
     notes: list[str] = []
     for source in sources:
@@ -122,12 +123,8 @@ def rows_of(
     settings.read.update(SHARED, reader.seeds, reader.learning_rates)
     if used is not None:
         used |= settings.read
-    unused = sorted(set(given) - settings.read)
-    if unused and used is None:
-        raise BudgetError(
-            f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
-            f"{', '.join(sorted(settings.read))}"
-        )
+    else:
+        _refuse_unused(known, settings, given)
     if not evaluations:
         return [], []
     n, problems = batching.rollouts_per_problem, batching.problems_per_batch
@@ -149,13 +146,43 @@ def rows_of(
     return rows, sorted(set(settings.notes))
 
 
+def progress_of(
+    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str]
+) -> tuple[Progressed, Settings, Batching]:
+    """What a run generated for training, step by step, and the settings that this follows from.
+
+    Args:
+        shared: The configuration, with dotted keys.
+        given: What the user says; it takes precedence.
+
+    Raises:
+        BudgetError: As ``rows_of``.
+    """
+    reader = reader_of(known)
+    settings = settings_of(log, shared, given)
+    batching = known.parse(settings)
+    progressed = reader.progress(log, settings, batching)
+    settings.read.update(SHARED, reader.seeds, reader.learning_rates)
+    _refuse_unused(known, settings, given)
+    return progressed, settings, batching
+
+
+def _refuse_unused(known: Trainer, settings: Settings, given: Mapping[str, str]) -> None:
+    unused = sorted(set(given) - settings.read)
+    if unused:
+        raise BudgetError(
+            f"there is no setting {unused[0]} that {known.title} logs are read by; there are "
+            f"{', '.join(sorted(settings.read))}"
+        )
+
+
 def settings_of(log: Log, shared: Mapping[str, Any], given: Mapping[str, str]) -> Settings:
     """What a log, a configuration file and the user say together.
 
     Raises:
         BudgetError: Log and file contradict each other where the user says nothing.
     """
-    logged = _plain(log.config)
+    logged = plain(log.config)
     said = {key: parse_value(value) for key, value in given.items()}
     for key in logged.keys() & shared.keys() - said.keys():
         if None not in (logged[key], shared[key]) and str(logged[key]) != str(shared[key]):
@@ -183,14 +210,19 @@ def join_restarts(logs: Sequence[Log], reader: LogReader) -> list[Log]:
         if before is None:
             out.append(log)
             continue
-        other = out[before]
-        layout = replace(reader.layout, entry=None)
-        joined = join(other.name, [other.rows, log.rows], layout, other.config)
-        notes = (*other.notes, f"{log.name} goes on with {other.name} and is read as the same run")
-        restarts = tuple(sorted({*other.restarts, *joined.restarts, *log.restarts}))
-        out[before] = replace(joined, restarts=restarts, notes=notes)
+        out[before] = joined(out[before], log, reader)
     order = {log.name: k for k, log in enumerate(logs)}
     return sorted(out, key=lambda log: order[log.name])
+
+
+def joined(first: Log, second: Log, reader: LogReader) -> Log:
+    """A log and the one that goes on with it as one."""
+    whole = join(first.name, [first.rows, second.rows], replace(reader.layout, entry=None), first.config)
+    notes = first.notes
+    if first.name != second.name:
+        notes = (*notes, f"{second.name} goes on with {first.name} and is read as the same run")
+    restarts = tuple(sorted({*first.restarts, *whole.restarts, *second.restarts}))
+    return replace(whole, restarts=restarts, notes=notes)
 
 
 def _goes_on(first: Log, second: Log, reader: LogReader) -> bool:
@@ -241,7 +273,7 @@ def _rate(settings: Settings, reader: LogReader) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
+def plain(found: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted keys, and the values of what MLflow keeps as text."""
     nested = flat(found)
     return {

@@ -16,11 +16,11 @@ large.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ..errors import BudgetError
 from .batching import Batching
-from .counting import Evaluation, Tally, lengths
+from .counting import Evaluation, Progressed, Tally, lengths
 from .logs.log import Layout, Log
 from .settings import Settings, exact_quotient
 from .target import Configuration, Run, Value
@@ -150,23 +150,13 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     evaluated = {step for step, metrics in log.rows if any(METRIC.match(name) for name in metrics)}
     if not evaluated:
         return []
-    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
-    problems = settings.required("rollout.batch_size", "rollout_batch_size")
-    train = settings.required("train.batch_size", "train_batch_size")
-    epochs = settings.required("train.max_epochs", "max_epochs", default=1)
     samples = settings.required("eval.n_samples_per_prompt", "eval_n_samples_per_prompt")
-    updates = max(problems * n // train, 1) * epochs
-    tally, share = _counting(log, settings, n, problems)
+    tally, rollouts, updates = _counting(log, settings)
     found: list[Evaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if step > max(evaluated):
             break
-        own = None
-        if share is not None and metrics.get(RATE, 0.0) > 0:
-            # As many prompts were taken as passed the filter, over the share of them that did.
-            own = round(problems * share / metrics[RATE]) * n
-            settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}")
-        tally.advance(step, own, length)
+        tally.advance(step, rollouts(metrics), length)
         for source, scores in _scores(metrics, samples).items():
             found.append(tally.evaluation(step=step * updates, problem_set=source, samples=samples, scores=scores))
     if tally.tokens == 0 and found:
@@ -174,7 +164,39 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     return found
 
 
-def _counting(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
+def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
+    """What each step of a run generated for training."""
+    tally, rollouts, updates = _counting(log, settings)
+    points = []
+    for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
+        if any(key.startswith("train/") and key != "train/global_step" for key in metrics):
+            tally.advance(step, rollouts(metrics), length)
+            points.append(tally.progress(logged=step, step=step * updates))
+    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
+    problems = settings.required("rollout.batch_size", "rollout_batch_size")
+    return Progressed.of(points, tally.per_step, plain=points[-1].logged * problems * n if points else 0)
+
+
+def _counting(log: Log, settings: Settings) -> tuple[Tally, Callable[[Mapping[str, float]], int | None], int]:
+    """The run's count, the rollouts that a step's metrics say it generated, and the optimizer steps of each step."""
+    n = settings.required("rollout.n_samples_per_prompt", "n_samples_per_prompt")
+    problems = settings.required("rollout.batch_size", "rollout_batch_size")
+    train = settings.required("train.batch_size", "train_batch_size")
+    epochs = settings.required("train.max_epochs", "max_epochs", default=1)
+    updates = max(problems * n // train, 1) * epochs
+    tally, share = _tally(log, settings, n, problems)
+
+    def rollouts(metrics: Mapping[str, float]) -> int | None:
+        if share is None or metrics.get(RATE, 0.0) <= 0:
+            return None
+        settings.notes.append(f"rollouts count what dynamic filtering threw away, from {RATE}")
+        # As many prompts were taken as passed the filter, over the share of them that did.
+        return round(problems * share / metrics[RATE]) * n
+
+    return tally, rollouts, updates
+
+
+def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
     """The run's count, and what its pass rate is where every prompt passes; None where no rate is logged."""
     rates = [metrics[RATE] for _, metrics in log.rows if RATE in metrics]
     at_once = settings.whole("rollout.vllm_generate_batch_size",
@@ -241,6 +263,7 @@ OPENRLHF = Trainer(
         seeds=("train.seed",),
         learning_rates=("actor.adam.lr", "actor_learning_rate"),
         evaluations=evaluations,
+        progress=progress,
     ),
     parallelism=("tensor", "context"),
 )

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 
 from ..errors import BudgetError
 from .batching import Batching
-from .counting import Evaluation, Tally, best_samples
+from .counting import Evaluation, Progressed, Tally, best_samples
 from .logs.log import Layout, Log
 from .settings import Settings, exact_quotient
 from .target import Configuration, Run, Value
@@ -182,11 +182,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
     if not scored:
         return []
-    n = batching.rollouts_per_problem
-    if n is None or batching.problems_generated is None:
-        settings.required("orchestrator.batch_size", "batch_size")
-        settings.required(*GROUP)
-        raise BudgetError(f"{log.name}: {'; '.join([*settings.unknown, *settings.inconsistent])}")
+    n = _required_group(log, settings, batching)
     tally, first = _counting(log, settings, min(scored))
     found: list[Evaluation] = []
     with_prompts = False
@@ -208,6 +204,35 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     if with_prompts:
         settings.notes.append("tokens are progress/tokens, which counts prompts too")
     return found
+
+
+def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
+    """What each step of a run generated for training."""
+    n = _required_group(log, settings, batching)
+    tally, first = _counting(log, settings, 1)
+    points = []
+    for step, metrics in log.rows:
+        if ROLLOUTS in metrics or "progress/samples" in metrics:
+            own = int(metrics[ROLLOUTS]) if ROLLOUTS in metrics else None
+            length = _length(metrics)[0] if ROLLOUTS in metrics else 0.0
+            tally.advance(step, own, length, error=_cancelled(metrics, n))
+            points.append(tally.progress(logged=step, step=step - first + 1))
+    plain = points[-1].step * (batching.batch_rollouts or 0) if points else 0
+    return Progressed.of(points, tally.per_step, plain=plain)
+
+
+def _required_group(log: Log, settings: Settings, batching: Batching) -> int:
+    """n, without which a log cannot be read.
+
+    Raises:
+        BudgetError: It is not known, or the batch does not hold whole groups.
+    """
+    n = batching.rollouts_per_problem
+    if n is None or batching.problems_generated is None:
+        settings.required("orchestrator.batch_size", "batch_size")
+        settings.required(*GROUP)
+        raise BudgetError(f"{log.name}: {'; '.join([*settings.unknown, *settings.inconsistent])}")
+    return n
 
 
 def _length(metrics: Mapping[str, float]) -> tuple[float, bool]:
@@ -271,6 +296,7 @@ PRIME_RL = Trainer(
         seeds=("orchestrator.seed",),
         learning_rates=("trainer.optim.lr", "optim.lr"),
         evaluations=evaluations,
+        progress=progress,
     ),
     parallelism=("context",),
 )

@@ -16,10 +16,15 @@ MOST_UNEXPLAINED = 3
 """More restarts, or entries at odds with the tokens generated, are a contradiction; one in 20 entries in long runs."""
 SLACK = 2
 """Histories that need so many more restarts than the best one are possible, too."""
+MOST_STATES = 300_000
+"""States that are kept of all steps (some 500 bytes each): what is not logged for long leaves as many as its square."""
 
 State = tuple[int, int, int, int]
 """Residue of the micro-steps that generate; batches since the last entry or start, and since the last count of tokens;
 starts from a checkpoint that are known to have happened."""
+
+Layer = dict[State, tuple[int, set[State]]]
+"""The states that a step may have, each with the restarts that it takes to get there and the states before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +111,65 @@ def count(
     Raises:
         BudgetError: No history fits the log, or only one with many restarts.
     """
-    allowed = MOST_UNEXPLAINED + len(evidence) // 20
-    layers: list[dict[State, tuple[int, set[State]]]] = [{(0, 0, 0, 0): (0, set())}]
-    for step in range(1, last + 1):
-        layer = _step(schedule, step, layers[-1], evidence.get(step), restarts)
-        layer = {state: found for state, found in layer.items() if found[0] <= allowed}
-        if not layer:
-            raise BudgetError(
-                f"{where}: its log contradicts its settings at step {step:,}: generating every {schedule.every:,} "
-                f"micro-steps, {schedule.accumulation:,} to an optimizer step, does not give what is logged there"
-            )
-        layers.append(layer)
+    layers = _layers(schedule, last, evidence, restarts, where=where, unlogged=True)
+    slack = 0
+    if layers is None:
+        # A restart that nothing was logged of generates anew at once, so that it adds a batch at the most.
+        layers, slack = _layers(schedule, last, evidence, restarts, where=where, unlogged=False), SLACK
+    if layers is None:
+        raise BudgetError(f"{where}: too little of its {last:,} optimizer steps is logged to say where it began anew")
+    allowed = _allowed(evidence)
     whole = {state for state in layers[-1] if state[3] == len(restarts)}
     least = min((layers[-1][state][0] for state in whole), default=allowed + 1)
     if least > allowed:
         raise BudgetError(f"{where}: its log shows more starts from a checkpoint than can be told apart")
     likely = _ranges(schedule, layers, _through(layers, {s for s in whole if layers[-1][s][0] == least}))
     possible = _ranges(schedule, layers, _through(layers, {s for s in whole if layers[-1][s][0] <= least + SLACK}))
-    return Count(least=likely[0], most=likely[1], fewest=possible[0], greatest=possible[1], unexplained=least)
+    greatest = [most + slack if step else most for step, most in enumerate(possible[1])]
+    return Count(least=likely[0], most=likely[1], fewest=possible[0], greatest=greatest, unexplained=least)
 
 
-def _through(layers: Sequence[Mapping[State, tuple[int, set[State]]]], ends: set[State]) -> list[set[State]]:
+def _allowed(evidence: Mapping[int, Evidence]) -> int:
+    return MOST_UNEXPLAINED + len(evidence) // 20
+
+
+def _layers(
+    schedule: Schedule,
+    last: int,
+    evidence: Mapping[int, Evidence],
+    restarts: Sequence[tuple[int, int]],
+    *,
+    where: str,
+    unlogged: bool,
+) -> list[Layer] | None:
+    """The states that each step may have, from 0 on; None where they are too many to keep.
+
+    Args:
+        unlogged: Whether there may be restarts of which nothing was logged.
+
+    Raises:
+        BudgetError: No history fits the log.
+    """
+    layers: list[Layer] = [{(0, 0, 0, 0): (0, set())}]
+    kept = 0
+    for step in range(1, last + 1):
+        layer = _step(schedule, step, layers[-1], evidence.get(step), restarts, unlogged=unlogged)
+        layer = {state: found for state, found in layer.items() if found[0] <= _allowed(evidence)}
+        if not layer:
+            sparse = "" if unlogged else "; or it began anew, and too little is logged to say where"
+            raise BudgetError(
+                f"{where}: its log contradicts its settings at step {step:,}: generating every {schedule.every:,} "
+                f"micro-steps, {schedule.accumulation:,} to an optimizer step, does not give what is logged "
+                f"there{sparse}"
+            )
+        layers.append(layer)
+        kept += len(layer)
+        if kept > MOST_STATES + last:
+            return None
+    return layers
+
+
+def _through(layers: Sequence[Layer], ends: set[State]) -> list[set[State]]:
     """The states of every step on the way to some of the last step."""
     kept = [ends]
     for layer in reversed(layers[1:]):
@@ -151,12 +194,14 @@ def merged(counts: Sequence[Count]) -> Count:
 def _step(
     schedule: Schedule,
     step: int,
-    before: Mapping[State, tuple[int, set[State]]],
+    before: Layer,
     said: Evidence | None,
     restarts: Sequence[tuple[int, int]],
-) -> dict[State, tuple[int, set[State]]]:
-    """The states after a step, with what it cost to get there and from where; a restart may follow the step."""
-    after: dict[State, tuple[int, set[State]]] = {}
+    *,
+    unlogged: bool,
+) -> Layer:
+    """The states after a step; a restart may follow the step."""
+    after: Layer = {}
 
     def reach(state: State, cost: int, origin: State) -> None:
         old, origins = after.get(state, (cost + 1, set()))
@@ -184,15 +229,13 @@ def _step(
         anew = schedule.micro(step) % schedule.every
         if starts < len(restarts) and restarts[starts][0] <= step <= restarts[starts][1]:
             reach((anew, 0, total, starts + 1), cost, origin)
-        if anew != residue or seen:
+        if unlogged and (anew != residue or seen):
             reach((anew, 0, total, starts), cost + 1, origin)
     best = min((cost for cost, _ in after.values()), default=0)
     return {state: found for state, found in after.items() if found[0] <= best + SLACK}
 
 
-def _ranges(
-    schedule: Schedule, layers: Sequence[Mapping[State, tuple[int, set[State]]]], kept: Sequence[set[State]]
-) -> tuple[list[int], list[int]]:
+def _ranges(schedule: Schedule, layers: Sequence[Layer], kept: Sequence[set[State]]) -> tuple[list[int], list[int]]:
     """The fewest and the most batches by step, over the histories that are kept."""
     least, most = [0], [0]
     ranges: dict[State, tuple[int, int]] = dict.fromkeys(kept[0], (0, 0))

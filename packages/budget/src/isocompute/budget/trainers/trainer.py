@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .batching import Batching
-from .counting import Evaluation
+from .counting import Evaluation, Progressed
 from .logs.log import Layout, Log
 from .rollout_files import RolloutFiles
 from .settings import Settings
@@ -25,6 +25,7 @@ class LogReader:
         learning_rates: Names of the setting of the learning rate.
         evaluations: The evaluations of a run, none where it has none. Raises a BudgetError where a setting that is
             needed is missing, or a count or a metric in the log is impossible.
+        progress: What a run generated for training, step by step. Raises a BudgetError likewise.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class LogReader:
     seeds: tuple[str, ...]
     learning_rates: tuple[str, ...]
     evaluations: Callable[[Log, Settings, Batching], list[Evaluation]]
+    progress: Callable[[Log, Settings, Batching], Progressed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,14 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import BudgetError
-from ..wording import shorten
 from .batching import Batching
 from .counting import Evaluation, whole_of
-from .entries import Entries, Generated, generated, possible
 from .logs.log import Layout, Log
 from .rewards import Point, success_rates
 from .rollout_files import RolloutFiles
@@ -33,16 +30,8 @@ from .schedule import Schedule
 from .settings import MissingSettingError, Settings, exact_quotient
 from .target import Configuration, Run
 from .trainer import LogReader, Trainer
+from .trl_counts import count, layers, progress
 
-LAUNCHED = ("num_processes", "nproc_per_node", "nnodes")
-LENGTH, TOKENS = "completions/mean_length", "num_tokens"
-ENTRIES = Entries(
-    entry="loss",
-    length=LENGTH,
-    tokens=(TOKENS, "trainer_state.num_tokens"),
-    wholes=("completions/min_length", "completions/max_length"),
-    shares=("completions/clipped_ratio", "frac_reward_zero_std"),
-)
 RUNTIME = re.compile(r"eval[_/](?:(?P<set>.+)_)?runtime$")
 
 
@@ -73,64 +62,6 @@ def write(run: Run) -> Configuration:
             "per_device_train_batch_size counts completions, not prompts",
             f"needs at least {a.problems_per_batch:,} problems, or no generation batch is complete",
         ),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
-    """Completions at once, over all processes, and the micro-steps that they are cut into; None where not known."""
-
-    n: int | None
-    batch: int | None
-    every: int | None
-    accumulated: int | None
-    iterations: int
-    world: int | None
-
-
-def layers(settings: Settings) -> Layers:
-    """The sizes of a run's batches, which both settings and logs are read by."""
-    n = settings.whole("num_generations", default=8)
-    device = _per_device(settings)
-    accumulated = settings.whole("gradient_accumulation_steps", default=1)
-    kept, batch = settings.whole("steps_per_generation"), settings.whole("generation_batch_size")
-    iterations = settings.whole("num_iterations") or 1
-    world = _processes(settings)
-    if batch and kept and device and world and batch != device * world * kept:
-        settings.inconsistent.append(
-            f"generation_batch_size is {batch:,} and steps_per_generation {kept:,}, of which TRL takes one: "
-            f"{device:,} completions × {world} processes × {kept:,} are {device * world * kept:,}"
-        )
-    if world is None and batch and kept and device:
-        world = exact_quotient(batch, device * kept)
-    if world is None and not any(remark.startswith("world size") for remark in settings.unknown):
-        settings.unknown.append(
-            "world size: the number of processes is the launcher's (accelerate launch --num_processes); "
-            "give --world-size"
-        )
-    if batch is None and device and accumulated and world:
-        batch = device * world * (kept or accumulated)
-    if kept is None and batch and device and world:
-        kept = exact_quotient(batch, device * world)
-        if kept is None:
-            settings.inconsistent.append(
-                f"generation_batch_size of {batch:,} is not a multiple of the {device * world:,} completions "
-                f"of one pass ({device:,} × {world})"
-            )
-    if n == 1:
-        settings.inconsistent.append("num_generations is 1, which TRL refuses: it takes a group of 2 or more")
-    elif batch and n and batch % n:
-        settings.inconsistent.append(
-            f"per_device_train_batch_size counts completions: a generation batch of {batch:,} completions does "
-            f"not hold whole groups of {n:,}"
-        )
-    elif device and n and device < n:
-        settings.notes.append(
-            f"per_device_train_batch_size counts completions: {device:,} are part of one group of {n:,}, which is "
-            "spread over devices and passes"
-        )
-    return Layers(
-        n=n, batch=batch, every=kept and kept * iterations, accumulated=accumulated, iterations=iterations, world=world
     )
 
 
@@ -178,40 +109,6 @@ def parse(settings: Settings) -> Batching:
     )
 
 
-def _per_device(settings: Settings) -> int | None:
-    """The micro-batch of each process, which the state of a Trainer repeats."""
-    device = settings.whole("per_device_train_batch_size", default=8)
-    state = settings.whole("trainer_state.train_batch_size")
-    if device and state and device != state and "per_device_train_batch_size" not in settings.given:
-        settings.inconsistent.append(
-            f"per_device_train_batch_size is {state} in the trainer's state and {device} in the configuration"
-        )
-    return device
-
-
-def _processes(settings: Settings) -> int | None:
-    """Data-parallel ranks: the processes, from the launch line or the caller."""
-    for key in ("cp_size", "sp_size"):
-        if (settings.whole(f"parallelism_config_{key}", f"parallelism_config.{key}") or 1) > 1:
-            settings.inconsistent.append(f"parallelism_config_{key} is above 1, which TRL's GRPO trainer refuses")
-    if (settings.whole("parallelism_config_tp_size", "parallelism_config.tp_size") or 1) > 1:
-        settings.unknown.append(
-            "world size: TRL counts every process as a data-parallel rank, and with parallelism_config_tp_size above 1 "
-            "they are not; what it then generates cannot be known from the settings"
-        )
-        return None
-    said = {key: value for key in LAUNCHED if (value := settings.find(key)[1]) is not None}
-    words = [f"{key} is {shorten(value)}" for key, value in said.items() if isinstance(value, str)]
-    if words:
-        settings.unknown.append(f"world size: {' and '.join(words)}, which is only known when the script runs")
-        return settings.world_size
-    if "num_processes" in said:
-        return settings.whole("num_processes")
-    if "nproc_per_node" in said:
-        return (settings.whole("nproc_per_node") or 1) * (settings.whole("nnodes") or 1)
-    return settings.whole("world_size") or settings.world_size
-
-
 def entry(metrics: Mapping[str, float]) -> Mapping[str, float]:
     """One entry with Trainer's names in the form of its own state, and its evaluation set in TRL's metrics."""
     plain = {re.sub(r"^train/|^eval/", lambda m: "" if m[0] == "train/" else "eval_", k): v for k, v in metrics.items()}
@@ -240,7 +137,7 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
         return []
     n, own = settings.required("num_generations", default=8), settings.whole("num_generations_eval")
     samples = n if training or own is None else own
-    counts, each = _count(log, settings), settings.whole("per_device_eval_batch_size", default=8)
+    counts, each = count(log, settings)[0], settings.whole("per_device_eval_batch_size", default=8)
     batch = batching.batch_rollouts if training else settings.product(each, batching.world_size)
     found = []
     for prefix, name in logged.items():
@@ -291,35 +188,6 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
     return each[0] if each else f"{prefix}reward"
 
 
-def _count(log: Log, settings: Settings) -> Generated:
-    """What the run generated, by optimizer step."""
-    settings.required("per_device_train_batch_size", "trainer_state.train_batch_size", default=8)
-    accumulated = settings.required("gradient_accumulation_steps", default=1)
-    known = Settings(values=settings.values, where=settings.where, given=settings.given)
-    found = layers(known)
-    if known.inconsistent:
-        raise BudgetError(f"{log.name}: {'; '.join(known.inconsistent)}")
-    batch, every = found.batch, found.every
-    if batch is None or every is None or found.world is None:
-        if any("parallelism" in remark for remark in known.unknown):
-            raise BudgetError(f"{log.name}: {'; '.join(known.unknown)}")
-        raise MissingSettingError(
-            f"{log.name}: world_size (the trainer's processes, one per GPU) is not known: it would follow from "
-            "generation_batch_size and steps_per_generation, which are not both in its logs or configuration; give it "
-            "with --set world_size=NUMBER", name="world_size",
-        )  # fmt: skip
-    batches = settings.problems // (batch // found.n) if settings.problems and found.n else None
-    if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
-        raise settings.missing("problems")
-    steps = settings.whole("trainer_state.max_steps", "max_steps") if settings.find("max_steps")[1] != -1 else None
-    schedules = possible(log, every, accumulated, batches, steps)
-    counted = generated(log, ENTRIES, schedules, batch)
-    settings.notes += counted.notes
-    if not any(LENGTH in metrics for _, metrics in log.rows):
-        settings.notes.append(f"{LENGTH} is not logged: tokens are 0 ({TOKENS} counts prompts too)")
-    return counted
-
-
 TRL = Trainer(
     name="trl",
     title="TRL",
@@ -345,5 +213,6 @@ TRL = Trainer(
         seeds=("seed",),
         learning_rates=("learning_rate",),
         evaluations=evaluations,
+        progress=progress,
     ),
 )  # fmt: skip

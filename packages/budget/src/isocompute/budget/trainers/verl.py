@@ -16,21 +16,17 @@ left out. Its best@k and worst@k resample with replacement.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from ..errors import BudgetError
 from .batching import Batching
-from .counting import Evaluation, Tally, best_samples, lengths
+from .counting import Evaluation, best_samples, lengths
 from .logs.log import Layout, Log
 from .rollout_files import RolloutFiles
 from .settings import Settings, exact_quotient
 from .target import Configuration, Run, Value
 from .trainer import LogReader, Trainer
-
-ACTOR = "actor_rollout_ref.actor"
-ROLLOUT = "actor_rollout_ref.rollout"
-V1 = "trainer.v1"
+from .verl_counts import ACTOR, BATCHES, EVICTED, LENGTH, ROLLOUT, V1, counting, has_baseline, is_v1, progress
 
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
 METRIC = re.compile(r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>acc|reward|score)/(?P<what>mean|best|worst)"
@@ -39,14 +35,6 @@ BIASED = (
     "veRL resamples with replacement for best@k and worst@k, which is biased (one success in four logs best@4 = "
     "0.687, exactly 1): they are kept as best_at_k_biased and worst_at_k_biased"
 )
-BATCHES = "train/num_gen_batches"
-EVICTED = (
-    "training/filter_groups/evicted_samples", "training/filter_groups/discarded_surplus_samples",
-    "training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples",
-)  # fmt: skip
-TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
-"""What only the log of a training step holds, not that of an evaluation alone."""
-LENGTH = "response_length/mean"
 
 # Names of tensor, pipeline and context parallelism by engine; fsdp and fsdp2 have one engine's names.
 DEGREES = {
@@ -148,14 +136,14 @@ def parse(settings: Settings) -> Batching:
             "filter_groups generates until a batch is full, so more than B_p · n · M rollouts; how many is known "
             "only afterwards (training/filter_groups/evicted_samples)"
         )
-    remax = _has_baseline(settings)
+    remax = has_baseline(settings)
     if remax:
         settings.notes.append(
             "remax samples one greedy response per prompt in addition to rollout.n, as its baseline, which is paid for "
             "and not trained on"
         )
     mode = settings.text(f"{V1}.trainer_mode", default="sync")
-    if mode != "sync" and _is_v1(settings):
+    if mode != "sync" and is_v1(settings):
         ahead = settings.values.get(f"{V1}.{mode}.num_warmup_batches", 1)
         settings.notes.append(
             f"{mode} starts {ahead} batches ahead, and replaces what it evicts, in addition to B_p · n · M rollouts"
@@ -211,16 +199,6 @@ def _engine(settings: Settings, world: int | None) -> tuple[str, int | None]:
     return engine, settings.ranks(world, tensor=tensor, pipeline=pipeline, context=context)
 
 
-def _is_v1(settings: Settings) -> bool:
-    """Whether the trainer is the one that is the default since 0.9."""
-    return settings.is_on("trainer.use_v1", default=True)
-
-
-def _has_baseline(settings: Settings) -> bool:
-    """Whether a greedy response to each prompt is sampled as well; releases before V1 have no ``use_v1``."""
-    return settings.find("algorithm.adv_estimator")[1] == "remax" and not _is_v1(settings)
-
-
 def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evaluation]:
     """The evaluations of a run; ``acc`` goes before ``reward`` where both are logged.
 
@@ -230,24 +208,12 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     scored = {step: scores for step, scores in ((s, _scores(metrics)) for s, metrics in log.rows) if scores}
     if not scored:
         return []
-    n = settings.required(f"{ROLLOUT}.n")
-    problems = settings.required("data.train_batch_size")
-    mini = settings.required(f"{ACTOR}.ppo_mini_batch_size")
-    updates = max(problems // mini, 1) * settings.required(f"{ACTOR}.ppo_epochs", default=1)
-    prompts = _prompts(log, settings, problems)
-    responses = n + batching.baseline_rollouts
-    per_step = None if prompts.per_step is None else prompts.per_step * responses
-    tally = Tally(
-        where=log.name,
-        per_step=settings.whole("rollouts_per_step") or per_step,
-        reason_unknown=prompts.reason_unknown,
-    )
+    tally, rollouts, updates = counting(log, settings, batching)
     found: list[Evaluation] = []
     for (step, metrics), length in zip(log.rows, lengths(log, LENGTH), strict=True):
         if step > max(scored):
             break
-        own = prompts.count(metrics)
-        tally.advance(step, None if own is None else own * responses, length)
+        tally.advance(step, rollouts(metrics), length)
         for source, scores in scored.get(step, {}).items():
             if any(name.endswith("_biased") for name in scores):
                 settings.notes.append(BIASED)
@@ -257,55 +223,6 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
     if tally.tokens == 0 and found:
         settings.notes.append(f"{LENGTH} is not logged: tokens are 0 and cannot be the unit of a fit")
     return found
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompts:
-    """Prompts generated in a step.
-
-    Attributes:
-        per_step: In a step whose count is not logged, where that is known.
-        reason_unknown: Why it is not known otherwise.
-        count: The count that a step's metrics hold, or None.
-    """
-
-    per_step: int | None
-    reason_unknown: str
-    count: Callable[[Mapping[str, float]], int | None]
-
-
-def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
-    """How many prompts a run generated: dynamic sampling generates until a batch has passed its filter."""
-    logged = {key for _, metrics in log.rows for key in metrics}
-    generated = settings.whole("data.gen_batch_size")
-    if generated is None and not settings.has_defaults:
-        raise settings.missing("data.gen_batch_size")
-    generated = generated or problems
-    if BATCHES in logged:
-        return Prompts(
-            per_step=None, reason_unknown=f"dynamic sampling logs it as {BATCHES}",
-            count=lambda metrics: int(metrics[BATCHES]) * generated if BATCHES in metrics else None,
-        )  # fmt: skip
-    if logged & set(EVICTED):
-        return Prompts(
-            per_step=None, reason_unknown=f"groups are evicted and replaced, which is logged as {EVICTED[0]}",
-            count=lambda metrics: problems + int(sum(metrics.get(key, 0.0) for key in EVICTED))
-            if any(key.startswith(TRAINED) for key in metrics) else None,
-        )  # fmt: skip
-    reason_unknown = ""
-    if settings.required_switch("algorithm.filter_groups.enable"):
-        reason_unknown = (
-            f"groups were filtered and replaced (algorithm.filter_groups), and neither {BATCHES} nor {EVICTED[0]} is "
-            "logged"
-        )
-    elif any(key.startswith("fully_async/") for key in logged):
-        reason_unknown = "a fully asynchronous run generates at its own pace"
-    elif generated != problems and settings.find("trainer.use_v1")[1] is not True:
-        # The V1 trainer fetches a training batch in pieces of gen_batch_size; the former one trains on what it fetched.
-        reason_unknown = (
-            f"gen_batch_size is {generated} with a train_batch_size {problems}, and {BATCHES} is not logged"
-        )
-    return Prompts(per_step=None if reason_unknown else problems, reason_unknown=reason_unknown, count=lambda _: None)
 
 
 def _scores(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
@@ -345,6 +262,7 @@ VERL = Trainer(
         seeds=("data.seed", f"{ACTOR}.data_loader_seed"),
         learning_rates=(f"{ACTOR}.optim.lr",),
         evaluations=evaluations,
+        progress=progress,
     ),
     parallelism=("tensor", "pipeline", "context"),
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,9 @@ def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], No
         metrics: This rank's metrics by name; every rank has the same names in the same order.
         all_reduce: Sums a tensor over the ranks, in place.
     """
+    # Here, and not above: numbers are made of what was written down without torch.
+    import torch
+
     if not metrics:
         return {}
     sums = torch.stack([torch.stack([metric.total, metric.count]) for metric in metrics.values()])

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .metrics import Mean
+from .metrics import Mean, Share, numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +28,6 @@ class Average:
         Args:
             mean: From the objective, summed over micro-batches and ranks.
         """
-        from .metrics import Share
-
         return cls(total=float(mean.total), count=1.0 if isinstance(mean, Share) else float(mean.count))
 
     def __add__(self, other: Average) -> Average:
@@ -102,9 +98,6 @@ class UpdateReport:
 
     def metrics(self) -> dict[str, float]:
         """The numbers by name; means of nothing are left out."""
-        # Here, and not above: records are written and read again without torch.
-        from .metrics import numbers
-
         plain = ("gradient_norm", "learning_rate", "sync_error", "sync_mean", "sync_k3", "sync_quantile")
         found = numbers(self.objective) | {name: getattr(self, name) for name in plain}
         found["optimizer_steps"] = float(self.optimizer_steps)

@@ -13,6 +13,10 @@ from ...errors import BudgetError
 Row = tuple[int, Mapping[str, float]]
 
 
+class TwoRunsError(BudgetError):
+    """One log holds the entries of two runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """How a trainer lays out its logs.
@@ -61,7 +65,7 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: Layout, config: Map
         config: The configuration that the log holds, with dotted keys.
 
     Raises:
-        BudgetError: The entries are of two runs: the steps of a metric begin again.
+        TwoRunsError: The entries are of two runs: the steps of a metric begin again.
     """
     whole: dict[int, dict[str, float]] = {}
     first: dict[str, int] = {}
@@ -76,7 +80,7 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: Layout, config: Map
             # Each metric has a clock of its own: an evaluation that takes long is logged after later steps.
             back = [key for key in needed if key in latest and _logged_before(key, step, metrics, latest, whole)]
             if back and step <= first[back[0]]:
-                raise BudgetError(
+                raise TwoRunsError(
                     f"{name}: {back[0]} begins again at step {step} after step {latest[back[0]]}: these are two runs; "
                     "put each into a file or folder of its own, or give a table of both a column run_id"
                 )

@@ -1,0 +1,119 @@
+"""Presets and cells that a command trains: a stand-in for a trainer, which is a process of its own."""
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+from isocompute.budget import History, LedgerError
+
+from experiments.running import work
+from experiments.running.cells import Origin, problems_hash
+from experiments.running.design import Design
+from experiments.running.foreign import CommandCell, surroundings_of
+from experiments.settings import Preset, load
+
+from ..made import PARAMS
+
+ROOT = Path(__file__).parents[3]
+WORKER = """
+import pickle, sys
+from pathlib import Path
+from experiments.running.command import CommandWorker
+
+cell, problems, home, base = pickle.loads(Path(sys.argv[1]).read_bytes())
+CommandWorker({"b": base}).train(cell, problems, home)
+"""
+SCRIPT = "stand_in.py"
+FLAGS = {
+    "base_model": "{model}", "train": "{train}", "validation": "{validation}", "ledger": "{ledger}",
+    "output_dir": "{checkpoints}", "seed": "{seed}", "eval_steps": "{evaluate_steps}",
+    "num_generations_eval": "{evaluation_samples}",
+}  # fmt: skip
+
+
+def command(**more: str) -> list[str]:
+    """The command of the stand-in, with flags besides."""
+    return [sys.executable, SCRIPT, *(word for k, v in (FLAGS | more).items() for word in (f"--{k}", v))]
+
+
+def trainer(**changes: Any) -> dict[str, Any]:
+    """Settings of the stand-in, as a preset has them."""
+    return {
+        "kind": "command", "trainer": "trl", "command": command(), "libraries": ["polars"],
+        "log_settings": {"num_generations_eval": "4"}, **changes,
+    }  # fmt: skip
+
+
+def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: Any) -> Preset:
+    """The preset ``trl`` with the stand-in, which is copied beside it, and with settings changed by dotted path."""
+    raw = yaml.safe_load(PARAMS.read_text())
+    own = {**raw["trl"], "trainer": trainer(**of_trainer)}
+    for path, value in (changes or {}).items():
+        place = own
+        *parents, last = path.split(".")
+        for key in parents:
+            place = place[key]
+        place[last] = value
+    if not (folder / SCRIPT).exists():
+        shutil.copy(Path(__file__).with_name(SCRIPT), folder / SCRIPT)
+    (folder / "params.yaml").write_text(yaml.safe_dump({**raw, "trl": own}))
+    return load(folder / "params.yaml", "trl")
+
+
+def problems() -> pl.DataFrame:
+    """Eight problems of each side."""
+    rows = [
+        {"problem_id": f"{side}{k}", "prompt": f"{k}+1=", "answer": str(k + 1), "verifier": "exact", "source": "s",
+         "split": side}
+        for side in ("train", "validation")
+        for k in range(8)
+    ]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def cells(of: Preset) -> list[CommandCell]:
+    """The cells of its sweep."""
+    origin = Origin(
+        problem_set="easy", base_model="base", base="b", problems=problems_hash(problems()),
+        generation=of.generation, surroundings=surroundings_of(of),
+    )  # fmt: skip
+    design = Design(preset=of, sweep=of.sweep["easy"], origin=origin)
+    rates = design.declared_rates()
+    assert rates is not None
+    made = design.cells(rates)
+    return [cell for cell in made if isinstance(cell, CommandCell)]
+
+
+def home_of(cell: CommandCell) -> Path:
+    """The whole path of a cell's folder, as a worker is given it."""
+    return work.folder_of(cell).resolve()
+
+
+def started(cell: CommandCell, of: pl.DataFrame, *, base: str) -> subprocess.Popen[bytes]:
+    """A worker in a process of its own, which trains a cell."""
+    home = home_of(cell)
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "cell").write_bytes(pickle.dumps((cell, of, home, base)))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", WORKER, str(home / "cell")], env=environment)
+
+
+def last_step(home: Path) -> int:
+    """The last step that the command of a cell has charged."""
+    try:
+        return History.read(home / "run.ledger").last_step
+    except LedgerError:
+        return 0
+
+
+def same(home: Path, other: Path) -> bool:
+    """Whether two cells found the same, but for their names."""
+    found = [[pl.read_parquet(each / f"{name}.parquet").drop("run_id") for name in ("evals", "ledger")]
+             for each in (home, other)]  # fmt: skip
+    return all(a.equals(b) for a, b in zip(*found, strict=True))

@@ -1,0 +1,108 @@
+"""Cells that TRL trains: ``nox -s tests-trl``, where TRL is installed."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+from isocompute.budget import History
+
+from experiments.running.foreign import CommandCell
+from experiments.settings import load
+
+from ..made import PARAMS
+from ..test_pipeline import clone, environment, modified, run
+from .made import ROOT, cells, home_of, last_step, problems, same, started
+
+SCRIPT = "experiments/trainers/trl_grpo.py"
+pytestmark = pytest.mark.skipif(
+    os.environ.get("ISOCOMPUTE_TRL") != "installed", reason="nox -s tests-trl, where TRL is installed"
+)
+
+
+def base_model(folder: Path) -> str:
+    """An untrained model, for which addition is chance."""
+    from experiments.tiny import model
+
+    config = load(PARAMS, "trl").base
+    model.save(model.new_model(config), model.new_tokenizer(), folder)  # type: ignore[arg-type]
+    return str(folder)
+
+
+def last_cell(folder: Path) -> CommandCell:
+    """A cell of the preset, in a folder with its script."""
+    (folder / SCRIPT).parent.mkdir(parents=True)
+    shutil.copy(ROOT / SCRIPT, folder / SCRIPT)
+    return cells(load(PARAMS, "trl"))[0]
+
+
+def test_a_cell_that_is_killed_twice_ends_as_one_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, homes = base_model(tmp_path / "base"), []
+    for place, deaths in (("alone", ()), ("killed", (3, 7))):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        cell = last_cell(tmp_path / place)
+        home = home_of(cell)
+        for reached in deaths:
+            process = started(cell, problems(), base=base)
+            while last_step(home) < reached:
+                assert process.poll() is None, (home / "output.log").read_text()[-2000:]
+                time.sleep(0.01)
+            process.kill()
+            process.wait()
+        assert started(cell, problems(), base=base).wait() == 0, (home / "output.log").read_text()[-2000:]
+        homes.append(home)
+    assert same(*homes)
+    history = History.read(homes[1] / "run.ledger")
+    assert len(history.resumed_from) == 3
+    evals = pl.read_parquet(homes[0] / "evals.parquet")
+    assert evals["rollouts"].to_list() == list(range(0, 97, 16))
+
+
+def pipeline(folder: Path) -> Path:
+    """What the stages read, with ``trl`` as the preset."""
+    clone(folder, {})
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params |= {"preset": "trl", "problem_sets": ["easy"], "tested_sets": []}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    return folder
+
+
+def charged(folder: Path) -> int:
+    """Bytes of what cells have charged so far."""
+    return sum(path.stat().st_size for path in folder.glob("work/cells/*/run.ledger"))
+
+
+def test_the_preset_killed_twice_ends_with_the_lock_of_one_left_alone(tmp_path: Path) -> None:
+    """Everything is killed at once, at moments that are drawn."""
+    alone, killed = pipeline(tmp_path / "alone"), pipeline(tmp_path / "killed")
+    said = run(alone, "-m", "experiments", "repro")
+    print(said)
+    assert "At 96 rollouts" in said
+    assert "Report: outputs/frontier/easy/report.html" in said
+    assert (alone / "outputs" / "frontier" / "easy" / "report.html").stat().st_size > 10_000
+    drawn, whole = random.Random(), charged(alone)
+    for _ in range(2):
+        growth, before = drawn.uniform(0.1, 0.45) * whole, charged(killed)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "experiments", "repro"], cwd=killed, env=environment(), start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        while charged(killed) < before + growth:
+            assert process.poll() is None, "it was finished before it was killed"
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        print(f"killed after {charged(killed)} of {whole} bytes", flush=True)
+    done = modified(killed, "work/cells/*/done.json")
+    run(killed, "-m", "experiments", "repro")
+    assert done.items() <= modified(killed, "work/cells/*/done.json").items()
+    first, second = (yaml.safe_load((each / "dvc.lock").read_text())["stages"] for each in (alone, killed))
+    assert second == first

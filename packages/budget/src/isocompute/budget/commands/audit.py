@@ -1,0 +1,130 @@
+"""``audit``: what a run's settings say, what its log shows, what was paid, and why they differ."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..audit import OF_LEDGER, Audit, audit
+from ..ledger import TRAINING_COHORTS
+from ..trainers import TRAINERS, load, trainer
+from ..trainers.evals import plain
+from .ingest import add_constants
+from .text import aligned_table, write_json
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "audit",
+        help="why a run generated what it did: its settings, its log and its ledger",
+        description="Line up, for one run, what its settings say, what its log shows and what its ledger paid for, and "
+        "name the mechanism of each difference.",
+    )
+    parser.add_argument("source", metavar="RUN", help="its log: a folder, a file, runs:/ID or a tracking URI")
+    parser.add_argument("--ledger", type=Path, metavar="FILE", help="its ledger, if it has one")
+    parser.add_argument(
+        "--trainer", choices=[name for name, known in TRAINERS.items() if known.logs],
+        help="whose log it is (default: as its metrics say)",
+    )  # fmt: skip
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
+    add_constants(parser, "what neither log nor configuration say")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> Iterable[str]:
+    """Print the table, and a sentence for each difference."""
+    found = audit(
+        arguments.source,
+        arguments.ledger,
+        trainer=None if arguments.trainer is None else trainer(arguments.trainer),
+        shared={} if arguments.config is None else plain(load(arguments.config)),
+        given=dict(arguments.constants),
+    )
+    rows = _rows(found)
+    yield f"{found.name}: {found.trainer.title}"
+    yield ""
+    header = ["", "settings", "log", *(["ledger"] if found.history else [])]
+    columns = len(header) - 1
+    shown = [
+        (name, *values[:columns]) for name, *values in rows if any(value is not None for value in values[:columns])
+    ]
+    yield from aligned_table(header, [["-" if value is None else value for value in row] for row in shown])
+    yield ""
+    yield from _bridge(found)
+    yield from (f"note: {note}" for note in found.notes)
+    if arguments.json is not None:
+        write_json(_document(found, rows), arguments.json)
+
+
+def _rows(found: Audit) -> list[tuple[str, int | None, int | None, int | None]]:
+    """Figures by name: of the settings, the log and the ledger."""
+    batching, history = found.batching, found.history
+    per_step = None if not found.steps else round(found.rollouts / found.steps)
+    paid: dict[str, int | None] = {}
+    if history is not None:
+        totals, steps = history.totals(), history.last_step
+        both = totals.used + totals.lost_training
+        others = [cohort for cohort in TRAINING_COHORTS if cohort != "trained"]
+        paid = {
+            "update steps": steps,
+            "rollouts per step": round(totals.used.rollouts / steps) if steps else None,
+            "rollouts for training": totals.used.rollouts,
+            **{f"  {cohort}": totals.canonical[cohort].rollouts or None for cohort in others},
+            "  and lost": totals.lost_training.rollouts,
+            "  paid": both.rollouts,
+            "response tokens paid": both.response_tokens,
+            "rollouts of evaluations": totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts,
+        }
+    rows = {
+        "rollouts per problem": (batching.rollouts_per_problem, None),
+        "problems per batch": (batching.problems_per_batch, None),
+        "update steps": (batching.update_steps, found.steps),
+        "rollouts per step": (found.per_step, per_step),
+        "rollouts for training": (found.planned, found.rollouts),
+        **{name: (None, None) for name in paid if name.startswith("  ")},
+        "response tokens paid": (None, found.tokens),
+        "rollouts of evaluations": (None, found.evaluated),
+    }
+    return [(name, *values, paid.get(name)) for name, values in rows.items()]
+
+
+def _bridge(found: Audit) -> Iterable[str]:
+    """From B_p · n · M to what was paid for training, one difference after another."""
+    if found.planned is not None:
+        yield f"{found.planned:,} rollouts are B_p · n · M of the settings"
+    for difference in found.differences:
+        if difference.mechanism not in OF_LEDGER:
+            yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
+    error = f" ± {found.rollouts_error:,}" if found.rollouts_error else ""
+    yield f"{found.rollouts:,}{error} rollouts were generated for training, by the log"
+    for difference in found.differences:
+        if difference.mechanism in OF_LEDGER:
+            yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
+    if found.history is not None:
+        totals = found.history.totals()
+        paid = totals.used.rollouts + totals.lost_training.rollouts
+        yield f"{paid:,} rollouts were paid for training, by the ledger"
+        evaluated = totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
+        if evaluated:
+            yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
+    elif found.evaluated:
+        yield f"{found.evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
+
+
+def _document(found: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:
+    return {
+        "run": found.name,
+        "trainer": found.trainer.name,
+        "ledger": None if found.history is None else found.history.where,
+        "figures": {
+            name.strip(): {"settings": said, "log": logged, "ledger": paid} for name, said, logged, paid in rows
+        },
+        "rollouts_error": found.rollouts_error,
+        "differences": [asdict(difference) for difference in found.differences],
+        "notes": list(found.notes),
+    }

@@ -1,0 +1,286 @@
+"""The budget of one trainer of veRL's: it reserves, charges, and decides which step is the last."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..contract.files import atomic_write
+from ..errors import BudgetError, LedgerError
+from ..ledger import Counts, Ledger, Limits, Standing
+from ..ledger.limits import admission
+from .groups import SINGLE_TURN, Groups, dispatched, of_prompts, session_of
+from .settings import KEYS, MANAGER, Settings
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Budget:
+    """The budget of a trainer, in its process.
+
+    A group is reserved when it is dispatched, and charged when it leaves the replay buffer, to the step in progress.
+    Between the two it is in no ledger: a file beside it, ``run.ledger.dispatched``, holds the number of rollouts
+    dispatched by all attempts, so that what a killed process had dispatched is charged as lost by the next one.
+
+    Attributes:
+        trainer: The trainer.
+        settings: Where the ledger is, and the limits.
+        reason: Why the run is ended; empty before, and where it ends for another reason.
+    """
+
+    def __init__(self, trainer: Any, settings: Settings) -> None:
+        self.trainer, self.settings, self.reason = trainer, settings, ""
+        self._ledger: Ledger | None = None
+        self._groups = {"train": Groups(), "val": Groups()}
+        self._count = Path(f"{settings.ledger}.dispatched")
+        self._refilling = self._tools = False
+        # Rollouts dispatched by all attempts, those refilled in a step, and the most that a step refilled.
+        self._dispatched = 0
+        self._refilled = (0, 0)
+        self._most_refilled = 0
+        self._clock, self._devices = 0.0, 1
+
+    @property
+    def standing(self) -> Standing:
+        """What was spent so far.
+
+        Raises:
+            BudgetError: The ledger is not open.
+        """
+        ledger = self._opened()
+        return Standing(
+            limits=self.settings.limits,
+            used=ledger.used,
+            ahead=Counts(rollouts=self._groups["train"].rollouts),
+            lost=ledger.lost,
+            device_seconds=ledger.device_seconds,
+        )
+
+    def open(self) -> None:
+        """Open the ledger after the step that the trainer goes on after.
+
+        Raises:
+            BudgetError: The next step does not fit.
+            LedgerError: The ledger never reached that step, or cannot be written.
+        """
+        trainer, settings = self.trainer, self.settings
+        step, only = trainer.global_steps, trainer.config.trainer.get("val_only", False)
+        self._ledger = ledger = Ledger.open(
+            settings.ledger, run_id=settings.run_id, resumed_from="last" if only else step
+        )
+        ledger.note_limits(settings.limits)
+        self._devices = settings.devices or trainer._get_n_gpus_for_throughput()
+        self._clock = time.monotonic()
+        if not only:
+            restored = self._restore(trainer.replay_buffer)
+            self._charge_what_was_lost(ledger, step)
+            more = step < self._last_step
+            refused = self._refusal(step + 1, self._batch, before=self._ahead(restored)) if more else ""
+            if refused:
+                self.close()
+                raise BudgetError(f"{settings.ledger}: not even the next step fits, so nothing is trained: {refused}")
+
+    def close(self) -> None:
+        """Put the charges on the disk, and let another writer in."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+
+    def dispatch(self, prompts: Any) -> None:
+        """Reserve a batch before it is generated.
+
+        Raises:
+            BudgetError: It does not fit. A refill would be waited for for ever.
+        """
+        self._opened()
+        rollout = self.trainer.config.actor_rollout_ref.rollout
+        names = prompts["agent_name"] if "agent_name" in prompts.keys() else [rollout.agent.default_agent_loop]  # noqa: SIM118
+        self._tools |= any(str(name) != SINGLE_TURN for name in ([names] if isinstance(names, str) else names))
+        if "validate" in prompts.keys() and prompts["validate"]:  # noqa: SIM118
+            for uid, n in dispatched(prompts, rollout.val_kwargs.n):
+                self._groups["val"].add(uid, n)
+            return
+        groups = dispatched(prompts, rollout.n)
+        rollouts = sum(n for _, n in groups)
+        self._admit(rollouts)
+        self._note_dispatched(self._dispatched + rollouts)
+        for uid, n in groups:
+            self._groups["train"].add(uid, n)
+        if self._refilling:
+            step, so_far = self._refilled
+            so_far = rollouts + (so_far if step == self.trainer.global_steps else 0)
+            self._refilled = (self.trainer.global_steps, so_far)
+            self._most_refilled = max(self._most_refilled, so_far)
+
+    def refill(self, prompts: int) -> Any:
+        """Dispatch fresh prompts in place of groups that were evicted."""
+        self._refilling = True
+        try:
+            return self.trainer._add_prompts_to_generate(prompts)
+        finally:
+            self._refilling = False
+
+    def charge(
+        self, partition: str, cohorts: Mapping[str, Iterable[str]], tags: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """Charge groups that leave the replay buffer to the step in progress, or an evaluation's to the step before.
+
+        Args:
+            partition: ``train`` or ``val``.
+            cohorts: Groups by what becomes of them; those that were charged already are left out.
+            tags: veRL's tags by trajectory.
+        """
+        ledger, groups, counts = self._opened(), self._groups[partition], dict[str, Counts]()
+        for cohort, uids in cohorts.items():
+            leaving = {uid for uid in uids if uid in groups}
+            if leaving:
+                made, failed = groups.take(leaving, tags, self._written(partition, leaving, tags))
+                counts[cohort] = counts.get(cohort, Counts()) + made
+                lost = "eval" if partition == "val" else "failed"
+                counts[lost] = counts.get(lost, Counts()) + Counts(rollouts=failed)
+        if counts:
+            ledger.charge(self.trainer.global_steps, counts, device_seconds=self._seconds())
+
+    def settle(self, tags: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+        """All responses of a step were sampled: decide which step is the last.
+
+        Args:
+            tags: veRL's tags by trajectory.
+
+        Returns:
+            What is logged.
+        """
+        trainer, ledger = self.trainer, self._opened()
+        step = trainer.global_steps
+        ledger.charge(step, {}, device_seconds=self._seconds())
+        if trainer.local_trigger_step + 1 < trainer.parameter_sync_step:
+            return {}
+        # Before the checkpoint of this step.
+        ledger.sync()
+        for more in (1, 2):
+            before = self._batch * (more - 1)
+            refused = self._refusal(step + more, self._batch + self._most_refilled, before=before)
+            if refused:
+                self._end_after(step + more - 1, refused)
+                break
+        metrics = self.standing.metrics()
+        if step >= self._last_step:
+            self._lose_what_is_left(ledger, step, tags)
+        return metrics
+
+    def _end_after(self, step: int, reason: str) -> None:
+        """Make a step the last, with what veRL owes its last step."""
+        trainer = self.trainer
+        if step >= self._last_step:
+            return
+        self.reason, trainer.total_training_steps = reason, step
+        LOGGER.warning("%s: training ends after step %d: %s", self.settings.ledger, step, reason)
+        if step == trainer.global_steps:
+            # veRL decided before this step that it is not the last, so that its checkpoint and its evaluation are not
+            # due; where they are asked for at all, they are due every so many steps.
+            of_trainer = trainer.config.trainer
+            for name in ("save_freq", "test_freq"):
+                if of_trainer[name] > 0:
+                    of_trainer[name] = step
+
+    def _lose_what_is_left(self, ledger: Ledger, step: int, tags: Mapping[str, Mapping[str, Any]]) -> None:
+        """What was dispatched for later steps is lost work. Of what is not finished yet, tokens are unknown."""
+        groups = self._groups["train"]
+        # veRL lists a trajectory before it has written its lengths.
+        tags = {key: tag for key, tag in tags.items() if "prompt_len" in tag}
+        made, unfinished = groups.take(list(groups), tags, self._written("train", set(groups), tags))
+        if made or unfinished:
+            ledger.charge(step + 1, {"trained": made + Counts(rollouts=unfinished)})
+            ledger.end(step)
+
+    def _restore(self, buffer: Any) -> int:
+        """Take over the finished groups that a checkpoint brought back, and return how many groups it did."""
+        buffer._sync_metadata_from_transfer_queue()
+        for uid in buffer.finished_keys["train"] | buffer.failure_keys["train"]:
+            self._groups["train"].add(uid, len(set(map(session_of, of_prompts({uid}, buffer.partitions["train"])))))
+        return len(buffer.prompt_global_steps["train"])
+
+    def _charge_what_was_lost(self, ledger: Ledger, step: int) -> None:
+        """Charge what killed processes had dispatched and nobody charged, but what the checkpoint brought back."""
+        try:
+            before = int(self._count.read_text()) if self._count.exists() else 0
+        except (OSError, ValueError) as error:
+            raise LedgerError(f"{self._count}: is not the number of rollouts that were dispatched ({error})") from None
+        there = self._groups["train"].rollouts
+        lost = before - ledger.used.rollouts - ledger.lost.rollouts - there
+        if lost > 0:
+            ledger.charge(step + 1, {"failed": Counts(rollouts=lost)})
+            ledger.end(step)
+        self._note_dispatched(ledger.used.rollouts + ledger.lost.rollouts + there)
+
+    def _note_dispatched(self, rollouts: int) -> None:
+        with atomic_write(self._count, error=LedgerError) as stream:
+            stream.write(f"{rollouts}\n".encode())
+        self._dispatched = rollouts
+
+    def _admit(self, rollouts: int) -> None:
+        """Refuse what does not fit; tokens and time are asked about where the last step is decided."""
+        step, limits = self.trainer.global_steps, self.settings.limits
+        refused = self._refusal(step, rollouts, replace(limits, response_tokens=None, device_seconds=None, money=None))
+        if not refused:
+            return
+        taken = limits.held_against(self._opened().used, self._opened().lost).rollouts
+        least = taken + self._groups["train"].rollouts + rollouts
+        why = "in place of evicted groups, and would wait for them for ever" if self._refilling else "to begin"
+        raise BudgetError(
+            f"{self.settings.ledger}: step {step} needs {rollouts:,} more rollouts {why}: {refused}; go on from the "
+            f"last checkpoint with {KEYS}.rollouts of at least {least:,}"
+        )
+
+    def _refusal(self, step: int, rollouts: int, limits: Limits | None = None, before: int = 0) -> str:
+        """Why a step may not dispatch so many rollouts, after so many that are still to come; empty if it may."""
+        ledger = self._opened()
+        return admission(
+            limits or self.settings.limits, step, rollouts, used=ledger.used, lost=ledger.lost,
+            reserved=self._groups["train"].rollouts + before, device_seconds=ledger.device_seconds,
+        ).reason  # fmt: skip
+
+    def _ahead(self, restored: int) -> int:
+        """Rollouts that are dispatched before the first step: the warm-up, and what a checkpoint had in flight."""
+        config = self.trainer.config
+        batches = config.trainer.v1.get(self.trainer.trainer_mode, {}).get("num_warmup_batches", 0)
+        prompts = max(int(batches * config.data.train_batch_size), restored)
+        return max(0, prompts * int(config.actor_rollout_ref.rollout.n) - self._groups["train"].rollouts)
+
+    @property
+    def _batch(self) -> int:
+        """Rollouts that a step dispatches, apart from refills."""
+        config = self.trainer.config
+        return int(config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
+
+    @property
+    def _last_step(self) -> int:
+        trainer = self.trainer
+        return int(min(trainer.total_training_steps, trainer.steps_per_epoch * trainer.config.trainer.total_epochs))
+
+    def _written(self, partition: str, uids: set[str], tags: Mapping[str, Any]) -> dict[str, int]:
+        """Of trajectories, the tokens that tools wrote into the response, where there may be any."""
+        keys = list(of_prompts(uids, tags)) if self._tools else []
+        if not keys:
+            return {}
+        import transfer_queue
+
+        data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition, select_fields=["response_mask"])
+        return {key: mask.numel() - int(mask.sum()) for key, mask in zip(keys, data["response_mask"], strict=True)}
+
+    def _opened(self) -> Ledger:
+        if self._ledger is None:
+            raise BudgetError(
+                f"{self.settings.ledger}: is not open, because veRL's agent loop manager is not that of the budget; "
+                f"set +{MANAGER}"
+            )
+        return self._ledger
+
+    def _seconds(self) -> float:
+        """Device-seconds since they were last taken."""
+        before, self._clock = self._clock, time.monotonic()
+        return (self._clock - before) * self._devices

@@ -1,0 +1,263 @@
+"""A command that logs as a trainer does, held to a budget by its log."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from isocompute.budget import History
+from isocompute.budget.cli import main
+from reading_logs import needed
+from training import BATCH, arguments, command
+
+
+def rollouts(folder: Path) -> tuple[int, int]:
+    """Used, and lost."""
+    totals = History.read(folder / "run.ledger").totals()
+    return totals.used.rollouts, totals.lost_training.rollouts
+
+
+def started(folder: Path, *args: str, **options: object) -> subprocess.Popen[str]:
+    """``run`` in a process of its own."""
+    program = [sys.executable, "-m", "isocompute.budget.cli", *arguments(folder, *args, **options)]
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: object) -> None:
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("nothing happened for half a minute")
+
+
+@pytest.mark.parametrize("logger", ["lines", "events", "mlflow"])
+def test_a_command_is_ended_before_the_step_that_would_exceed_the_budget(tmp_path, capsys, logger):
+    if logger == "events":
+        needed("tensorboard")
+    if logger == "mlflow":
+        pytest.importorskip("mlflow")
+    assert main(arguments(tmp_path, 100, hangs=5, logger=logger)) == 3
+    out, err = capsys.readouterr()
+    assert "ended at its budget after step 4 (SIGINT; the command ended with" in out
+    assert "step 5 would take the run from 32 to 40 rollouts, and the budget is 32" in out
+    assert "paid 32 of 32 rollouts (100.0%): 32 used and 0 lost" in out
+    assert "the command is ended: step 5 would" in err
+    history = History.read(tmp_path / "run.ledger")
+    assert history.table().select("step", "cohort", "rollouts").rows() == [(s, "trained", BATCH) for s in range(1, 5)]
+    assert history.totals().used.response_tokens > 4 * 10 * BATCH
+    assert history.device_seconds > 0
+    assert history.resumed_from == (0,)
+
+
+@pytest.mark.parametrize(("options", "status"), [({}, 0), ({"status": 7}, 7), ({"dies": 3}, 137)])
+def test_a_command_that_ends_by_itself_ends_with_its_own_status(tmp_path, capsys, options, status):
+    assert main(arguments(tmp_path, 4, **options)) == status
+    steps = options.get("dies", 4)
+    assert f"the command ended by itself after step {steps}, with" in capsys.readouterr().out
+    assert rollouts(tmp_path) == (steps * BATCH, 0)
+
+
+@pytest.mark.parametrize("logger", ["lines", "events"])
+def test_a_run_that_was_killed_goes_on_with_its_ledger_after_the_step_that_its_log_shows(tmp_path, capsys, logger):
+    if logger == "events":
+        needed("tensorboard")
+    limit = ("--rollouts", str(10 * BATCH))
+    assert main(arguments(tmp_path, 100, *limit, dies=5, saves=3, logger=logger)) == 137
+    assert main(arguments(tmp_path, 100, *limit, dies=7, saves=3, logger=logger)) == 137
+    assert rollouts(tmp_path) == (7 * BATCH, 2 * BATCH)
+    assert main(arguments(tmp_path, 100, *limit, hangs=8, saves=3, logger=logger)) == 3
+    assert "(24 of them lost) to 88 rollouts paid for" in capsys.readouterr().out
+    history = History.read(tmp_path / "run.ledger")
+    assert history.resumed_from == (0, 3, 6)
+    assert rollouts(tmp_path) == (7 * BATCH, 3 * BATCH)
+    assert history.table()["rollouts"].to_list() == [BATCH] * 7
+
+
+def test_a_run_that_resumes_where_it_was_killed_loses_nothing(tmp_path):
+    assert main(arguments(tmp_path, 100, dies=2, saves=2)) == 137
+    assert main(arguments(tmp_path, 100, hangs=5, saves=2)) == 3
+    assert (History.read(tmp_path / "run.ledger").resumed_from, rollouts(tmp_path)) == ((0, 2), (4 * BATCH, 0))
+
+
+@pytest.mark.parametrize("logger", ["lines", "events"])
+def test_a_command_that_starts_its_trainer_again_pays_for_what_is_generated_again(tmp_path, logger):
+    if logger == "events":
+        needed("tensorboard")
+    words = arguments(tmp_path, 100, "--rollouts", str(9 * BATCH), logger=logger)
+    twice = [
+        shlex.join(command(tmp_path / "log", 100, logger=logger, saves=3, **o)) for o in ({"dies": 5}, {"hangs": 8})
+    ]
+    # The log must be seen before and after.
+    script = f"{twice[0]}; sleep 2; {twice[1]}"
+    assert main([*words[: words.index("--")], "--", "sh", "-c", script]) == 3
+    assert rollouts(tmp_path) == (7 * BATCH, 2 * BATCH)
+    assert History.read(tmp_path / "run.ledger").resumed_from == (0, 3)
+
+
+def test_nothing_is_started_where_no_step_fits_any_more(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, hangs=5, saves=1)) == 3
+    before = (tmp_path / "run.ledger").read_bytes()
+    assert main(arguments(tmp_path, 100, hangs=5, saves=1)) == 2
+    assert "not even the next step fits, so nothing is started: step 5 would take" in capsys.readouterr().err
+    assert (tmp_path / "run.ledger").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sent"),
+    [(["SIGINT"], "SIGINT, then SIGTERM"), (["SIGINT", "SIGTERM"], "SIGINT, then SIGTERM, then SIGKILL")],
+)
+def test_a_command_that_ignores_a_signal_is_sent_the_next(tmp_path, capsys, ignored, sent):
+    assert main(arguments(tmp_path, 100, "--grace", "0.3", hangs=5, ignored=ignored)) == 3
+    assert f"({sent}; the command ended with {sent.split()[-1]})" in capsys.readouterr().out
+    assert rollouts(tmp_path) == (4 * BATCH, 0)
+
+
+def test_the_signal_can_be_another(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, "--signal", "TERM", "--grace", "0.3", hangs=5, ignored=["SIGTERM"])) == 3
+    assert "(SIGTERM, then SIGKILL; the command ended with SIGKILL)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("options", [{"hangs": 5}, {"status": 0}])
+def test_what_a_command_left_running_is_ended_with_it(tmp_path, options):
+    steps = 100 if "hangs" in options else 3
+    assert main(arguments(tmp_path, steps, "--grace", "1", forks=True, **options)) == (3 if "hangs" in options else 0)
+    child = int((tmp_path / "child").read_text())
+
+    def ended() -> bool:
+        try:
+            return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
+        except FileNotFoundError:
+            return True
+
+    if Path("/proc/self/stat").exists():
+        wait_for(ended)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_command_and_the_ledger_is_closed(tmp_path, number):
+    run = started(tmp_path, 100, hangs=3)
+    # Its second step has been logged.
+    wait_for((tmp_path / "hangs").exists)
+    wait_for(lambda: History.read(tmp_path / "run.ledger").last_step == 2)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=60)
+    # Python ends with 130 or by the signal itself after SIGINT.
+    assert run.returncode in ({143} if number is signal.SIGTERM else {1, 130}), err
+    assert "the command ended by itself after step 2" in out
+    assert rollouts(tmp_path) == (2 * BATCH, 0)
+    assert History.read(tmp_path / "run.ledger").device_seconds > 0
+
+
+def test_a_command_that_ignores_the_signal_goes_on_and_so_does_the_one_who_follows_it(tmp_path):
+    run = started(tmp_path, 100, "--rollouts", str(6 * BATCH), hangs=3, ignored=["SIGUSR1"])
+    wait_for((tmp_path / "hangs").exists)
+    run.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert run.poll() is None
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+    assert run.returncode == 143
+
+
+def test_steps_that_were_logged_after_the_follower_was_killed_are_charged_later(tmp_path, capsys):
+    run = started(tmp_path, 100, "--rollouts", str(20 * BATCH), hangs=3)
+    wait_for((tmp_path / "hangs").exists)
+    wait_for(lambda: History.read(tmp_path / "run.ledger").last_step == 2)
+    run.kill()
+    run.wait()
+    os.killpg(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    run.communicate()
+    with (tmp_path / "log" / "log.jsonl").open("a") as stream:
+        for step in (3, 4):
+            metrics = {"training/global_step": step, "response_length/mean": 3.0 + step}
+            stream.write(json.dumps({"step": step, "data": metrics}) + "\n")
+    (tmp_path / "checkpoint.json").write_text(json.dumps({"step": 3}))
+    assert main(arguments(tmp_path, 5, "--rollouts", str(20 * BATCH))) == 0
+    assert "steps 3 to 4 are in the log and in no charge" in capsys.readouterr().err
+    history = History.read(tmp_path / "run.ledger")
+    assert (rollouts(tmp_path), history.resumed_from) == ((5 * BATCH, BATCH), (0, 2, 3))
+
+
+def test_a_second_run_with_the_ledger_is_refused(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, "--rollouts", "1000", dies=2, saves=1)) == 137
+    run = started(tmp_path, 100, "--rollouts", "1000", hangs=3)
+    wait_for((tmp_path / "hangs").exists)
+    assert main(arguments(tmp_path, 100, "--rollouts", "1000")) == 2
+    assert "another writer has this ledger open" in capsys.readouterr().err
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+
+
+def test_device_time_is_wall_time_of_the_command_times_devices(tmp_path, capsys):
+    flags = ("--device-hours", str(2 / 3600), "--devices", "4", "--silence", "0.2")
+    assert main(arguments(tmp_path, 100, *flags, hangs=2)) == 3
+    out, err = capsys.readouterr()
+    assert "ended at its budget" in out
+    # More than the 2 of the limit where this machine has other work.
+    assert re.search(r"the run has taken \d+ device-seconds before step \d+, and the budget is 2\b", out)
+    # A command that logs nothing is warned about and goes on.
+    assert "nothing new was logged for 0.2 seconds, and nothing is counted: " in err
+    assert History.read(tmp_path / "run.ledger").device_seconds >= 2
+
+
+def test_a_limit_on_tokens_ends_a_run_after_the_step_that_reaches_it(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, "--response-tokens", "1", hangs=2)) == 3
+    assert "response tokens before step 2, and the budget is 1" in capsys.readouterr().out
+    assert rollouts(tmp_path) == (BATCH, 0)
+
+
+def test_a_log_that_lags_is_said_to(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, "--rollouts", str(8 * BATCH), every=3, hangs=10)) == 3
+    out, err = capsys.readouterr()
+    assert "the log has an entry every 3 steps, so that the command may generate for as many" in err
+    assert "from 72 to 80 rollouts, and the budget is 64" in out
+    table = History.read(tmp_path / "run.ledger").table()
+    assert table.select("step", "rollouts").rows() == [(step, BATCH) for step in range(1, 10)]
+
+
+def test_a_log_that_cannot_be_counted_ends_the_command(tmp_path, capsys):
+    words = arguments(tmp_path, 100, hangs=3)
+    place = words.index("--config")
+    assert main([*words[:place], *words[place + 2 :]]) == 2
+    err = capsys.readouterr().err
+    assert "the command is ended, since what it generates cannot be counted" in err
+    assert err.splitlines()[-1].startswith("error: ")
+    assert "--set actor_rollout_ref.rollout.n=VALUE" in err
+    assert rollouts(tmp_path) == (0, 0)
+
+
+def test_a_run_that_goes_on_needs_its_ledger(tmp_path, capsys):
+    assert main(arguments(tmp_path, 100, dies=3, saves=3)) == 137
+    (tmp_path / "run.ledger").unlink()
+    assert main(arguments(tmp_path, 100, hangs=5)) == 2
+    assert "goes on after step 3, of which this ledger knows nothing" in capsys.readouterr().err
+
+
+def test_what_cannot_be_followed_is_refused_before_anything_is_started(tmp_path, capsys):
+    words = arguments(tmp_path, 100)
+    at = words.index("--rollouts")
+    for changed, said in [
+        ([*words[:at], *words[at + 2 :]], "there is no limit to hold the command to"),
+        ([*words[:at], "--rollouts", "7", "--trainer", "verl", *words[at + 2 :]], "from 0 to 8 rollouts, and the budg"),
+        ([*words[: words.index("--")], "--", "no-such-program"], "no-such-program: there is no such command"),
+        (
+            [*words[: words.index("--")], "--signal", "SIGN", *words[words.index("--") :]],
+            "must be the name of a signal",
+        ),
+    ]:
+        assert main(changed) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "run.ledger").exists()
+        assert not (tmp_path / "log").exists()
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "log.jsonl").write_text('{"step": 1}\nnot JSON\n{"step": 2}\n')
+    words[words.index("--log") + 1] += "/log.jsonl"
+    assert main([*words[:at], "--trainer", "verl", *words[at:]]) == 2
+    assert "line 2 is not JSON" in capsys.readouterr().err

@@ -1,0 +1,63 @@
+"""What was dispatched is either still there, or was counted: once, as made or as failed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.budget.ledger import Counts
+from isocompute.budget.verl.groups import Groups, dispatched, of_prompts
+
+lengths = st.tuples(st.integers(0, 9), st.integers(0, 9))
+# Of each prompt: how many rollouts were dispatched, and of each session the lengths of its trajectories.
+prompts = st.lists(st.lists(st.lists(lengths, max_size=3), max_size=4), max_size=8)
+
+
+def tags_of(made):
+    return {
+        f"{uid}_{session}_{index}": {"prompt_len": prompt, "response_len": response}
+        for uid, sessions in made.items()
+        for session, trajectories in enumerate(sessions)
+        for index, (prompt, response) in enumerate(trajectories)
+    }
+
+
+@given(prompts, st.randoms(use_true_random=False))
+def test_every_rollout_is_counted_once(all_sessions, rng):
+    made = {f"{k:x}-prompt": sessions for k, sessions in enumerate(all_sessions)}
+    groups, tags = Groups(), tags_of(made)
+    for uid, sessions in made.items():
+        groups.add(uid, len(sessions))
+    total = groups.rollouts
+    counted, failed = Counts(), 0
+    for uid in rng.choices(sorted(made), k=len(made)) if made else []:
+        some, none = groups.take([uid], tags, {})
+        counted, failed = counted + some, failed + none
+        assert uid not in groups
+    rest, none = groups.take(list(groups), tags, {})
+    counted, failed = counted + rest, failed + none
+    assert groups.rollouts == 0
+    assert counted.rollouts + failed == total
+    assert counted.rollouts == sum(bool(t) for sessions in all_sessions for t in sessions)
+    assert counted.prompt_tokens == sum(tag["prompt_len"] for tag in tags.values())
+    assert counted.response_tokens == sum(tag["response_len"] for tag in tags.values())
+
+
+def test_what_a_tool_wrote_is_a_prompt_token():
+    groups = Groups()
+    groups.add("a", 1)
+    tags = {"a_0_0": {"prompt_len": 5, "response_len": 7}}
+    assert groups.take(["a"], tags, {"a_0_0": 3}) == (Counts(rollouts=1, prompt_tokens=8, response_tokens=4), 0)
+
+
+def test_sessions_without_a_trajectory_failed():
+    groups = Groups()
+    groups.add("a", 4)
+    tags = {"a_2_0": {"prompt_len": 5, "response_len": 7}, "b_0_0": {"prompt_len": 1, "response_len": 1}}
+    assert groups.take(["a", "b"], tags, {}) == (Counts(rollouts=1, prompt_tokens=5, response_tokens=7), 3)
+
+
+def test_a_batch_may_say_how_many_rollouts_its_prompts_get():
+    assert dispatched({"uid": ["a", "b"]}, 4) == [("a", 4), ("b", 4)]
+    assert dispatched({"uid": ["a", "b"], "__rollout_n__": [2, 8]}, 4) == [("a", 2), ("b", 8)]
+
+
+def test_trajectories_are_found_by_their_prompts():
+    assert of_prompts({"a"}, {"a_0_0": 1, "b_0_0": 2, "a_1_0": 3}) == {"a_0_0": 1, "a_1_0": 3}

@@ -1,0 +1,264 @@
+"""Runs of veRL's trainers on a CPU with a budget, killed and resumed, against what was dispatched and sampled.
+
+Real are: the configuration that Hydra composes from veRL's defaults, its TaskRunner (as an actor
+where a case says so), loaders, trainers (``fit``, steps, warm-up, re-issue, validation, checkpoints), replay buffers,
+dataloader, agent loop manager with its worker as a Ray actor, single-turn agent loop, reward worker, and TransferQueue.
+Stood in for are, since they need GPUs: the engine, by ``Engine``, which answers with random tokens; the worker group of
+the actor, which only makes folders for its checkpoints; and what a step computes after it has sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from verl_inputs import Case, configuration, prepare
+
+
+class KilledError(Exception):
+    """The process would be dead by now."""
+
+
+@dataclass
+class Found:
+    """What came of a run.
+
+    Attributes:
+        dispatched: Rollouts that veRL's agent loop manager was given, by ``train`` and ``eval``.
+        made: What the engine made, by ``train`` and ``eval``: rollouts, prompt tokens, response tokens.
+        taken: The steps taken, in order, of all processes.
+        resumed: Steps that the processes went on after.
+        validated: The steps after which the trainer validated.
+        saved: The steps of its checkpoints.
+        log: What it logged, by step.
+        reason: Why the budget ended it.
+        error: What it raised.
+    """
+
+    dispatched: dict[str, int] = field(default_factory=dict)
+    made: dict[str, list[int]] = field(default_factory=dict)
+    taken: list[int] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+    validated: list[int] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    log: dict[int, dict[str, float]] = field(default_factory=dict)
+    reason: str = ""
+    error: str = ""
+
+
+class Engine:
+    """Stands in for veRL's client of an inference server: random tokens, and every request in a file."""
+
+    def __init__(self, path: Path, failing: float) -> None:
+        self.path, self.failing = path, failing
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
+    ) -> Any:
+        """Answer a request, or fail."""
+        import asyncio
+
+        from verl.workers.rollout.replica import TokenOutput
+
+        rng = random.Random(request_id)
+        await asyncio.sleep(rng.random() * 0.05)
+        training = sampling_params["temperature"] == 1
+        failed = training and rng.random() < self.failing
+        tokens = [rng.randrange(3, 15) for _ in range(0 if failed else rng.randint(1, 4))]
+        made = ["train" if training else "eval", 1, 0 if failed else len(prompt_ids), len(tokens)]
+        append(self.path / "made.jsonl", made)
+        if failed:
+            raise RuntimeError("the engine failed")
+        versions = {"min_global_steps": 0, "max_global_steps": 0}
+        return TokenOutput(token_ids=tokens, log_probs=[0.0] * len(tokens), extra_fields=versions)
+
+
+def append(path: Path, row: Any) -> None:
+    """Add a line to a file at once."""
+    with path.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+
+
+def rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> type:
+    """A trainer of veRL's, with stand-ins for what needs GPUs."""
+    from verl.experimental.reward_loop import RewardLoopManager
+
+    class OnCpu(trainer_class):  # type: ignore[misc, valid-type]
+        def _setup(self) -> None:
+            self._init_tokenizer()
+            self._init_dataloader()
+            self._init_dump_executor()
+            self._init_resource_pool_mgr()
+            self.reward_loop_manager = RewardLoopManager(config=self.config)
+            self.teacher_model_manager = None
+            self.llm_server_manager = SimpleNamespace(get_client=lambda **_: Engine(folder, case.failing))
+            self.standalone_server_manager = self.llm_server_manager
+            nothing = ("sleep_replicas", "update_weights", "abort_replicas", "resume_generation_replicas")
+            self.checkpoint_manager = SimpleNamespace(**dict.fromkeys(nothing, lambda *_, **__: None))
+            self.standalone_checkpoint_manager = self.checkpoint_manager
+            self.actor_rollout_wg = SimpleNamespace(
+                save_checkpoint=lambda path, *_, **__: Path(path).mkdir(parents=True, exist_ok=True),
+                load_checkpoint=lambda **_: None,
+            )
+            if case.mode == "separate_async":
+                from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
+
+                self.current_mode = HybridEngineMode.TRAINER
+            self.replay_buffer.poll_interval = 0.1
+            self._load_checkpoint()
+            found.resumed.append(self.global_steps)
+            append(folder / "lives.jsonl", self.global_steps)
+
+        def _balance_batch(self, batch: Any, *_: Any, **__: Any) -> Any:
+            last = self.local_trigger_step + 1 == self.parameter_sync_step
+            kills = case.kills[(lives := len(rows(folder / "lives.jsonl"))) - 1 : lives]
+            if last and self.global_steps in kills:
+                if case.for_real:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise KilledError
+            return batch
+
+        def _save_checkpoint(self) -> None:
+            super()._save_checkpoint()
+            found.saved.append(self.global_steps)
+
+        def _validate(self) -> Any:
+            found.validated.append(self.global_steps)
+            return super()._validate()
+
+        def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *_: Any, **__: Any) -> None:
+            found.taken.append(self.global_steps)
+            found.log[self.global_steps] = {k: v for k, v in metrics.items() if k.startswith("budget/")}
+
+    for name in ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_advantage", "_update_actor"):
+        setattr(OnCpu, name, lambda self, batch, *_, **__: batch)
+    return OnCpu
+
+
+def live(case: Case, folder: Path, found: Found) -> None:
+    """One process of a run."""
+    import ray
+    from verl.trainer import main_ppo
+
+    config = configuration(case, folder)
+    task_runner = main_ppo.TaskRunnerV1.__ray_metadata__.modified_class
+    if not case.in_actor:
+        runner = task_runner()
+        drive(runner, runner.run, config, case, folder, found)
+        return
+
+    class InActor(task_runner):  # type: ignore[misc, valid-type]
+        def run(self, config: Any) -> None:
+            found = Found()
+            try:
+                drive(self, super().run, config, case, folder, found)
+            finally:
+                (folder / "found.json").write_text(json.dumps(asdict(found)))
+
+    try:
+        main_ppo.run_ppo(config, task_runner_class=ray.remote(InActor))
+    finally:
+        if (folder / "found.json").exists():
+            vars(found).update(json.loads((folder / "found.json").read_text()))
+
+
+def drive(runner: Any, run: Any, config: Any, case: Case, folder: Path, found: Found) -> None:
+    """Let a TaskRunner run, with what stands in and what counts."""
+    import ray
+    from verl.trainer.ppo.v1 import agent_loop_tq, trainer_base
+
+    real, dispatch = trainer_base.TRAINER_REGISTRY[case.mode], agent_loop_tq.AgentLoopManagerTQ.generate_sequences
+
+    def hooked(self: Any, prompts: Any) -> None:
+        evaluated = "validate" in prompts.keys()  # noqa: SIM118
+        rollouts = len(prompts) * (3 if evaluated else case.n)
+        append(folder / "dispatched.jsonl", ["eval" if evaluated else "train", rollouts])
+        dispatch(self, prompts)
+
+    agent_loop_tq.AgentLoopManagerTQ.generate_sequences = hooked
+    trainer_base.TRAINER_REGISTRY[case.mode] = on_a_cpu(real, case, folder, found)
+    try:
+        run(config)
+    finally:
+        trainer_base.TRAINER_REGISTRY[case.mode] = real
+        agent_loop_tq.AgentLoopManagerTQ.generate_sequences = dispatch
+        budget = getattr(getattr(runner.trainer, "replay_buffer", None), "budget", None)
+        if budget is not None:
+            found.reason = budget.reason
+            if isinstance(sys.exc_info()[1], KilledError):
+                let_go(budget)
+            else:
+                budget.close()
+        for manager in (runner.agent_loop_manager, getattr(runner.trainer, "reward_loop_manager", None)):
+            for worker in getattr(manager, "agent_loop_workers", None) or getattr(manager, "reward_loop_workers", ()):
+                ray.kill(worker)
+
+
+def let_go(budget: Any) -> None:
+    """What the kernel does for a dead process: close its files, and with them its locks."""
+    from isocompute.budget.ledger import handles
+
+    if budget._ledger is not None:
+        handles.close(budget._ledger._writer._handle)
+
+
+def train(case: Case, folder: Path) -> Found:
+    """Train until the run ends by itself."""
+    from isocompute.budget import BudgetError
+
+    found = Found()
+    folder.mkdir(parents=True, exist_ok=True)
+    while True:
+        try:
+            live(case, folder, found)
+        except KilledError:
+            continue
+        except BudgetError as error:
+            found.error = str(error)
+        break
+    for mode in ("train", "eval"):
+        found.dispatched[mode] = sum(n for kind, n in rows(folder / "dispatched.jsonl") if kind == mode)
+        made = [row[1:] for row in rows(folder / "made.jsonl") if row[0] == mode]
+        found.made[mode] = [sum(column) for column in zip([0, 0, 0], *made, strict=True)]
+    return found
+
+
+def main(cases: str, folder: str, out: str) -> None:
+    """Train cases one after the other."""
+    import ray
+
+    place = Path(folder).resolve()
+    place.mkdir(parents=True, exist_ok=True)
+    # Where veRL writes its log.
+    os.chdir(place)
+    if not (place / "model").is_dir():
+        prepare(place)
+    # For the actors.
+    paths = [str(Path(__file__).parent), folder, os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    said = bool(os.environ.get("ISOCOMPUTE_VERL_SAID"))
+    ray.init(num_cpus=64, include_dashboard=False, object_store_memory=10**8, log_to_driver=said)
+    found = []
+    for number, case in enumerate(json.loads(Path(cases).read_text())):
+        try:
+            found.append(asdict(train(Case(**case), place / str(number))))
+        except Exception:
+            found.append({"raised": traceback.format_exc()})
+        Path(out).write_text(json.dumps(found))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
