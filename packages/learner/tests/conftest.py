@@ -64,7 +64,9 @@ class Replay:
     ) -> pl.DataFrame:
         """The same tokens for the same seed and step, whatever the weights."""
         rows = recorded(groups=len(problems), n=samples, version=self.weights_version, step=step, seed=seed)
-        return scored(self._policy, rows.with_columns(phase=pl.lit(phase)))
+        names = {f"p{place}": name for place, name in enumerate(problems["problem_id"])}
+        named = rows.with_columns(pl.col("problem_id").replace(names), phase=pl.lit(phase))
+        return scored(self._policy, named)
 
 
 @pytest.fixture(scope="module")

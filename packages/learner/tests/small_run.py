@@ -103,16 +103,5 @@ def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
     return [(step, counts) for step, counts in meter.charged if not counts.keys() & {"eval", "synced"}]
 
 
-def by_name(sampler: Any) -> None:
-    """Let a sampler of recorded tokens name the problems that it was asked, and not the first, the second and so on."""
-    answered = sampler.sample
-
-    def sample(problems: pl.DataFrame, **settings: Any) -> pl.DataFrame:
-        names = {f"p{place}": name for place, name in enumerate(problems["problem_id"])}
-        return answered(problems, **settings).with_columns(pl.col("problem_id").replace(names))
-
-    sampler.sample = sample
-
-
 def weights(learner: Any) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in learner.weights()])

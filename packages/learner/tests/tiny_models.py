@@ -1,9 +1,10 @@
 """Tiny random models of any family that transformers knows, whose weights are all far from what would hide them."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 SMALL: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -64,3 +65,16 @@ def tiny_model(config: Any, *, seed: int = 0) -> Any:
             else:
                 weight.normal_(std=1.5 * weight.shape[-1] ** -0.5)
     return model
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Save a tiny model whose tokens are the characters of sums, and return its folder."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+    words = {word: place for place, word in enumerate(["<end>", *" 0123456789+="])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(folder)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tiny_model(LlamaConfig(vocab_size=len(words), eos_token_id=0, bos_token_id=None, **sizes)).save_pretrained(folder)
+    return folder

@@ -75,15 +75,18 @@ def check(case, found, path):
     # Nothing was in flight when a process was killed in the middle of a synchronous step.
     exact = case.mode == "sync" or not case.kills
     for counts, mode in ((training, "train"), (evaluation, "eval")):
-        assert counts.rollouts == found["dispatched"][mode], said
+        # What a killed process had charged, and a checkpoint brought back, may be charged again; none is forgotten.
+        again = found["restored"] if mode == "train" and case.kills else [0, 0]
+        # What was in flight when a refill was refused is charged by the next attempt.
+        forgotten = found["dispatched"][mode] if found["error"] else 0
+        assert -forgotten <= counts.rollouts - found["dispatched"][mode] <= again[0], said
         made = found["made"][mode]
         if case.tools:
             made = [made[0], made[1] + made[0], made[2] - made[0]]
         if mode == "eval" or (exact and case.mode == "sync"):
             assert [counts.rollouts, counts.prompt_tokens, counts.response_tokens] == made, said
         else:
-            # What a killed process had charged, and a checkpoint brought back, is charged again.
-            assert counts.response_tokens <= made[2] + found["restored"], said
+            assert counts.response_tokens <= made[2] + again[1], said
     counted = training if case.limits.get("counted", "paid") == "paid" else totals.used
     if "rollouts" in case.limits:
         assert counted.rollouts <= case.limits["rollouts"], said
@@ -91,7 +94,8 @@ def check(case, found, path):
     if found["error"]:
         return "refused" if "not even the next step fits" in found["error"] else "no refill"
     batch = case.batch * case.n
-    if "rollouts" in case.limits and not case.filtered and not totals.canonical["stale"].rollouts:
+    refilled = (case.filtered, totals.canonical["stale"].rollouts, totals.canonical["failed"].rollouts)
+    if "rollouts" in case.limits and not any(refilled):
         waiting = totals.lost_training.rollouts if case.limits.get("counted") == "used" else 0
         assert counted.rollouts + waiting + batch > case.limits["rollouts"], said
     if "response_tokens" in case.limits:

@@ -36,7 +36,7 @@ class Found:
         made: What the engine made, by ``train`` and ``eval``: rollouts, prompt tokens, response tokens.
         taken: The steps taken, in order, of all processes.
         resumed: Steps that the processes went on after.
-        restored: Response tokens of training rollouts that came back, finished, with checkpoints.
+        restored: Training rollouts that came back, finished, with checkpoints, and their response tokens.
         validated: The steps after which the trainer validated.
         saved: The steps of its checkpoints.
         log: What it logged, by step.
@@ -48,7 +48,7 @@ class Found:
     made: dict[str, list[int]] = field(default_factory=dict)
     taken: list[int] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
-    restored: int = 0
+    restored: list[int] = field(default_factory=lambda: [0, 0])
     validated: list[int] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     log: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -121,9 +121,12 @@ def on_a_cpu(trainer_class: type, case: Case, folder: Path, found: Found) -> typ
             self.replay_buffer.poll_interval = 0.1
             self._load_checkpoint()
             found.resumed.append(self.global_steps)
-            self.replay_buffer._sync_metadata_from_transfer_queue()
-            there = self.replay_buffer.partitions.get("train", {}).values()
-            found.restored += sum(tag.get("response_len", 0) for tag in there)
+            buffer = self.replay_buffer
+            buffer._sync_metadata_from_transfer_queue()
+            ended = buffer.finished_keys["train"] | buffer.failure_keys["train"]
+            tags = [tag for key, tag in buffer.partitions["train"].items() if key.split("_")[0] in ended]
+            found.restored[0] += len(tags)
+            found.restored[1] += sum(tag["response_len"] for tag in tags)
             append(folder / "lives.jsonl", self.global_steps)
 
         def _balance_batch(self, batch: Any, *_: Any, **__: Any) -> Any:

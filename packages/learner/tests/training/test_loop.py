@@ -94,17 +94,18 @@ def test_a_failed_rollout_is_counted_and_shifts_no_evaluation(
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "charged", "message"),
     [
-        (pl.lit(float("nan"), pl.Float64).alias("reward"), "is not a finite number"),
+        (pl.lit(float("nan"), pl.Float64).alias("reward"), {"trained": 16}, "is not a finite number"),
         (
-            pl.concat_str("problem_id", pl.col("sample").cast(pl.String)).alias("problem_id"),
+            pl.when(pl.col("sample") == 0).then(pl.lit("stop")).otherwise(pl.lit("aborted")).alias("finish_reason"),
+            {"failed": 12, "trained": 4},
             "no group has two completed",
         ),
     ],
 )
 def test_what_no_advantage_can_be_made_of_is_charged_first(
-    learner: Learner, replay: Any, tmp_path: Path, changed: pl.Expr, message: str
+    learner: Learner, replay: Any, tmp_path: Path, changed: pl.Expr, charged: dict[str, int], message: str
 ) -> None:
     answered = replay.sample
 
@@ -116,7 +117,7 @@ def test_what_no_advantage_can_be_made_of_is_charged_first(
     meter = Steps(2)
     with pytest.raises(LearnerError, match=message):
         run(learner, replay, tmp_path, steps=2, meter=meter)
-    assert paid(meter) == [(1, {"trained": 16})]
+    assert paid(meter) == [(1, charged)]
 
 
 def test_charges_are_on_the_disk_before_a_checkpoint_is(

@@ -21,7 +21,7 @@ from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
 from isocompute.learner.training.starting import restore
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, RUN, Steps, by_name, kill, paid, run, weights
+from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo with all regularisers": {},
@@ -51,7 +51,6 @@ def test_a_run_that_drops_problems_goes_on_bit_for_bit(
     after: int, model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
     """Killed within a pass from which problems were dropped, and between two of them."""
-    by_name(replay)
     config = replace(config, batch=BatchConfig(drop_above=0.5))
     records: list[Any] = []
     straight = Learner(model, config)

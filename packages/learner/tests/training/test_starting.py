@@ -13,7 +13,7 @@ from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
 from isocompute.learner.training.starting import branch
 from isocompute.learner.updates.learner import Learner
-from small_run import PROBLEMS, RUN, Steps, by_name, kill, paid, run, weights
+from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 
 CONSTANT = OptimizerConfig(warmup_steps=2)
 LATER = OptimizerConfig(warmup_steps=3, decay="linear", decay_after=4, decay_steps=8)
@@ -49,7 +49,6 @@ def test_a_branch_is_the_run_at_once_bit_for_bit(
     after: int, settings: dict[str, Any], model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
     """Begun after an evaluation of its trunk, and between two."""
-    by_name(replay)
     constant = replace(constant, **settings)
     config = decaying(constant, after=after)
     at_once, at_once_paid = Learner(model, config), Steps(9)

@@ -116,8 +116,8 @@ def test_a_column_that_is_missing_is_named_with_what_it_is_for(
     learner: Learner, rollouts: pl.DataFrame, column: str
 ) -> None:
     lacking = rollouts.drop(column)
-    with pytest.raises(LearnerError, match=f"the rollouts have no column {column}, .* the sampler must"):
+    with pytest.raises(LearnerError, match=rf"the table of rollouts has no column {column} \(.* the sampler must"):
         learner.update(lacking)
     if column != "weights_version":
-        with pytest.raises(LearnerError, match=f"the rollouts have no column {column}, "):
+        with pytest.raises(LearnerError, match=f"the table of rollouts has no column {column} "):
             learner.agreement(lacking)

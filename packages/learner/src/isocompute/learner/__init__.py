@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .records.timings import timings_table
     from .saving.checkpoint import Checkpoint, Checkpoints
     from .saving.export import save_policy
+    from .training.defaults import UpdateSteps
     from .training.loop import canary, train
     from .training.order import Place, ProblemOrder
     from .training.run import Progress, RunConfig
@@ -57,6 +58,7 @@ _MODULES = {
     "ranks.group": ("LearnerGroup",),
     "records.health": ("Flag", "Thresholds", "flags", "judged"),
     "updates.learner": ("Learner",),
+    "training.defaults": ("UpdateSteps",),
     "training.loop": ("canary", "train"),
     "objective.advantages": ("group_advantages",),
     "objective.cohorts": ("with_cohorts",),
@@ -117,6 +119,7 @@ __all__ = [
     "SyncError",
     "Thresholds",
     "UpdateReport",
+    "UpdateSteps",
     "Updater",
     "branch",
     "canary",

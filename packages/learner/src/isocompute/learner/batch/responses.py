@@ -11,17 +11,10 @@ import numpy as np
 import polars as pl
 
 from ..errors import LearnerError
+from .table import check_columns
 
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
 """List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
-NEEDED = {
-    "prompt_ids": "the tokens of the prompt, from which the first token is predicted",
-    "response_ids": "the tokens that are learnt from",
-    "logprobs": "the log-probability of each token under the sampler, by which its weights are verified and its "
-    "difference from the learner is corrected",
-    "weights_version": "the version of the weights that sampled, by which stale responses are refused",
-}
-"""What a sampler must report, and what for."""
 MEASURED = {"values": "old_values"}
 """Columns that are called otherwise in the table."""
 
@@ -127,7 +120,7 @@ def read(rollouts: pl.DataFrame, *, vocabulary: int) -> Responses:
         LearnerError: A column is missing; or a row has no prompt, other than one log-probability or mark per token, an
             unknown token, or other than one number per sampled token in a column that needs it.
     """
-    check_columns(rollouts, "prompt_ids", "response_ids", "logprobs")
+    check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs"))
     rollouts = rollouts.filter(pl.col("response_ids").list.len() > 0)
     _check(rollouts, vocabulary)
     if "sampled" in rollouts.columns:
@@ -180,17 +173,6 @@ def _lists(column: pl.Series) -> Lists:
     offsets = array.offsets.to_numpy().astype(np.int64)
     # Of a slice, the values that it shares with the whole column are left out.
     return Lists(offsets=offsets - offsets[0], values=array.flatten().to_numpy(zero_copy_only=False))
-
-
-def check_columns(rollouts: pl.DataFrame, *names: str) -> None:
-    """Refuse a table that lacks one of some columns, each in ``NEEDED``.
-
-    Raises:
-        LearnerError: It does.
-    """
-    for name in names:
-        if name not in rollouts.columns:
-            raise LearnerError(f"the rollouts have no column {name}, {NEEDED[name]}: the sampler must report it")
 
 
 def _check(rollouts: pl.DataFrame, vocabulary: int) -> None:

@@ -57,6 +57,10 @@ class LearnerGroup:
     ) -> None:
         if world_size < 1:
             raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
+        try:
+            import ray  # noqa: F401
+        except ModuleNotFoundError:
+            raise LearnerError('Ray is not installed: pip install "isocompute-learner[ray]"') from None
         self.model, self.config, self.version = str(model), config, 0
         self._world_size, self._device = world_size, device
         self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience

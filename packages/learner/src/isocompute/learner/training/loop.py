@@ -8,16 +8,19 @@ from typing import Any
 
 import polars as pl
 
-from ..errors import DivergenceError
+from ..batch.table import check_sampled
+from ..errors import DivergenceError, LearnerError
 from ..objective.cohorts import with_cohorts
 from ..protocols import Evaluator, Meter, Sampler, Updater, Watch
 from ..records.statistics import response_statistics
 from ..records.steps import EvaluationRecord, StepRecord
 from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import check_sync
+from .defaults import one_pass, print_record
 from .learning import learn
 from .order import ProblemOrder
 from .run import Progress, RunConfig, settings_of
+from .starting import restore
 
 __all__ = ["Progress", "RunConfig", "canary", "train"]
 
@@ -41,7 +44,9 @@ def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id
         DivergenceError: The log-probabilities of the base model itself are not finite.
     """
     sampler.sync(learner.weights(), learner.version)
-    rollouts = sampler.sample(problems.head(4), samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    few = problems.head(4)
+    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    check_sampled(rollouts, few, source=_answer_of(sampler))
     try:
         check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
     except DivergenceError:
@@ -56,34 +61,48 @@ def train(
     problems: pl.DataFrame,
     sampler: Sampler,
     learner: Updater,
-    evaluator: Evaluator,
-    meter: Meter,
-    checkpoints: Checkpoints,
-    progress: Progress,
-    watch: Watch,
+    evaluator: Evaluator | None = None,
+    meter: Meter | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+    watch: Watch = print_record,
 ) -> Progress:
     """Train until the meter admits no further step, or the policy has diverged.
 
     A longer run begins as a shorter one: nothing but ``meter`` knows where it ends.
 
     Args:
-        sampler: Answers them; holds the learner's weights already (see ``canary``).
-        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B.
-        meter: The budget; charged with what each step and each evaluation generated.
+        problems: A ``problems`` table: ``problem_id``, and what the sampler reads.
+        sampler: Answers them; where ``progress`` is given it holds the learner's weights already (see ``canary``).
+        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
+        meter: The budget; charged with what each step and each evaluation generated. None for one pass over the
+            problems, without a record.
         checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.
-        progress: From ``restore`` or ``branch``.
-        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
+            None to save nothing.
+        progress: From ``restore`` or ``branch``. None to continue from the newest checkpoint, if there is one, and to
+            call ``canary``, whose responses are charged as an evaluation's.
+        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation; prints a
+            line for each unless it is given.
 
     Returns:
         The progress at the end, its evaluations included.
 
     Raises:
-        LearnerError: The run and the learner's settings contradict each other; or no advantages or no update can be
-            made of what was sampled, which was charged before.
+        LearnerError: The run and the learner's settings contradict each other, or there is an evaluator and no grid for
+            it; the sampler's table lacks a column; or no advantages or no update can be made of what was sampled, which
+            was charged before.
+        SyncError: The sampler does not hold the learner's weights.
     """
     run.check(learner.config)
+    if evaluator is not None and run.evaluate_every is None:
+        raise LearnerError("an evaluator was given and evaluate_every is None: it must be a multiple of the batch")
     drop_above = learner.config.batch.drop_above
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
+    meter = meter or one_pass(len(problems), run.problems_per_batch)
+    if progress is None:
+        progress = _begun(
+            run=run, problems=problems, sampler=sampler, learner=learner, checkpoints=checkpoints, meter=meter
+        )
     cell = _Cell(
         run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
         checkpoints=checkpoints, progress=progress, watch=watch,
@@ -105,8 +124,26 @@ def train(
     if saved_at != progress.step:
         cell.save()
     # A kill may have come between the last checkpoint and the deletion of those before.
-    checkpoints.prune()
+    if checkpoints is not None:
+        checkpoints.prune()
     return progress
+
+
+def _begun(
+    *, run: RunConfig, problems: pl.DataFrame, sampler: Sampler, learner: Updater, checkpoints: Checkpoints | None,
+    meter: Meter,
+) -> Progress:  # fmt: skip
+    """How far a run is, with the sampler at the learner's weights."""
+    progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+    if checkpoints is not None:
+        progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+    answered = canary(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+    meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
+    return progress
+
+
+def _answer_of(sampler: Sampler) -> str:
+    return f"what {type(sampler).__name__}.sample returned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +154,9 @@ class _Cell:
     order: ProblemOrder
     sampler: Sampler
     learner: Updater
-    evaluator: Evaluator
+    evaluator: Evaluator | None
     meter: Meter
-    checkpoints: Checkpoints
+    checkpoints: Checkpoints | None
     progress: Progress
     watch: Watch
     settings: dict[str, Any]
@@ -165,14 +202,17 @@ class _Cell:
 
     def sample(self, step: int) -> pl.DataFrame:
         """Sample n responses to each problem of a step's batch."""
-        return self.sampler.sample(
-            self.order.batch(self.progress.place),
+        problems = self.order.batch(self.progress.place)
+        rollouts = self.sampler.sample(
+            problems,
             samples=self.run.rollouts_per_problem,
             seed=self.run.seed,
             step=step,
             phase="train",
             run_id=self.run.run_id,
         )
+        check_sampled(rollouts, problems, source=_answer_of(self.sampler))
+        return rollouts
 
     def charge(self, step: int, rollouts: pl.DataFrame) -> int:
         """Charge what a step generated, by cohort, and count it; returns its response tokens."""
@@ -183,7 +223,9 @@ class _Cell:
         return tokens
 
     def evaluate(self) -> None:
-        """Evaluate, and charge it."""
+        """Evaluate, if that is wanted, and charge it."""
+        if self.evaluator is None:
+            return
         progress, began = self.progress, perf_counter()
         result = self.evaluator(
             step=progress.step,
@@ -204,13 +246,17 @@ class _Cell:
     def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
         """Save a checkpoint where one is due; returns the step of the newest one."""
         progress = self.progress
-        if not self.checkpoints.due(step=progress.step, evaluations=len(progress.evals) if evaluated else None):
+        if self.checkpoints is None or not self.checkpoints.due(
+            step=progress.step, evaluations=len(progress.evals) if evaluated else None
+        ):
             return saved_at
         self.save()
         return progress.step
 
     def save(self) -> None:
-        """Save a checkpoint of the run as it is."""
+        """Save a checkpoint of the run as it is, where it has any."""
+        if self.checkpoints is None:
+            return
         tensors, values = self.learner.state()
         # A checkpoint that outlives its charges in a power cut could not be continued.
         self.meter.sync()

@@ -24,7 +24,7 @@ class RunConfig:
         problems_per_batch: B_p.
         seed: Fixes the order of problems and every response's seed.
         evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with
-            ``evaluations_per_octave`` between the first of them.
+            ``evaluations_per_octave`` between the first of them. None where nothing is evaluated.
         evaluations_per_octave: p, how many evaluations there are while the rollouts double, from p · ``evaluate_every``
             on (see ``evaluated_at``); None for one at every multiple of ``evaluate_every``.
 
@@ -33,11 +33,11 @@ class RunConfig:
             batch, or there is no evaluation in an octave.
     """
 
-    run_id: str
+    run_id: str = "run"
     rollouts_per_problem: int
     problems_per_batch: int
-    seed: int
-    evaluate_every: int
+    seed: int = 0
+    evaluate_every: int | None = None
     evaluations_per_octave: int | None = None
 
     def __post_init__(self) -> None:
@@ -45,7 +45,8 @@ class RunConfig:
             raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a problem needs 1 or more")
         if self.problems_per_batch < 1:
             raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
-        if self.evaluate_every < 1 or self.evaluate_every % self.batch_rollouts:
+        every = self.evaluate_every
+        if every is not None and (every < 1 or every % self.batch_rollouts):
             raise LearnerError(
                 f"evaluate_every is {self.evaluate_every} rollouts, which is not a multiple of the batch of "
                 f"{self.batch_rollouts}: evaluations would not fall on a common grid"
@@ -71,6 +72,8 @@ class RunConfig:
         Args:
             rollouts: step · B.
         """
+        if self.evaluate_every is None:
+            return False
         k, rest = divmod(rollouts, self.evaluate_every)
         if rest or self.evaluations_per_octave is None:
             return not rest

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import polars as pl
 
-from ..batch.responses import NEEDED, check_columns
+from ..batch.table import check_columns
 from ..config import LearnerConfig
 from ..errors import DivergenceError, LearnerError, SyncError
 from .sync import BROKEN, check_finite, check_sync
@@ -44,7 +44,7 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
         SyncError: A response on some rank was sampled with another version.
         LearnerError: A column is missing.
     """
-    check_columns(rollouts, *NEEDED)
+    check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
     stale = rollouts.filter(pl.col("weights_version") != version)
     if total(len(stale)):
         versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
