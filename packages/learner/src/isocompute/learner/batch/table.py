@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -25,9 +26,9 @@ class Column:
     purpose: str
 
 
-def _lists_of(accepts: Callable[[pl.DataType], bool]) -> Callable[[pl.DataType], bool]:
+def _lists_of(accepts: Callable[[Any], bool]) -> Callable[[pl.DataType], bool]:
     # A table of failed responses only has lists without a type.
-    return lambda dtype: isinstance(dtype, pl.List) and (isinstance(dtype.inner, pl.Null) or accepts(dtype.inner))
+    return lambda dtype: isinstance(dtype, pl.List) and (dtype.inner == pl.Null or accepts(dtype.inner))
 
 
 def _text(dtype: pl.DataType) -> bool:
