@@ -10,6 +10,7 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import RolloutError
+from .buckets import Bucket
 from .faults import Faults
 from .groups import Layout
 from .manifest import check_tied, shapes_of
@@ -167,13 +168,9 @@ class Sampler:
         self._tear()
         self._begin_load()
 
-    def take(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Take over one part of the weights, after ``begin_sync``; whoever calls has compared names and shapes.
-
-        Args:
-            tensors: Pairs of a Hugging Face name and a tensor.
-        """
-        self._load_part(tensors)
+    def take(self, bucket: Bucket) -> None:
+        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes."""
+        self._load_part(bucket.tensors())
 
     def end_sync(self, version: int) -> None:
         """Take note that all parts came, and stamp what is sampled with ``version``.

@@ -43,6 +43,7 @@ class Member:
         task: That call in words.
         deadline: When it counts as hanging (s, ``monotonic``).
         deaths: How often it has ended since it last answered a group.
+        answered: Groups that it has answered, with all its processes.
     """
 
     index: int
@@ -54,6 +55,7 @@ class Member:
     task: str = ""
     deadline: float = 0.0
     deaths: int = 0
+    answered: int = 0
 
     @property
     def idle(self) -> bool:

@@ -97,7 +97,9 @@ class Dispatch:
         for group in event.value.groups:
             self._take(group, held)
         self._pool.faults.add(event.value.unscored, scored=event.value.scored)
-        member.deaths = 0
+        member.answered += len(event.value.groups)
+        if event.value.groups:
+            member.deaths = 0
         if not event.value.ended:
             self._crew.ask(member, "go_on", task=f"answer {_named(held)}")
         else:

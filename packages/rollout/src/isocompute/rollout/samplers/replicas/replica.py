@@ -152,7 +152,7 @@ class Replica(SamplerActor):
     def take(self, bucket: Bucket, sync: int) -> None:
         """Take over one bucket of a sync's weights."""
         self._expect(sync)
-        self._sampler.take(bucket.tensors())
+        self._sampler.take(bucket)
         self._buckets += 1
 
     def end_sync(self, version: int, sync: int, buckets: int) -> Synced:
