@@ -42,7 +42,7 @@ class Member:
         call: What it was asked and has not answered.
         task: That call in words.
         deadline: When it counts as hanging (s, ``monotonic``).
-        deaths: How often it has ended since it last answered a group.
+        deaths: How often it has ended since it last answered a group or took over a sync.
         answered: Groups that it has answered, with all its processes.
     """
 

@@ -49,7 +49,7 @@ class Replicas(Sampler):
         keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
             are started again before the next.
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
-        restarts: How often in a row a replica may end without an answer before it is left out.
+        restarts: How often in a row a replica may end, without a sync or a group between, before it is left out for good.
         start_seconds: Timeout for a replica to be placed and to load the model.
         answer_seconds: Timeout for a replica's next group, or for one bucket of a sync.
 
@@ -189,7 +189,7 @@ class Replicas(Sampler):
         """Let replicas answer, if they sample from the same weights."""
         self._reference = agreed(probes, tolerance=self._tolerance)
         for index in probes:
-            self.crew.members[index].sync = self.sync_number
+            self.crew.members[index].sync, self.crew.members[index].deaths = self.sync_number, 0
 
     def _wanted(self) -> Manifest:
         """The tensors of the model; at least one replica is up then."""
