@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -43,8 +44,9 @@ class HashedSampler(Sampler):
     """Answers with up to ``max_new_tokens`` tokens that a hash of weights and seed determines.
 
     Args:
-        folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group, ``pace-PROCESS``
-            take longer over it than groups are gathered, and ``mangle-PROCESS`` take one weight for another.
+        folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
+            ``pace-PROCESS`` take longer over it than groups are gathered, ``mangle-PROCESS`` take one weight for
+            another, and ``deadly-PROBLEM`` kills any process that begins with that problem.
     """
 
     def __init__(self, sampling: Sampling, folder: Path) -> None:
@@ -101,6 +103,8 @@ class HashedSampler(Sampler):
         for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
             while self._told("wait"):
                 sleep(0.01)
+            if (self._folder / f"deadly-{problem_id}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             if self._told("pace"):
                 sleep(2 * GATHER_SECONDS)
             numbers = range(draw.first_sample, draw.first_sample + draw.samples)

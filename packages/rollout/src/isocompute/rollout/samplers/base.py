@@ -232,8 +232,7 @@ class Sampler:
         raise NotImplementedError
 
     def probe(self) -> list[float]:
-        """Return log-probabilities (nats) that tell one policy from another: of the most probable tokens after
-        prompts that are always the same."""
+        """Return log-probabilities (nats) of the likeliest tokens after fixed prompts, which tell policies apart."""
         raise NotImplementedError
 
     def close(self) -> None:

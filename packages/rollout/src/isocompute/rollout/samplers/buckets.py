@@ -50,8 +50,6 @@ def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[Bucket
         weights: Pairs of a Hugging Face name and a tensor, on any device.
         size: Most bytes in a bucket; a larger tensor has a bucket of its own.
     """
-    import torch
-
     held: list[tuple[str, torch.Tensor]] = []
     used = 0
     for name, tensor in weights:

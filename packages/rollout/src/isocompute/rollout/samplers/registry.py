@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RolloutError
 from ..scoring.config import ScoringConfig
 from ..scoring.scorer import Scorer, default_scorer
+from .engine import EngineConfig
 from .sampling import Sampling
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str
     from .replicas import Replicas
 
     settings = dict(replicas)
-    if kind == "vllm" and "num_gpus" not in settings and _has_gpus():
-        engine = options.get("engine")
-        settings["num_gpus"] = float((engine and engine.tensor_parallel) or 1)
+    if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
+        engine = options.get("engine") or EngineConfig()
+        settings["num_gpus"] = float(engine.tensor_parallel or 1) if _has_gpus() else 0.0
     return Replicas(partial(open_sampler, kind, model, sampling, **options), model, sampling, **settings)
 
 

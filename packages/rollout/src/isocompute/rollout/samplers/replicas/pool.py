@@ -1,4 +1,4 @@
-"""Several replicas of a sampler behind its interface: tables do not depend on their number, nor on which of them die."""
+"""Several replicas of a sampler behind its interface: tables depend neither on their number nor on deaths."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Replicas(Sampler):
         keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
             are started again before the next.
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
-        restarts: How often in a row a replica may end, without a sync or a group between, before it is left out for good.
+        restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
         start_seconds: Timeout for a replica to be placed and to load the model.
         answer_seconds: Timeout for a replica's next group, or for one bucket of a sync.
 
@@ -239,7 +239,7 @@ def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) ->
 
     chosen = list(range(replicas)) if bundles is None else list(bundles)
     if len(chosen) != replicas:
-        raise RolloutError(f"bundles names {len(chosen)} bundles, and there are {replicas} replicas; one each is needed")
+        raise RolloutError(f"bundles names {len(chosen)} bundles; it must name one for each of {replicas} replicas")
     return [
         PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=bundle)
         for bundle in chosen

@@ -117,9 +117,7 @@ class Sender:
         return left
 
 
-def _checked(
-    weights: Iterable[tuple[str, Any]], arriving: Arriving, wanted: Manifest
-) -> Iterator[tuple[str, Any]]:
+def _checked(weights: Iterable[tuple[str, Any]], arriving: Arriving, wanted: Manifest) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a sync, on the CPU, and refuse what the model does not have or ties otherwise."""
     tied = {*wanted.tied, *wanted.tied.values()}
     first: dict[str, Any] = {}
