@@ -51,17 +51,17 @@ def process(pool: Replicas, index: int) -> int:
     return opened.process
 
 
-def test_replicas_share_a_placement_group_and_leave_it_as_it_was(
-    cluster: Any, alone: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.util import placement_group_table
+def test_replicas_share_a_placement_group_and_leave_it_as_it_was(cluster: Any, alone: Any, folder: Path) -> None:
+    from ray.util import get_current_placement_group, placement_group_table
     from ray.util.placement_group import placement_group, remove_placement_group
+
+    def place(actor: Any) -> str:
+        return str(get_current_placement_group().id.hex())
 
     shared = placement_group([{"CPU": 1.0}] * 3, strategy="PACK")
     opener = partial(hashed.HashedSampler, SAMPLING, folder)
     opened = Replicas(opener, "hashed", SAMPLING, replicas=2, placement=shared, bundles=[2, 0])
-    where = "lambda actor: __import__('ray').util.get_current_placement_group().id.hex()"
-    groups = [cluster.get(m.actor.__ray_call__.remote(eval(where))) for m in opened.crew.members]
+    groups = [cluster.get(member.actor.__ray_call__.remote(place)) for member in opened.crew.members]
     assert groups == [shared.id.hex()] * 2
     problems = hashed.problems(5)
     assert opened.sample(problems, **ASKED).equals(alone.sample(problems, **ASKED))
