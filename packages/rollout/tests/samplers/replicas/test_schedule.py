@@ -40,11 +40,12 @@ def test_every_group_is_taken_once_whoever_takes(costs: list[float], replicas: i
 
 
 def test_what_a_replica_was_lost_over_is_left_to_another_and_only_once() -> None:
-    queue = Queue(works(3, 2, 1), replicas=1)
+    queue = Queue(works(3, 2, 1), replicas=2)
     first = queue.take(0)
     assert names(first) == ["p0"]
     assert queue.put_back(first, 0) == []
-    assert names(queue.take(0)) == ["p1", "p2"]
+    assert names(queue.take(0)) == ["p1"]
+    assert names(queue.take(0)) == ["p2"]
     assert queue.take(0) == []
     assert not queue.reachable([0])
     assert queue.reachable([0, 1])
@@ -52,6 +53,10 @@ def test_what_a_replica_was_lost_over_is_left_to_another_and_only_once() -> None
     assert names(again) == ["p0"]
     assert names(queue.put_back(again, 1)) == ["p0"]
     assert len(queue) == 0
+
+
+def test_one_replica_takes_all_at_once() -> None:
+    assert names(Queue(works(1, 3, 2), replicas=1).take(0)) == ["p1", "p2", "p0"]
 
 
 def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:

@@ -84,7 +84,9 @@ class Queue:
         Args:
             replica: Its index.
         """
-        share = sum(work.cost for work in self._waiting) / (CHUNKS * self._replicas)
+        # One replica has nobody to leave work to.
+        chunks = CHUNKS * self._replicas if self._replicas > 1 else 1
+        share = sum(work.cost for work in self._waiting) / chunks
         chunk: list[Work] = []
         for work in self._waiting:
             if work.failed_on == replica:
