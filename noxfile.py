@@ -90,11 +90,11 @@ def fast(session: nox.Session) -> None:
 
 @nox.session
 def faults(session: nox.Session) -> None:
-    """Run the long campaigns: damaged ledgers, random histories, faulty engines and servers."""
+    """Run the long campaigns: damaged ledgers, random histories, faulty engines, replicas and servers."""
     install_all(session, *TEST_TOOLS)
     more = {
         "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
-        "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100",
+        "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100", "ISOCOMPUTE_REPLICA_FAULTS": "100",
     }  # fmt: skip
     ledger = ("packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py")
     own = ("packages/rollout/tests/faults", "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py")

@@ -31,6 +31,7 @@ class WorkerConfig:
         device: Torch device of the learner.
         engine: Settings of vLLM (``engine_from``).
         placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
+        replicas: Engines; several are Ray actors.
         learner_ranks: Learner ranks; one is in this process, several are Ray actors.
         start_seconds: How long an engine in a process of its own may take to load the model.
         answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
@@ -44,6 +45,7 @@ class WorkerConfig:
     device: str = "cpu"
     engine: Mapping[str, Any] = field(default_factory=dict)
     placement: str = "colocated"
+    replicas: int = 1
     learner_ranks: int = 1
     start_seconds: float = 900.0
     answer_seconds: float = 1800.0
@@ -65,6 +67,7 @@ class WorkerConfig:
             device=resources.device,
             engine=asdict(resources.resolved_engine()),
             placement=resources.placement,
+            replicas=resources.replicas,
             learner_ranks=resources.learner_ranks,
             start_seconds=resources.start_seconds,
             answer_seconds=resources.stall_seconds,

@@ -116,7 +116,7 @@ class Surroundings:
         sampler: Kind of sampler.
         device: ``cpu`` or ``cuda``.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
-        placement: Where the engine is; see ``ResourcesConfig``.
+        placement: Where the engine is, or how many there are; see ``placed``.
         learner_ranks: Ranks whose sums are added up.
     """
 
@@ -140,9 +140,14 @@ def computing(resources: ResourcesConfig) -> dict[str, Any]:
         "sampler": resources.resolved_sampler(),
         "device": resources.device,
         "engine": without_memory(asdict(resources.resolved_engine())),
-        "placement": resources.placement,
+        "placement": placed(resources.placement, resources.replicas),
         "learner_ranks": resources.learner_ranks,
     }
+
+
+def placed(placement: str, replicas: int) -> str:
+    """Where the engine is, or how many there are: batches of several differ in the last digits of log-probabilities."""
+    return placement if replicas == 1 else f"{replicas} replicas"
 
 
 def without_memory(engine: Mapping[str, Any]) -> dict[str, Any]:

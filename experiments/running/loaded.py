@@ -21,6 +21,7 @@ from .identity import (
     Surroundings,
     digest,
     modules_of,
+    placed,
     source_hash,
     tree_hash,
     versions,
@@ -73,7 +74,7 @@ class Loaded:
                 sampler=config.sampler,
                 device=config.device if config.device == "cpu" or torch.cuda.is_available() else "cpu",
                 engine=without_memory(config.engine),
-                placement=config.placement,
+                placement=placed(config.placement, config.replicas),
                 learner_ranks=config.learner_ranks,
             ),
         )

@@ -65,7 +65,7 @@ class Worker:
         """The base model whose weights the sampler has at version 0."""
         self._sampler = _opened_sampler(config, self._models[self._base])
         ranks = config.learner_ranks
-        self._devices = 1 + (ranks if ranks > 1 else 0) + (config.placement == "separate")
+        self._devices = 1 + (ranks if ranks > 1 else 0) + config.replicas * (config.placement == "separate")
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
@@ -262,9 +262,12 @@ def _opened_sampler(config: WorkerConfig, model: str) -> Any:
         options["engine"] = engine_from(config.engine)
     else:
         options["device"] = config.device
-    if config.placement == "separate":
+    timeouts = {"start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds}
+    if config.replicas > 1:
+        options["replicas"] = {"replicas": config.replicas, **timeouts}
+    elif config.placement == "separate":
         kind = "vllm-remote"
-        options |= {"start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds}
+        options |= timeouts
     return open_sampler(kind, model, sampling_from(generation["sampling"]), **options)
 
 

@@ -54,6 +54,9 @@ class ResourcesConfig(Settings):
     placement: Literal["colocated", "separate"] = "colocated"
     """``colocated``: the engine is in the worker's process; ``separate``: vLLM is a Ray actor of its own, on a
     processor of its own."""
+    replicas: Count = 1
+    """Engines that answer the batches of a cell together, with the same weights; several are Ray actors, each on
+    processors of its own (placement ``separate``)."""
     learner_ranks: Count = 1
     """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
     own."""
@@ -75,8 +78,15 @@ class ResourcesConfig(Settings):
 
     @model_validator(mode="after")
     def _separate_engines_are_vllm(self) -> Self:
-        if self.placement == "separate" and self.sampler == "transformers":
-            raise SettingError("placement", "is 'separate', which needs vLLM, and sampler is 'transformers'")
+        if self.placement == "separate" and self.sampler == "transformers" and self.replicas == 1:
+            raise SettingError(
+                "placement", "is 'separate', which needs vLLM or several replicas, and sampler is 'transformers'"
+            )
+        if self.replicas > 1 and self.placement == "colocated":
+            raise SettingError(
+                "replicas",
+                f"is {self.replicas}, and an engine in the worker's process is alone: set placement to separate",
+            )
         return self
 
     @model_validator(mode="after")
@@ -123,7 +133,7 @@ class ResourcesConfig(Settings):
 
     def processors_of_a_worker(self) -> int:
         """Processors that one worker holds, with its engine and learner ranks."""
-        engine = (self.engine.tensor_parallel or 1) if self.placement == "separate" else 0
+        engine = self.replicas * (self.engine.tensor_parallel or 1) if self.placement == "separate" else 0
         return 1 + (self.learner_ranks if self.learner_ranks > 1 else 0) + engine
 
     def processors(self) -> int:

@@ -106,6 +106,7 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
             {"sampler": "vllm", "device": "cuda", "engine": {"tensor_parallel": 2}},
             "set placement to separate",
         ),
+        ("resources", {"sampler": "vllm", "replicas": 2}, "resources.replicas is 2, and an engine in the worker's"),
         ("sampling.top_k", 5, "with top_k 0"),
         ("prompting", {"template": "jinja"}, "template is 'jinja'; it must be one of auto, chat, plain"),
         ("scoring", {"second": 5}, "no setting 'second'"),
@@ -277,6 +278,7 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     assert (engine.profile, engine.dtype, engine.max_concurrent, engine.tensor_parallel) == ("cuda", "bfloat16", 64, 2)
     # A learner and two GPUs for its engine, for each of two workers.
     assert preset.resources.processors() == 6
+    assert load(changed(tmp_path, "resources", {**resources, "replicas": 3}), "smoke").resources.processors() == 14
     assert engine.memory_share is None
     shared = load(changed(tmp_path, "resources", {"sampler": "vllm", "device": "cuda"}), "smoke").resources
     assert shared.resolved_engine().memory_share == 0.4

@@ -14,6 +14,7 @@ from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.running import identity, imports, models
 from experiments.running.cells import problems_hash
+from experiments.settings.model import ResourcesConfig
 
 from .made import cell
 
@@ -57,6 +58,15 @@ def test_a_first_evaluation_is_shared_by_all_n_of_a_seed_and_by_no_other_seed() 
     one = cell()
     assert one.start_id == cell(rollouts_per_problem=8).start_id == cell(problems_per_batch=4).start_id
     assert len({one.start_id, cell(seed=8).start_id, cell(base="c").start_id}) == 3
+
+
+def test_the_number_of_engines_is_part_of_the_identity_and_one_engine_adds_nothing_to_it() -> None:
+    own = {"sampler": "transformers", "placement": "separate"}
+    one, two = (identity.computing(ResourcesConfig(**own, replicas=n)) for n in (2, 3))
+    assert one != two
+    alone = identity.computing(ResourcesConfig(sampler="transformers"))
+    assert alone["placement"] == "colocated"
+    assert set(alone) == {"sampler", "device", "engine", "placement", "learner_ranks"}
 
 
 def run_ids(tree: Path) -> list[str]:

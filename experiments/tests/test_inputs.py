@@ -81,6 +81,7 @@ def resources(**changes: Any) -> Callable[[], None]:
         resources(device="cuda", dtype="float32"),
         resources(learner_ranks=2),
         resources(placement="separate"),
+        resources(placement="separate", replicas=2),
         resources(engine={"max_concurrent": 8}),
     ],
 )

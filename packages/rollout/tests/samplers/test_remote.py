@@ -62,8 +62,8 @@ def test_a_node_of_a_cluster_joins_it(cluster: Any, tmp_path: Path) -> None:
     address = cluster.get_runtime_context().gcs_address
     (tmp_path / "ray/ray_current_cluster").write_text(address)
     joins = (
-        "from isocompute.rollout.samplers.vllm.remote import _connected_ray\n"
-        "print(_connected_ray().get_runtime_context().gcs_address)"
+        "from isocompute.rollout.samplers.actor import connected_ray\n"
+        "print(connected_ray().get_runtime_context().gcs_address)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     environment["RAY_TMPDIR"] = str(tmp_path)
@@ -98,7 +98,7 @@ def test_verifiers_that_are_registered_here_score_in_the_actor(
 def test_a_model_larger_than_one_chunk_is_synced_in_several(
     sampler: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 20_000)
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 20_000)
     synced_three_times(sampler, tiny, tmp_path, leave_out="")
 
 

@@ -10,6 +10,8 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import RolloutError
+from .buckets import Bucket
+from .faults import Faults
 from .groups import Layout
 from .manifest import check_tied, shapes_of
 from .sampling import Draw, Sampling
@@ -30,6 +32,7 @@ class Sampler:
 
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
+        faults: Problems that could not be scored so far.
     """
 
     plan = ""
@@ -37,6 +40,7 @@ class Sampler:
     def __init__(self, model: str | Path, sampling: Sampling) -> None:
         self.model = str(model)
         self.sampling = self._opened = sampling
+        self.faults = Faults()
         self._version = 0
         self._whole = True
         self._streams = 0
@@ -150,12 +154,46 @@ class Sampler:
             RolloutError: A stream is open; or a tensor is missing, unknown or of another shape, two tied ones differ,
                 or the engine did not take them over, after which nothing is sampled until a sync succeeds.
         """
+        self._tear()
+        self._take_over(weights.items() if hasattr(weights, "items") else weights, version)
+        self._stamp(version)
+        self._whole = True
+
+    def begin_sync(self) -> None:
+        """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
+
+        Raises:
+            RolloutError: A stream is open.
+        """
+        self._tear()
+        self._begin_load()
+
+    def take(self, bucket: Bucket) -> None:
+        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes."""
+        self._load_part(bucket.tensors())
+
+    def end_sync(self, version: int) -> None:
+        """Take note that all parts came, and stamp what is sampled with ``version``.
+
+        Args:
+            version: Policy version of the weights.
+        """
+        self._end_load()
+        self._stamp(version)
+        self._whole = True
+
+    def _tear(self) -> None:
+        """Sample nothing until weights are whole again; refused while a stream is open."""
         if self._streams:
             raise RolloutError(
                 "a stream is still open, whose responses would be of two policies; close it before a sync"
             )
         self._whole = False
-        tensors: list[tuple[str, torch.Tensor]] = list(weights.items() if hasattr(weights, "items") else weights)
+
+    def _take_over(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Check the weights of a sync and hand them to the engine."""
+        del version
+        tensors = list(weights)
         check_tied(self.check(shapes_of(tensors)), tensors)
         try:
             self._load(tensors)
@@ -167,8 +205,6 @@ class Sampler:
                 f"the engine did not take over the weights ({type(error).__name__}: {reason}); "
                 "sync again before sampling"
             ) from error
-        self._stamp(version)
-        self._whole = True
 
     def check(self, given: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
         """Compare the names and shapes that a sync brings with the model's.
@@ -182,6 +218,21 @@ class Sampler:
         Raises:
             RolloutError: They differ.
         """
+        raise NotImplementedError
+
+    def lengths(self, problems: pl.DataFrame) -> list[int]:
+        """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand.
+
+        Args:
+            problems: A ``problems`` table.
+
+        Raises:
+            RolloutError: As ``sample``, before anything is sampled.
+        """
+        raise NotImplementedError
+
+    def probe(self) -> list[float]:
+        """Return log-probabilities (nats) of the likeliest tokens after fixed prompts, which tell policies apart."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -198,6 +249,16 @@ class Sampler:
     def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
         """Hand checked weights to the engine."""
         raise NotImplementedError
+
+    def _begin_load(self) -> None:
+        """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
+
+    def _load_part(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Hand one part of checked weights to the engine."""
+        raise NotImplementedError
+
+    def _end_load(self) -> None:
+        """Let the engine sample with the weights that came in parts."""
 
     def _stamp(self, version: int) -> None:
         """Stamp what is sampled from now on with ``version``."""

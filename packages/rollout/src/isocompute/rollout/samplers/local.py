@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -18,13 +18,17 @@ from ..scoring.scorer import Item, Scorer, Verdict, default_scorer
 from ..seeds import response_seed
 from .base import Sampler
 from .control import controlled
+from .faults import Faults
 from .groups import Group, Layout
 from .manifest import Manifest, check_shapes, manifest
 from .models import load_tokenizer, stop_tokens
 from .prompts import Prompting, PromptMaker
-from .sampling import Continue, Draw, Finished, Request, Response, Sampling
+from .sampling import Continue, Draw, Finished, Request, Response, Sampling, as_it_is
 
-logger = logging.getLogger(__name__)
+PROBES = 4
+"""Prompts of a probe."""
+PROBE_TOKENS = 8
+"""Tokens of each."""
 
 
 class LocalSampler(Sampler):
@@ -56,7 +60,6 @@ class LocalSampler(Sampler):
         self._prompting = prompting or Prompting()
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
         self.scorer = scorer or default_scorer()
-        self._faults = Faults()
         self._ends = stop_tokens(self.model, self.tokenizer)
         self._manifest: Manifest | None = None
 
@@ -85,12 +88,33 @@ class LocalSampler(Sampler):
         """Compare the names and shapes that a sync brings with the model's; see ``Sampler.check``."""
         return check_shapes(self.manifest, given)
 
-    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        self._faults.check()
-        problems = problems.sort("problem_id")
+    def lengths(self, problems: pl.DataFrame) -> list[int]:
+        """Return the length of each problem's prompt (tokens); see ``Sampler.lengths``."""
+        return [len(prompt) for prompt in self._checked(problems)]
+
+    def probe(self) -> list[float]:
+        """Return the log-probabilities of the most probable tokens after fixed prompts; see ``Sampler.probe``."""
+        asked, length = self.sampling, min(PROBE_TOKENS, self.sampling.max_prompt_tokens)
+        tokens = np.random.default_rng(0).integers(len(self.tokenizer), size=(PROBES, length))
+        requests = [Request(prompt_ids=prompt, seed=0, max_new_tokens=1) for prompt in tokens.tolist()]
+        self.sampling = Sampling(temperature=0.0, max_new_tokens=1, max_prompt_tokens=length)
+        try:
+            answered = dict(self._generate(requests, as_it_is))
+        finally:
+            self.sampling = asked
+        return [float(answered[index].logprobs[0]) for index in range(PROBES)]
+
+    def _checked(self, problems: pl.DataFrame) -> list[list[int]]:
+        """Return the prompts of problems; refuse what cannot be answered or scored."""
+        self.faults.check()
         self.scorer.check(problems["verifier"].to_list())
+        named = zip(problems["problem_id"].to_list(), problems["prompt"].to_list(), strict=True)
+        return [self.prompts.ids(problem_id, text) for problem_id, text in named]
+
+    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        problems = problems.sort("problem_id")
+        prompts = self._checked(problems)
         ids, texts = problems["problem_id"].to_list(), problems["prompt"].to_list()
-        prompts = [self.prompts.ids(i, text) for i, text in zip(ids, texts, strict=True)]
         requests = [
             Request(
                 prompt_ids=prompt,
@@ -103,7 +127,7 @@ class LocalSampler(Sampler):
         ]
         finished = self._generate(*self._control(requests))
         layout = self._layout()
-        scoring = _Scoring(self.scorer, problems, self._faults)
+        scoring = _Scoring(self.scorer, problems, self.faults)
         failure: RolloutError | None = None
         # Closed here and not when it is collected: an engine answers one stream at a time.
         with closing(finished):
@@ -171,45 +195,6 @@ class LocalSampler(Sampler):
             self.tokenizer.batch_decode([r.ids for r in responses if r.text is None], skip_special_tokens=True)
         )
         return [next(decoded) if r.text is None else r.text for r in responses]
-
-
-class Faults:
-    """Problems whose responses could not be scored, which was found when these were paid for."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[str, str] = {}
-        self._scored = False
-
-    def scored(self) -> None:
-        """Note that responses to some problem could be scored."""
-        self._scored = True
-
-    def lost(self, group: Group, error: ProblemError) -> Group:
-        """Note a problem; return its group with responses that count as aborted, tokens included."""
-        if group.problem_id not in self._reasons:
-            logger.warning("problem %s cannot be scored: %s", group.problem_id, error)
-        self._reasons[group.problem_id] = str(error)
-        reason = f"its problem cannot be scored: {error}"
-        responses = [
-            r if r.finish_reason == "aborted" else replace(r, finish_reason="aborted", failure=reason)
-            for r in group.responses
-        ]
-        return replace(group, responses=responses)
-
-    def check(self) -> None:
-        """Refuse to go on where nothing could be scored so far.
-
-        Not in the call that finds it: its responses were paid for, and must reach whoever counts them.
-
-        Raises:
-            RolloutError: All problems answered so far cannot be scored.
-        """
-        if self._reasons and not self._scored:
-            problem_id, reason = next(iter(self._reasons.items()))
-            raise RolloutError(
-                f"none of the {len(self._reasons)} problems answered so far can be scored; {problem_id} cannot, since "
-                f"{reason}"
-            )
 
 
 class _Scoring:

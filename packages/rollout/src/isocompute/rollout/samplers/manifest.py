@@ -90,22 +90,50 @@ def check_shapes(wanted: Manifest, given: Iterable[tuple[str, tuple[int, ...]]])
     Raises:
         RolloutError: A tensor is missing, unknown, repeated or of another shape; the message names it.
     """
-    seen: set[str] = set()
+    arriving = Arriving(wanted)
     for name, shape in given:
-        if name not in wanted.shapes:
+        arriving.add(name, shape)
+    return arriving.end()
+
+
+class Arriving:
+    """The tensors of a sync as they arrive, compared one by one with those that the model has.
+
+    Args:
+        wanted: The model's tensors.
+    """
+
+    def __init__(self, wanted: Manifest) -> None:
+        self._wanted = wanted
+        self._seen: set[str] = set()
+
+    def add(self, name: str, shape: tuple[int, ...]) -> None:
+        """Take note of the next tensor.
+
+        Raises:
+            RolloutError: It is unknown, repeated or of another shape; the message names it.
+        """
+        shapes = self._wanted.shapes
+        if name not in shapes:
             raise RolloutError(f"a sync brings the tensor {name}, which the model does not have")
-        if name in seen:
+        if name in self._seen:
             raise RolloutError(f"a sync brings the tensor {name} twice")
-        if tuple(shape) != wanted.shapes[name]:
-            raise RolloutError(
-                f"a sync brings the tensor {name} as {tuple(shape)}; the model has it as {wanted.shapes[name]}"
-            )
-        seen.add(name)
-    missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
-    return {name: source for name, source in wanted.tied.items() if name in seen}
+        if tuple(shape) != shapes[name]:
+            raise RolloutError(f"a sync brings the tensor {name} as {tuple(shape)}; the model has it as {shapes[name]}")
+        self._seen.add(name)
+
+    def end(self) -> dict[str, str]:
+        """Return the tied tensors that came under both names, by name.
+
+        Raises:
+            RolloutError: A tensor is missing; the message names it.
+        """
+        wanted, seen = self._wanted, self._seen
+        missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
+        if missing:
+            others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
+        return {name: source for name, source in wanted.tied.items() if name in seen}
 
 
 def check_tied(pairs: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
 from ..scoring.config import ScoringConfig
 from ..scoring.scorer import Scorer, default_scorer
+from .engine import EngineConfig
 from .sampling import Sampling
 
 if TYPE_CHECKING:
     from .base import Sampler
 
 KINDS = ("vllm", "vllm-remote", "transformers", "openai")
+REPLICATED = ("vllm", "transformers")
+"""Those of which there may be several replicas."""
 
 
 def open_sampler(
-    kind: str, model: str, sampling: Sampling, *, scoring: ScoringConfig | None = None, **options: Any
+    kind: str,
+    model: str,
+    sampling: Sampling,
+    *,
+    scoring: ScoringConfig | None = None,
+    replicas: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Sampler:
     """Open a sampler for a model.
 
@@ -26,6 +37,8 @@ def open_sampler(
         model: Directory or name of a model in the Hugging Face format.
         sampling: How responses are sampled.
         scoring: How responses are scored; by default by the scorer that this process's samplers share.
+        replicas: Several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options of
+            ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
         **options: Passed to the sampler's constructor.
 
     Returns:
@@ -35,6 +48,8 @@ def open_sampler(
         RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server
             does not answer.
     """
+    if replicas is not None:
+        return _replicated(kind, model, sampling, replicas, scoring=scoring, **options)
     if scoring is not None and scoring != default_scorer().config:
         options["scorer"] = Scorer(scoring)
     if kind == "vllm":
@@ -54,3 +69,23 @@ def open_sampler(
 
         return OpenAISampler(model, sampling, **options)
     raise RolloutError(f"there is no sampler called {kind!r}; there are {', '.join(KINDS)}")
+
+
+def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str, Any], **options: Any) -> Sampler:
+    """Open replicas of a sampler."""
+    if kind not in REPLICATED:
+        raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
+    from .replicas import Replicas
+
+    settings = dict(replicas)
+    if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):
+        engine = options.get("engine") or EngineConfig()
+        settings["num_gpus"] = float(engine.tensor_parallel or 1) if _has_gpus() else 0.0
+    return Replicas(partial(open_sampler, kind, model, sampling, **options), model, sampling, **settings)
+
+
+def _has_gpus() -> bool:
+    """Whether the cluster has GPUs."""
+    from .actor import connected_ray
+
+    return bool(connected_ray().cluster_resources().get("GPU"))

@@ -80,6 +80,9 @@ class TransformersSampler(LocalSampler):
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
     def _load(self, tensors: list[tuple[str, Any]]) -> None:
+        self._load_part(tensors)
+
+    def _load_part(self, tensors: list[tuple[str, Any]]) -> None:
         import torch
 
         mine = self._policy.state_dict()

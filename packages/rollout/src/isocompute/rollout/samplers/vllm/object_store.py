@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from vllm.distributed.weight_transfer.base import (
@@ -14,6 +13,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from ..buckets import Bucket
 
 
 @dataclass
@@ -59,14 +60,13 @@ class ObjectStoreEngine(WeightTransferEngine):  # type: ignore[misc]
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Copy the chunk's tensors out of the store and load them."""
-        arrays = ray.get(update_info.reference)
-        described = zip(update_info.names, update_info.dtype_names, update_info.shapes, arrays, strict=True)
-        self.model.load_weights(
-            [
-                (name, torch.from_numpy(np.array(array)).view(getattr(torch, dtype)).reshape(shape))
-                for name, dtype, shape, array in described
-            ]
+        bucket = Bucket(
+            names=update_info.names,
+            dtypes=update_info.dtype_names,
+            shapes=update_info.shapes,
+            arrays=ray.get(update_info.reference),
         )
+        self.model.load_weights(bucket.tensors())
 
     def finish_weight_update(self) -> None:
         """Pack the layers again."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import polars as pl
@@ -17,8 +14,8 @@ import pyarrow as pa
 
 from ...contract.deaths import death
 from ...errors import EngineError, RolloutError
-from ...scoring.rules import register, registered
 from ...scoring.scorer import Scorer
+from ..actor import SamplerActor, Verifiers, connected_ray, resources
 from ..base import Sampler
 from ..engine import EngineConfig
 from ..sampling import Draw, Sampling
@@ -26,11 +23,8 @@ from . import transfer
 
 _log = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.05
-"""How long an engine goes on gathering groups before it sends them; a call costs about a millisecond."""
 
-
-class Engine:
+class Engine(SamplerActor):
     """The engine's side of ``RemoteSampler``: a plain class, wrapped by Ray.
 
     Args:
@@ -41,9 +35,8 @@ class Engine:
     """
 
     def __init__(self, model: str, sampling: Sampling, transport: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
         self._opened = (model, sampling, transport, dict(options))
-        self._sampler: Any = None
-        self._stream: Iterator[pa.RecordBatch] = iter(())
 
     def open(self) -> str:
         """Load the model. Not done by the constructor, whose errors Ray would report as the death of the actor.
@@ -59,52 +52,6 @@ class Engine:
         self._sampler = VllmSampler(model, sampling, weight_transport=transport, scorer=scorer, **options)
         plan: str = self._sampler.plan
         return plan
-
-    def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
-        self._sampler.use(sampling)
-
-    def begin(
-        self, problems: pl.DataFrame, draw: Mapping[str, Any], rules: Mapping[str, str], path: Sequence[str]
-    ) -> None:
-        """Begin to answer problems.
-
-        Args:
-            problems: A ``problems`` table.
-            draw: The fields of ``Draw``.
-            rules: The user's own verifiers by name (``registered``).
-            path: The folders that they are imported from.
-        """
-        self.end()
-        sys.path.extend(folder for folder in path if folder not in sys.path)
-        for name, reference in rules.items():
-            register(name, reference)
-        self._stream = self._sampler.stream(problems, **draw)
-
-    def more(self) -> tuple[list[pa.RecordBatch], bool]:
-        """Go on until a group is complete, and with those that follow within ``GATHER_SECONDS``.
-
-        Returns:
-            The groups, and whether they are the last.
-        """
-        groups: list[pa.RecordBatch] = []
-        began = monotonic()
-        for group in self._stream:
-            groups.append(group)
-            if monotonic() - began > GATHER_SECONDS:
-                return groups, False
-        return groups, True
-
-    def end(self) -> None:
-        """Take what is unfinished out of the engine."""
-        stream, self._stream = self._stream, iter(())
-        if isinstance(stream, Generator):
-            stream.close()
-
-    def check(self, given: list[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
-        """Compare the names and shapes that a sync brings with the model's, where the model is."""
-        tied: dict[str, str] = self._sampler.check(given)
-        return tied
 
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
         """Call a method of vLLM's worker; see ``VllmSampler.worker``."""
@@ -150,7 +97,7 @@ class RemoteSampler(Sampler):
     ) -> None:
         if scorer is not None:
             options["scoring"] = scorer.config
-        self._ray = _connected_ray()
+        self._ray = connected_ray()
         super().__init__(model, sampling)
         self.transport = transport or transfer.default_backend()
         self._answer_seconds = answer_seconds
@@ -193,8 +140,7 @@ class RemoteSampler(Sampler):
         self._actor = None
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        here = [folder or str(Path.cwd()) for folder in (*sys.path, "")]
-        self._call("begin", problems, asdict(draw), registered(), here)
+        self._call("begin", problems, asdict(draw), Verifiers.here())
         ended = False
         try:
             coming = self._ask("more")
@@ -259,7 +205,7 @@ class RemoteSampler(Sampler):
                 ) from None
             raise RolloutError(
                 f"the engine did not come up within {seconds:g} s; the cluster may have no room for it "
-                f"(it has {_resources(self._ray.cluster_resources())})"
+                f"(it has {resources(self._ray)})"
             ) from None
         except errors.RayError as error:
             if why := death(error):
@@ -267,27 +213,3 @@ class RemoteSampler(Sampler):
             if isinstance(getattr(error, "cause", None), ValueError):
                 raise error.cause from None
             raise
-
-
-def _connected_ray() -> Any:
-    """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here."""
-    try:
-        import ray
-    except ImportError:
-        raise RolloutError('Ray is not installed: pip install "isocompute-rollout[ray]"') from None
-    if not ray.is_initialized():
-        new_cluster = {"include_dashboard": False, "object_store_memory": 4 * transfer.CHUNK_BYTES}
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        try:
-            try:
-                ray.init(**quiet, **({} if os.environ.get("RAY_ADDRESS") else new_cluster))
-            except ValueError:
-                # On a node of a cluster Ray joins that by itself, and takes no sizes.
-                ray.init(**quiet)
-        except Exception as error:
-            raise RolloutError(f"Ray cannot be started or joined ({error})") from None
-    return ray
-
-
-def _resources(cluster: Mapping[str, float]) -> str:
-    return f"{cluster.get('CPU', 0):g} CPUs and {cluster.get('GPU', 0):g} GPUs"

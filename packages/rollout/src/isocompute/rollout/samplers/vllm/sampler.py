@@ -156,6 +156,16 @@ class VllmSampler(LocalSampler):
         self.worker("take_weights", {"tensors": tensors})
         self._loop.reset_prefix_cache()
 
+    def _begin_load(self) -> None:
+        self.worker("begin_weights", {})
+
+    def _load_part(self, tensors: list[tuple[str, Any]]) -> None:
+        self.worker("take_part", {"tensors": tensors})
+
+    def _end_load(self) -> None:
+        self.worker("end_weights", {})
+        self._loop.reset_prefix_cache()
+
     def worker(self, method: str, arguments: dict[str, Any]) -> None:
         """Call a method of vLLM's worker, such as those of weight transfer and of ``worker.WeightWorker``."""
         self._llm.collective_rpc(method, kwargs=arguments)

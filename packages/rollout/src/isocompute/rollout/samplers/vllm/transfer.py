@@ -15,14 +15,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RolloutError
+from ..buckets import BUCKET_BYTES, buckets
 
 if TYPE_CHECKING:
     import torch
 
 BACKENDS = ("object_store", "nccl")
-CHUNK_BYTES = 128 * 2**20
-"""Bytes of tensors in one object, so that the object store need not hold a large model whole."""
-
 Call = Callable[[str, dict[str, Any]], Any]
 """Called with the name and the keyword arguments of a worker method of the engine; returns when it has ended."""
 
@@ -84,34 +82,17 @@ def sender(
 
 def _send_objects(call: Call, weights: Iterable[Any]) -> None:
     import ray
-    import torch
 
     call("start_weight_update", {})
-    for chunk in _chunks(weights):
-        arrays = [tensor.reshape(-1).view(torch.uint8).numpy() for _, tensor in chunk]
+    for bucket in buckets(weights, size=BUCKET_BYTES):
         update = {
-            "names": [name for name, _ in chunk],
-            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in chunk],
-            "shapes": [list(tensor.shape) for _, tensor in chunk],
-            "reference": ray.put(arrays),
+            "names": bucket.names,
+            "dtype_names": bucket.dtypes,
+            "shapes": bucket.shapes,
+            "reference": ray.put(bucket.arrays),
         }
         call("update_weights", {"update_info": update})
     call("finish_weight_update", {})
-
-
-def _chunks(weights: Iterable[Any]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield tensors on the CPU, as many at a time as ``CHUNK_BYTES`` holds, but at least one."""
-    chunk: list[tuple[str, torch.Tensor]] = []
-    chunk_bytes = 0
-    for name, tensor in weights:
-        copy = tensor.detach().cpu().contiguous()
-        if chunk and chunk_bytes + copy.nbytes > CHUNK_BYTES:
-            yield chunk
-            chunk, chunk_bytes = [], 0
-        chunk.append((name, copy))
-        chunk_bytes += copy.nbytes
-    if chunk:
-        yield chunk
 
 
 class _NcclSender:

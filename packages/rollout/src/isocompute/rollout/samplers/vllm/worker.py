@@ -29,6 +29,37 @@ class WeightWorker:
         self.reload_weights(weights_iterator=iter(tensors))
         self.repack_tied_head()
 
+    def begin_weights(self) -> None:
+        """Unpack the layers for weights that come in parts (``take_part``), whatever an earlier sync has left."""
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self.forget_torn_weights()
+        with self._configured():
+            initialize_layerwise_reload(self.model_runner.get_model())
+
+    def take_part(self, tensors: list[tuple[str, Any]]) -> None:
+        """Load one part of the weights.
+
+        Args:
+            tensors: Pairs of a Hugging Face name and a tensor.
+        """
+        with self._configured():
+            self.model_runner.get_model().load_weights(tensors)
+
+    def end_weights(self) -> None:
+        """Pack the layers again."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        with self._configured():
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+        self.repack_tied_head()
+
+    def _configured(self) -> Any:
+        """The context in which vLLM's layers find their settings."""
+        from vllm.config import set_current_vllm_config
+
+        return set_current_vllm_config(self.vllm_config)
+
     def forget_torn_weights(self) -> None:
         """Undo a reload that was cut off, which would otherwise mix its tensors into the next."""
         from vllm.config import set_current_vllm_config

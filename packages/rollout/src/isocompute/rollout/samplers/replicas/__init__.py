@@ -1,0 +1,5 @@
+"""Replicas of a sampler, each in a Ray actor of its own, behind the interface of one."""
+
+from .pool import Replicas
+
+__all__ = ["Replicas"]

@@ -1,0 +1,170 @@
+"""Faults of replicas, at random by seed: killed or hanging in a batch or in a sync, or slow; none may show in a table.
+
+ISOCOMPUTE_REPLICA_FAULTS says how many.
+"""
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hashed
+import polars as pl
+import pytest
+from isocompute.rollout import Sampling
+from isocompute.rollout.samplers.replicas import Replicas
+
+FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "8"))
+KINDS = ("killed in a batch", "killed in a sync", "slow", "hanging in a batch", "killed in both", "hanging in a sync",
+         "killed twice", "killed after a batch")  # fmt: skip
+SIGNALS = {"killed": signal.SIGKILL, "hanging": signal.SIGSTOP}
+SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
+PROBLEMS = 24
+HANGING_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A Ray cluster with places for all replicas of this file."""
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("torch")
+    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(hashed)
+    yield ray
+    ray.shutdown()
+
+
+class Played:
+    """Replicas, and the same sampler alone, which says what they should answer."""
+
+    def __init__(self, folder: Path, *, replicas: int, keep_weights: bool) -> None:
+        opener = partial(hashed.HashedSampler, SAMPLING, folder)
+        self.pool = Replicas(
+            opener, "hashed", SAMPLING, replicas=replicas, keep_weights=keep_weights, bucket_bytes=300,
+            answer_seconds=HANGING_SECONDS,
+        )  # fmt: skip
+        self.alone, self.folder = opener(), folder
+        self.problems = hashed.problems(PROBLEMS)
+        self.count, self.keeps = replicas, keep_weights
+
+    def process_or_none(self, index: int) -> int | None:
+        """The process of a replica that is up."""
+        opened = self.pool.crew.members[index].opened
+        return None if opened is None else opened.process
+
+    def process(self, index: int) -> int:
+        process = self.process_or_none(index)
+        assert process is not None
+        return process
+
+    def strike(self, index: int, how: str) -> int:
+        """Kill or stop a replica; returns its process."""
+        process = self.process(index)
+        os.kill(process, SIGNALS[how])
+        return process
+
+    def sync(self, version: int, seed: int, struck: tuple[int, str] | None, source: random.Random) -> list[int]:
+        """Sync other weights; one replica may be struck before one of the tensors."""
+        whole, ended = hashed.weights(seed), []
+        moment = source.randrange(len(whole))
+
+        def arriving() -> Iterator[tuple[str, Any]]:
+            for number, item in enumerate(whole.items()):
+                if struck is not None and number == moment:
+                    ended.append(self.strike(*struck))
+                yield item
+
+        self.pool.sync(arriving(), version)
+        self.alone.sync(whole, version)
+        return ended
+
+    def sample(self, step: int) -> None:
+        """Compare a table with the one that the sampler gives alone."""
+        self._compare(step, list(self.pool.stream(self.problems, **self._asked(step))))
+
+    def sample_slowly(self, step: int, slow: int) -> None:
+        """Sample with one replica that answers nothing until the others have answered most, and compare."""
+        gate = self.folder / f"wait-{self.process(slow)}"
+        gate.touch()
+        members = self.pool.crew.members
+        before, groups = [member.answered for member in members], []
+        for group in self.pool.stream(self.problems, **self._asked(step)):
+            groups.append(group)
+            if len(groups) == PROBLEMS * 2 // 3:
+                gate.unlink()
+        shares = [member.answered - old for member, old in zip(members, before, strict=True)]
+        assert sum(shares) == PROBLEMS
+        assert shares[slow] < PROBLEMS / len(members)
+        self._compare(step, groups)
+
+    def sample_struck(self, step: int, victim: int, how: str, source: random.Random) -> int:
+        """Sample while a replica is struck that has answered none or one of its groups, and compare.
+
+        Returns:
+            The process that was struck.
+        """
+        paced, moment = source.random() < 0.5, source.randint(1, PROBLEMS // 2)
+        member = self.pool.crew.members[victim]
+        (self.folder / f"{'pace' if paced else 'wait'}-{self.process(victim)}").touch()
+        before, groups, ended = member.answered, [], 0
+        for group in self.pool.stream(self.problems, **self._asked(step)):
+            groups.append(group)
+            if not ended and (member.answered > before if paced else len(groups) == moment):
+                ended = self.strike(victim, how)
+        assert self.pool.crew.last_lost.startswith(f"replica {victim}: it di")
+        assert "answer the group" in self.pool.crew.last_lost
+        self._compare(step, groups)
+        return ended
+
+    def _asked(self, step: int) -> dict[str, Any]:
+        return {"samples": 3, "seed": 7, "step": step, "run_id": "r"}
+
+    def _compare(self, step: int, groups: list[Any]) -> None:
+        found = pl.concat([pl.DataFrame(pl.from_arrow(group)) for group in groups]).sort("problem_id", "sample")
+        assert found.equals(self.alone.sample(self.problems, **self._asked(step)))
+
+
+@pytest.fixture(scope="module")
+def played(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Played]]:
+    """Three replicas that wait for the next sync after a death, and two that need not."""
+    made = [
+        Played(tmp_path_factory.mktemp("three"), replicas=3, keep_weights=False),
+        Played(tmp_path_factory.mktemp("two"), replicas=2, keep_weights=True),
+    ]
+    yield made
+    for one in made:
+        one.pool.close()
+
+
+@pytest.mark.parametrize("number", range(FAULTS))
+def test_a_fault_of_a_replica_shows_in_no_table(number: int, played: list[Played]) -> None:
+    fault, one = KINDS[number % len(KINDS)], played[(number // len(KINDS) + number) % 2]
+    source = random.Random(number)
+    victim, other = source.sample(range(one.count), 2)
+    how, where = fault.partition(" ")[0], fault.partition(" ")[2]
+    one.pool.settle()
+    version = one.pool.weights_version + 1
+    ended = one.sync(version, number + 1, (victim, how) if where in ("in a sync", "in both") else None, source)
+    assert one.pool.weights_version == version
+    if fault == "slow":
+        one.sample_slowly(number, victim)
+    elif where in ("in a batch", "twice"):
+        ended.append(one.sample_struck(number, victim, how, source))
+    elif where == "in both":
+        ended.append(one.sample_struck(number, other, how, source))
+    else:
+        one.sample(number)
+    if where == "twice":
+        # The process that has taken the place of the one that was killed, in the same place.
+        one.pool.settle()
+        one.sync(version + 1, number + 1000, None, source)
+        ended.append(one.sample_struck(number, victim, how, source))
+    if where == "after a batch":
+        ended.append(one.strike(victim, how))
+    one.sync(one.pool.weights_version + 1, number + 2000, None, source)
+    one.sample(number)
+    assert len(ended) == (0 if fault == "slow" else 1 + (where in ("in both", "twice")))
+    assert not [process for process in ended if process in map(one.process_or_none, range(one.count))]

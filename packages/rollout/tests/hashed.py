@@ -1,0 +1,123 @@
+"""A sampler whose tokens are hashes of its weights and of a response's seed: a process that starts in a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from isocompute.rollout import RolloutError, Sampling, response_seed
+from isocompute.rollout.samplers.actor import GATHER_SECONDS
+from isocompute.rollout.samplers.base import Sampler
+from isocompute.rollout.samplers.buckets import Bucket
+from isocompute.rollout.samplers.groups import Group, Layout
+from isocompute.rollout.samplers.manifest import Manifest, check_shapes
+from isocompute.rollout.samplers.sampling import Draw, Response
+from isocompute.rollout.scoring.scorer import Verdict
+
+SHAPES = {f"layer.{i}": (4 + i, 8) for i in range(6)}
+"""The tensors of its model."""
+
+
+def problems(count: int) -> pl.DataFrame:
+    """A ``problems`` table."""
+    named = {"problem_id": [f"p{i:03}" for i in range(count)], "prompt": [f"{i}+{i}=" for i in range(count)]}
+    return pl.DataFrame({**named, "answer": "2", "verifier": "exact", "source": "s", "split": "train"})
+
+
+def weights(seed: int) -> dict[str, Any]:
+    """Other tensors for each seed; those of seed 0 are the model's own."""
+    import torch
+
+    source = np.random.default_rng(seed)
+    return {name: torch.from_numpy(source.normal(size=shape).astype(np.float32)) for name, shape in SHAPES.items()}
+
+
+class HashedSampler(Sampler):
+    """Answers with up to ``max_new_tokens`` tokens that a hash of weights and seed determines.
+
+    Args:
+        folder: Where a file named ``wait-PROCESS`` makes the process of that id wait before each group,
+            ``pace-PROCESS`` take longer over it than groups are gathered, ``mangle-PROCESS`` take one weight for
+            another, and ``deadly-PROBLEM`` kills any process that begins with that problem.
+    """
+
+    def __init__(self, sampling: Sampling, folder: Path) -> None:
+        super().__init__("hashed", sampling)
+        self._folder = folder
+        self._own()
+
+    @property
+    def manifest(self) -> Manifest:
+        return Manifest(shapes=SHAPES, tied={})
+
+    def check(self, given: Any) -> dict[str, str]:
+        return check_shapes(self.manifest, given)
+
+    def lengths(self, problems: pl.DataFrame) -> list[int]:
+        self.faults.check()
+        if (too_long := problems.filter(pl.col("prompt").str.len_chars() > self.sampling.max_prompt_tokens)).height:
+            raise RolloutError(f"problem {too_long['problem_id'][0]} has a prompt that is too long")
+        return [len(prompt) for prompt in problems["prompt"]]
+
+    def probe(self) -> list[float]:
+        return [self._hash(number) / 2**64 for number in range(4)]
+
+    def _own(self) -> None:
+        source = np.random.default_rng(0)
+        self._weights = {n: source.normal(size=s).astype(np.float32).tobytes() for n, s in SHAPES.items()}
+
+    def _begin_load(self) -> None:
+        self._weights = {}
+
+    def take(self, bucket: Bucket) -> None:
+        for name, array in zip(bucket.names, bucket.arrays, strict=True):
+            self._weights[name] = bytes(array)
+
+    def _load(self, tensors: list[tuple[str, Any]]) -> None:
+        self._weights = {name: tensor.numpy().tobytes() for name, tensor in tensors}
+
+    def _end_load(self) -> None:
+        if self._told("mangle"):
+            self._weights["layer.0"] = self._weights["layer.1"]
+
+    def _told(self, what: str) -> bool:
+        return (self._folder / f"{what}-{os.getpid()}").exists()
+
+    def _hash(self, seed: int) -> int:
+        digest = blake2b(str(seed).encode(), digest_size=8)
+        for name in sorted(self._weights):
+            digest.update(self._weights[name])
+        return int.from_bytes(digest.digest(), "big")
+
+    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        self.lengths(problems)
+        layout = Layout()
+        for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
+            while self._told("wait"):
+                sleep(0.01)
+            if (self._folder / f"deadly-{problem_id}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._told("pace"):
+                sleep(2 * GATHER_SECONDS)
+            numbers = range(draw.first_sample, draw.first_sample + draw.samples)
+            responses = [self._response(draw, problem_id, sample) for sample in numbers]
+            group = Group(
+                row=row, problem_id=problem_id, prompt_ids=[ord(c) for c in prompt], responses=responses,
+                texts=[""] * len(responses),
+            )  # fmt: skip
+            verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
+            yield layout.batch(group, verdicts, draw=draw, version=self._version)
+
+    def _response(self, draw: Draw, problem_id: str, sample: int) -> Response:
+        seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)
+        source = np.random.default_rng(self._hash(seed))
+        ids = source.integers(100, size=source.integers(1, self.sampling.max_new_tokens + 1)).astype(np.int32)
+        return Response(ids=ids, logprobs=-source.random(len(ids)).astype(np.float32), finish_reason="stop")
