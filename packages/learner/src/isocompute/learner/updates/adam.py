@@ -23,10 +23,18 @@ class Optimizer:
     Args:
         critic: The critic; None without one.
         config: The learner's settings.
+        total: Adds a number up over the ranks that share the policy; None where it is whole.
     """
 
-    def __init__(self, policy: torch.nn.Module, critic: torch.nn.Module | None, config: LearnerConfig) -> None:
-        self._config = config
+    def __init__(
+        self,
+        policy: torch.nn.Module,
+        critic: torch.nn.Module | None,
+        config: LearnerConfig,
+        *,
+        total: Callable[[float], float] | None = None,
+    ) -> None:
+        self._config, self._total = config, total
         self._names = [f"{POLICY}.{name}" for name, _ in policy.named_parameters()]
         groups: list[dict[str, Any]] = [{"params": list(policy.parameters()), "lr": config.learning_rate}]
         if critic is not None:
@@ -46,21 +54,17 @@ class Optimizer:
         """Free the gradients."""
         self._adam.zero_grad(set_to_none=True)
 
-    def clip(self, total: Callable[[float], float]) -> float:
-        """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it.
-
-        Args:
-            total: Adds a number up over the ranks that share the policy.
-        """
-        norms = [self._clip(group["params"], total) for group in self._adam.param_groups]
+    def clip(self) -> float:
+        """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it."""
+        norms = [self._clip(group["params"]) for group in self._adam.param_groups]
         # Not finite if either is not.
         return norms[0] if all(norm < float("inf") for norm in norms) else sum(norms)
 
-    def _clip(self, parameters: list[torch.nn.Parameter], total: Callable[[float], float]) -> float:
+    def _clip(self, parameters: list[torch.nn.Parameter]) -> float:
         mine = [with_own_gradient(parameter) for parameter in parameters]
         norm = torch.nn.utils.get_total_norm([each.grad for each in mine])
-        if isinstance(parameters[0], DTensor):
-            norm = norm.new_tensor(math.sqrt(total(float(norm) ** 2)))
+        if self._total is not None and isinstance(parameters[0], DTensor):
+            norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
         torch.nn.utils.clip_grads_with_norm_(mine, self._config.optimizer.gradient_clip, norm)
         return float(norm)
 

@@ -95,7 +95,7 @@ class Learner:
         self._models = load_models(self.model, config, device=self.device, ranks=self._ranks, dtype=self._dtype)
         self._forward = self._models.forward
         self._rate = matmul_rate(self.device, self._forward.dtype)
-        self._optimizer = Optimizer(self.policy, self.critic, config)
+        self._optimizer = Optimizer(self.policy, self.critic, config, total=self._together.total)
         self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -201,7 +201,7 @@ class Learner:
             raise LearnerError(f"step {self.version + 1} has no response token to learn from")
         found, means, broken, operations = self._backward(responses, np.flatnonzero(~left_out))
         self._together.gradients(self._optimizer.parameters)
-        norm = self._optimizer.clip(self._together.total)
+        norm = self._optimizer.clip()
         # A token that was skipped has no advantage, so that no bound takes a gradient from it.
         means = with_zeros(reduced(means, self._together.sum), CLIPPED, tokens - passed)
         check_outcome(norm, means["loss"].value, broken, self.config, step=self.version + 1)
@@ -277,8 +277,9 @@ class Learner:
                 if found is None:
                     found = self._verify(self._compared(responses, rows, inputs))
                 if piece is None:
-                    # Its part of the sums over the ranks.
-                    (inputs.logprobs.sum() * 0).backward()
+                    if policies.is_sharded(self.policy):
+                        # The others wait for this rank's part of each sum.
+                        (inputs.logprobs.sum() * 0).backward()
                     continue
                 loss, parts = objective(inputs, self.config)
                 loss.backward()
