@@ -50,7 +50,7 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
         for piece in forward.pieces(responses, np.arange(len(responses))):
             batch = forward.micro_batch(responses, piece)
             with forward.attending(batch):
-                terms = forward.terms(forward.hidden(batch), batch)
+                terms = forward.run(batch)[1]
                 (batch.weights * batch.advantages * terms.logprobs).sum().backward()
         yield sketch.of([each.grad if each.grad is not None else torch.zeros_like(each) for each in parameters])
 

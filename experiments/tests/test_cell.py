@@ -139,7 +139,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     for table in ("evals", "ledger", "pass_rates"):
         one, other = (pl.read_parquet(home / name / f"{table}.parquet") for name in ("extended", "once"))
         assert one.equals(other), table
-    weights = [folders[-1] / "tensors.safetensors" for folders in kept.values()]
+    weights = [folders[-1] / "tensors-00000.safetensors" for folders in kept.values()]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     evals = pl.read_parquet(home / "extended" / "evals.parquet")
     assert evals["rollouts"].to_list() == [0, 32, 64, 96, 128, 160, 192]

@@ -271,7 +271,7 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
     home = folders[tested.run_id]
     assert work.has_policy(home)
     assert not work.policy_of(folders[swept.run_id]).exists()
-    saved = max((home / "checkpoints").glob("step-*/tensors.safetensors"))
+    saved = max((home / "checkpoints").glob("step-*/tensors-00000.safetensors"))
     trained = {k.removeprefix("policy."): v for k, v in load_file(saved).items() if k.startswith("policy.")}
     loaded = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()
     assert trained

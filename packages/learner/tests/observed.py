@@ -74,7 +74,7 @@ class Watched(Learner):
         self.gradients: list[dict[str, torch.Tensor]] = []
         self.passes: list[Any] = []
         base = self.policy.base_model
-        base.register_forward_pre_hook(self._passes, with_kwargs=True)
+        base.register_forward_pre_hook(self._count, with_kwargs=True)
         for layer in base.layers:
             layer.register_forward_pre_hook(lambda *_: self.passes.append("layer"))
         for name, parameter in self.trained().items():
@@ -95,7 +95,7 @@ class Watched(Learner):
         steps = [torch.cat([g.flatten() for name, g in step.items() if name.startswith(of)]) for step in self.gradients]
         return torch.stack(steps).sum(0).double()
 
-    def _passes(self, _: Any, arguments: Any, named: Any) -> None:
+    def _count(self, _: Any, arguments: Any, named: Any) -> None:
         self.passes.append(tuple(named["input_ids"].shape))
 
     def _keep(self, name: str, parameter: torch.nn.Parameter) -> None:

@@ -73,7 +73,7 @@ def batch(config: LearnerConfig, *, vocabulary: int, lengths: Callable[[np.rando
 
 def measured(learner: Learner, rollouts: pl.DataFrame, file: Path) -> float:
     """Bytes of the tensors at the peak of an update: those there before it, and those that torch allocated in it."""
-    models = [learner.policy, *([learner._reference.policy] if learner._reference is not None else [])]
+    models = [learner.policy, *([learner._models.reference.policy] if learner._models.reference is not None else [])]
     held = sum(p.numel() * p.element_size() for model in models for p in model.parameters())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         learner.update(rollouts)

@@ -102,7 +102,7 @@ def outcome(home: Path) -> tuple[Any, ...]:
     """All that must be the same."""
     checkpoints = sorted(path.name for path in (home / "checkpoints").iterdir())
     newest = home / "checkpoints" / checkpoints[-1]
-    stored = [newest / "tensors.safetensors", newest / "state.json", home / "policy" / "model.safetensors"]
+    stored = [newest / "tensors-00000.safetensors", newest / "state.json", home / "policy" / "model.safetensors"]
     ledger = pl.read_parquet(home / "ledger.parquet")
     return (home / "evals.json").read_text(), ledger.rows(), checkpoints, *(path.read_bytes() for path in stored)
 

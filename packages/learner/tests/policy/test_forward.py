@@ -107,7 +107,7 @@ def test_gradient_checkpointing_changes_no_gradient(tmp_path: Path, layout: str)
         (piece,) = forward.pieces(responses, np.arange(len(responses)))
         batch = forward.micro_batch(responses, piece)
         with forward.attending(batch):
-            forward.terms(forward.hidden(batch), batch).logprobs.sum().backward()
+            forward.run(batch)[1].logprobs.sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
     assert torch.allclose(*gradients, atol=1e-5)
     assert gradients[0].norm() > 1
@@ -193,7 +193,7 @@ def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, layout: str)
     forward = Forward(load_policy(tmp_path, device="cpu"), compute, temperature=0.7, device="cpu")
     (batch,) = micro_batches(forward, table)
     with forward.attending(batch):
-        found = forward.terms(forward.hidden(batch), batch).logprobs.detach()
+        found = forward.run(batch)[1].logprobs.detach()
     assert torch.allclose(found, of_transformers(tmp_path, table), atol=2e-5)
 
 

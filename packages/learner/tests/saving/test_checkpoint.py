@@ -142,7 +142,7 @@ def flip(path: Path, *, at: float) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("file", ["tensors.safetensors", "state.json", "checksums.json"])
+@pytest.mark.parametrize("file", ["tensors-00000.safetensors", "state.json", "checksums.json"])
 @pytest.mark.parametrize("at", [0.3, 0.5, 0.95])
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
     file: str, at: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
 def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, keep=2)
     for step in (1, 2):
-        (store.save(checkpoint(step)) / "tensors.safetensors").write_bytes(b"no")
+        (store.save(checkpoint(step)) / "tensors-00000.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match=r"step-000000002: the checkpoint is damaged .*; .*start the run again"):
         store.newest()
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
@@ -199,9 +199,9 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(tmp_path: Path) ->
 
 def test_nothing_in_a_checkpoint_can_be_unpickled(tmp_path: Path) -> None:
     folder = Checkpoints(tmp_path).save(checkpoint(1))
-    assert names(folder) == ["checksums.json", "state.json", "tensors.safetensors"]
+    assert names(folder) == ["checksums.json", "state.json", "tensors-00000.safetensors"]
     # A pickle in the place of the tensors is refused as it is.
-    torch.save({"w": torch.zeros(3)}, folder / "tensors.safetensors")
+    torch.save({"w": torch.zeros(3)}, folder / "tensors-00000.safetensors")
     with pytest.raises(CheckpointError, match="the checkpoint is damaged"):
         Checkpoints(tmp_path).newest()
 
@@ -240,7 +240,7 @@ def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path)
         CheckpointError, match=r"step 3 \(of others: step-000000001, step-000000002\); .* in keep_steps"
     ):
         store.read(3)
-    flip(tmp_path / "step-000000001" / "tensors.safetensors", at=0.5)
-    with pytest.raises(CheckpointError, match=r"step-000000001: the checkpoint is damaged \(tensors\.safetensors"):
+    flip(tmp_path / "step-000000001" / "tensors-00000.safetensors", at=0.5)
+    with pytest.raises(CheckpointError, match=r"step-000000001: the checkpoint is damaged \(tensors-00000\.safetensors"):
         store.read(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]

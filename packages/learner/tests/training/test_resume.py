@@ -222,7 +222,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
     straight = Learner(model, config)
     whole = run(straight, replay, tmp_path / "straight", steps=6)
     run(Learner(model, config), replay, tmp_path / "cut", steps=4)
-    (tmp_path / "cut" / "step-000000004" / "tensors.safetensors").write_bytes(b"no")
+    (tmp_path / "cut" / "step-000000004" / "tensors-00000.safetensors").write_bytes(b"no")
     resumed = Learner(model, config)
     assert run(resumed, replay, tmp_path / "cut", steps=6) == whole
     assert torch.equal(weights(straight), weights(resumed))

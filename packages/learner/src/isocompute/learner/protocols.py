@@ -31,7 +31,7 @@ class Updater(Protocol):
     version: int
 
     def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The policy's tensors by their Hugging Face names, without gradient."""
+        """The policy's tensors by their Hugging Face names, without gradient, to be taken one after the other."""
         ...
 
     def reset(self, config: LearnerConfig) -> None:
@@ -80,11 +80,13 @@ class Updater(Protocol):
         """
         ...
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, and plain values that JSON can express."""
+    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+        """Return what a checkpoint must hold: tensors, to be read before the next update, and plain
+        values that JSON can express.
+        """
         ...
 
-    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned.
 
         Args:

@@ -4,16 +4,23 @@ from .critic import ValueHead
 from .forward import Forward
 from .head import Terms, token_terms
 from .loading import load_policy, reference_of
+from .probe import probe
+from .sharding import Sharding, copy_into, is_sharded, whole
 from .weights import load_tensors, tensors, vocabulary
 
 __all__ = [
     "Forward",
+    "Sharding",
     "Terms",
     "ValueHead",
+    "copy_into",
+    "is_sharded",
     "load_policy",
     "load_tensors",
+    "probe",
     "reference_of",
     "tensors",
     "token_terms",
     "vocabulary",
+    "whole",
 ]

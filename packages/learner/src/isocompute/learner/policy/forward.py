@@ -28,6 +28,7 @@ from .probe import (
     rotated_otherwise_beyond,
     without_dropout,
 )
+from .sharding import inside, is_sharded
 from .weights import body, vocabulary
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class Forward:
     Args:
         policy: From ``load_policy``.
         config: How an update is computed.
-        like: How another policy of the same architecture is run, which is to be given the same micro-batches: a
-            reference is run as the policy is, and without gradient; None: how this one can be run is found out.
+        like: How another policy of the same architecture is run, which is to be given the same micro-batches: so a
+            reference is run as the policy is; None: how this one can be run is found out.
 
     Raises:
         LearnerError: The model looks ahead; or the layout ``packed`` is asked for, and it gives something else that
@@ -63,6 +64,8 @@ class Forward:
         elif like is None:
             with at_least_float32(policy):
                 self._settle()
+        if like is not None and config.gradient_checkpointing and next(policy.parameters()).requires_grad:
+            _checkpointed(policy)
         self._config = config
 
     @property
@@ -103,20 +106,44 @@ class Forward:
         """Hold on to what a micro-batch consists of, during its forward and its backward pass."""
         return attention.attending(batch.rows)
 
-    def hidden(self, batch: MicroBatch) -> torch.Tensor:
-        """The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``.
+    def run(
+        self, batch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, Terms]:
+        """One forward pass.
 
         Args:
             batch: The micro-batch; ``attending`` holds it.
+            entropy: Whether entropies are measured.
+            entropy_gradient: Whether they have a gradient.
+
+        Returns:
+            The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from
+            it for the token; see ``head.token_terms``.
 
         Raises:
             LearnerError: It is packed, and this model is run on padded ones.
         """
         if batch.rows is not None and not self.packs:
             raise LearnerError("a packed micro-batch was given to a model that is run padded; it must be padded")
-        kind, lower = torch.device(self._device).type, self.dtype != self._dtype
-        with torch.autocast(kind, dtype=self.dtype) if lower else nullcontext():
-            states = body(self.policy)(
+
+        def use(policy: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+            hidden = self._hidden(policy, batch)
+            terms = self._terms(policy, hidden, batch, entropy=entropy, entropy_gradient=entropy_gradient)
+            return hidden, terms.logprobs, terms.entropy
+
+        hidden, logprobs, entropies = inside(self.policy, use)
+        return hidden, Terms(logprobs=logprobs, entropy=entropies)
+
+    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
+        with torch.no_grad(), self.attending(batch):
+            return self.run(batch)[1].logprobs
+
+    def _hidden(self, policy: Any, batch: MicroBatch) -> torch.Tensor:
+        # A policy that is shared out is cast as its blocks are gathered.
+        cast = self.dtype != self._dtype and not is_sharded(policy)
+        with torch.autocast(torch.device(self._device).type, dtype=self.dtype) if cast else nullcontext():
+            states = body(policy)(
                 input_ids=batch.input_ids,
                 position_ids=batch.position_ids,
                 attention_mask=torch.ones_like(batch.input_ids) if batch.rows is not None else batch.attention_mask,
@@ -125,32 +152,17 @@ class Forward:
         found: torch.Tensor = states.flatten(0, 1).index_select(0, batch.predicts)
         return found
 
-    def terms(
-        self, hidden: torch.Tensor, batch: MicroBatch, *, entropy: bool = False, entropy_gradient: bool = False
-    ) -> Terms:
-        """Log-probabilities and entropies of the sampled tokens; see ``head.token_terms``.
-
-        Args:
-            hidden: From ``hidden``.
-            entropy: Whether entropies are measured.
-            entropy_gradient: Whether they have a gradient.
-        """
+    def _terms(self, policy: Any, hidden: torch.Tensor, batch: MicroBatch, **entropies: bool) -> Terms:
         lower = self._config.precision == "bfloat16" and not self._config.float32_head
         return token_terms(
             hidden,
-            self.policy.get_output_embeddings(),
+            policy.get_output_embeddings(),
             batch.tokens,
             temperature=self._temperature,
             chunk=self._config.head_chunk_tokens,
             dtype=torch.bfloat16 if lower else torch.promote_types(self._dtype, torch.float32),
-            entropy=entropy,
-            entropy_gradient=entropy_gradient,
+            **entropies,
         )
-
-    def logprobs(self, batch: MicroBatch) -> torch.Tensor:
-        """Log-probabilities of the sampled tokens without gradient, shape ``(tokens,)``."""
-        with torch.no_grad(), self.attending(batch):
-            return self.terms(self.hidden(batch), batch).logprobs
 
     @property
     def _kind(self) -> str:
@@ -197,7 +209,7 @@ class Forward:
             self.policy.set_attn_implementation(attention.NAME)
             self.packs = True
             with torch.no_grad(), attention.attending(batch.rows, reach=attention.BEYOND_ANY) as passing:
-                difference = _largest(self.terms(self.hidden(batch), batch).logprobs - expected)
+                difference = _largest(self.run(batch)[1].logprobs - expected)
             reason = "" if difference < SAME else f"a log-probability differs by {difference:.2g} nats"
         except Exception as error:
             reason = _reason(error)

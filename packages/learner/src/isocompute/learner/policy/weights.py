@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+
+from .sharding import copy_into, let_go
 
 
 def vocabulary(policy: Any) -> int:
@@ -30,17 +33,19 @@ def tensors(policy: Any) -> dict[str, torch.Tensor]:
     Args:
         policy: From ``load_policy``.
     """
+    let_go(policy)
     # Parameters and buffers with several names are listed under the first.
     names = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())}
     return {name: tensor for name, tensor in policy.state_dict().items() if name in names}
 
 
-def load_tensors(policy: Any, given: dict[str, torch.Tensor]) -> None:
+def load_tensors(policy: Any, given: Mapping[str, torch.Tensor]) -> None:
     """Give a policy other values, which are copied.
 
     Args:
         policy: From ``load_policy``.
-        given: Its ``tensors``, all of them.
+        given: Its ``tensors``, all of them or some.
     """
-    # What is tied to one of them is not named.
-    policy.load_state_dict(given, strict=False)
+    mine = tensors(policy)
+    for name in given:
+        copy_into(mine[name], given[name])

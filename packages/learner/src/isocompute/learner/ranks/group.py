@@ -5,7 +5,7 @@ The group shows the same methods as one learner does, so the training loop does 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,16 @@ from ..batch import shares
 from ..config import LearnerConfig
 from ..errors import LearnerError, RankError
 from ..records.updates import Agreement, UpdateReport
+from ..saving.tensors import parts
+from ..updates.adam import POLICY
 from ..updates.skipping import skipped
+from .handing import PART, RemoteTensors
 from .rank import RankActor
 from .waiting import outcomes
 
 
 class LearnerGroup:
-    """Ranks that take every update together.
+    """Ranks that take every update together, and share the policy unless ``compute.sharding`` is ``none``.
 
     Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
     as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
@@ -127,22 +130,33 @@ class LearnerGroup:
         return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """See ``Learner.agreement``; asked of the first rank."""
-        found: Agreement = self._wait([self._in_use()[0].agreement.remote(rollouts)], "compare")[0]
+        """See ``Learner.agreement``; asked of every rank, as none can run a policy alone that they share."""
+        import ray
+
+        kept = ray.put(rollouts)
+        found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
         return found
 
-    def weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """The first rank's tensors by their Hugging Face names; all ranks hold the same."""
-        tensors: dict[str, torch.Tensor] = self._wait([self._in_use()[0].weights.remote()], "hand over the weights")[0]
-        return iter(tensors.items())
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
+        for name, tensor in self._tensors(f"{POLICY}.").items():
+            yield name.removeprefix(f"{POLICY}."), tensor
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The first rank's state; see ``Learner.state``."""
-        tensors, values = self._wait([self._in_use()[0].state.remote()], "hand over the state")[0]
-        return tensors, values
+    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
+        return self._tensors(), {"version": self.version}
 
-    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give every rank the same state; see ``Learner.load_state``.
+    def _tensors(self, prefix: str = "") -> RemoteTensors:
+        (sizes,) = self._wait([self._in_use()[0].sizes.remote()], "name the state")
+        return RemoteTensors({name: size for name, size in sizes.items() if name.startswith(prefix)}, self._fetch)
+
+    def _fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        calls = [rank.tensors.remote(names) for rank in self._in_use()]
+        found: dict[str, torch.Tensor] = self._wait(calls, "hand over the state")[0]
+        return found
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
 
         Args:
             tensors: The policy's and the optimizer's tensors by their names in the state.
@@ -153,9 +167,13 @@ class LearnerGroup:
         """
         import ray
 
-        kept = ray.put(tensors)
-        self._wait([rank.load_state.remote(kept, values) for rank in self._in_use()], "load the state")
-        self.version = int(values["version"])
+        task, version, names = "load the state", int(values["version"]), list(tensors)
+        self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
+        for part in parts(tensors.items(), most=PART):
+            kept = ray.put(part)
+            self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
+        self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
+        self.version = version
 
     def close(self) -> None:
         """End the ranks, whatever they are doing, and free their places in the cluster."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -85,19 +86,45 @@ class RankActor:
         """See ``Learner.agreement``."""
         return self._learner.agreement(rollouts)
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's tensors, on the CPU."""
-        return {name: tensor.cpu() for name, tensor in self._learner.weights()}
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor of ``Learner.state``, by its name."""
+        return self._learner.state()[0].sizes()
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """See ``Learner.state``; on the CPU, as the driver may have no device."""
-        tensors, values = self._learner.state()
-        return {name: tensor.cpu() for name, tensor in tensors.items()}, values
-
-    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """See ``Learner.load_state``.
+    def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Some tensors of ``Learner.state``, on the CPU, as the driver may have no device; the first rank's only.
 
         Args:
-            tensors: The policy's and the optimizer's tensors by their names in the state.
+            names: Their names, the same on all ranks.
         """
-        self._learner.load_state(tensors, values)
+        state, first = self._learner.state()[0], self._rank == 0
+        found = {}
+        for name in names:
+            # Gathered on all ranks, and at once let go on the others.
+            tensor = state[name]
+            if first:
+                found[name] = tensor.cpu()
+        return found
+
+    def expect(self, names: Sequence[str]) -> None:
+        """See ``Learner.expect``.
+
+        Args:
+            names: All names of a state.
+        """
+        self._learner.expect(names)
+
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """See ``Learner.take``.
+
+        Args:
+            tensors: Some of a state's.
+        """
+        self._learner.take(tensors)
+
+    def continue_at(self, version: int) -> None:
+        """Go on from a state that was taken.
+
+        Args:
+            version: The version of the weights.
+        """
+        self._learner.version = version

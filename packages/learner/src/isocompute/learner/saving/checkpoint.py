@@ -6,20 +6,22 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from ..errors import CheckpointError
 from .folders import remove_folder, whole_folder
+from .tensors import TensorFiles, parts
 
 logger = logging.getLogger(__name__)
 
 CHECKSUMS = "checksums.json"
+STATE, TENSORS = "state.json", "tensors-{:05d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +30,15 @@ class Checkpoint:
 
     Attributes:
         step: Steps taken.
-        tensors: Policy and optimizer, and the critic where there is one.
+        tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
+            while a learner takes it over.
         values: Plain values of the learner.
         progress: Plain values of the run: cumulative counts, the evaluations so far and the place in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
     """
 
     step: int
-    tensors: dict[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
     values: dict[str, Any]
     progress: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -104,9 +107,11 @@ class Checkpoints:
         """
         final = self._folder_of(checkpoint.step)
         with whole_folder(final, what="the checkpoint", error=CheckpointError) as aside:
-            save_file(checkpoint.tensors, aside / "tensors.safetensors")
+            # As they come: of ranks that share a policy each tensor is gathered now.
+            for number, part in enumerate(parts(checkpoint.tensors.items())):
+                save_file(part, aside / TENSORS.format(number))
             state = {name: getattr(checkpoint, name) for name in ("step", "values", "progress", "settings")}
-            (aside / "state.json").write_text(json.dumps(state))
+            (aside / STATE).write_text(json.dumps(state))
             write_checksums(aside)
         self.prune()
         return final
@@ -181,16 +186,17 @@ class Checkpoints:
 
 def write_checksums(folder: Path) -> None:
     """Write down what the files of a checkpoint must be."""
-    names = ("state.json", "tensors.safetensors")
-    (folder / CHECKSUMS).write_text(json.dumps({name: _checksum(folder / name) for name in names}))
+    paths = sorted(folder.glob("*.safetensors"))
+    (folder / CHECKSUMS).write_text(json.dumps({path.name: _checksum(path) for path in (folder / STATE, *paths)}))
 
 
 def _read(folder: Path) -> Checkpoint:
-    for name, expected in json.loads((folder / CHECKSUMS).read_text()).items():
+    checksums = json.loads((folder / CHECKSUMS).read_text())
+    for name, expected in checksums.items():
         if _checksum(folder / name) != expected:
             raise CheckpointError(f"{name} is not what was written")
-    state = json.loads((folder / "state.json").read_text())
-    return Checkpoint(**state, tensors=load_file(folder / "tensors.safetensors"))
+    state = json.loads((folder / STATE).read_text())
+    return Checkpoint(**state, tensors=TensorFiles([folder / name for name in checksums if name != STATE]))
 
 
 def _checksum(path: Path) -> str:

@@ -8,6 +8,7 @@ from .checks import one_of, truth, whole
 
 LAYOUTS = ("auto", "packed", "padded")
 PRECISIONS = ("float32", "bfloat16")
+SHARDINGS = ("auto", "none")
 ATTENDED = 4
 """Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
 
@@ -42,6 +43,9 @@ class ComputeConfig:
             several times more slowly than in bfloat16. Without it those products are in bfloat16, and the softmax,
             log-probabilities and the sum of the head's gradient in float32 all the same.
         head_chunk_tokens: Tokens whose logits are held at a time; they are computed again in the backward pass.
+        sharding: ``auto``: several ranks share one policy, so that each holds and computes a part of its weights,
+            gradients and moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole
+            of them, which takes as much memory on each, and less time where the model is small.
         gradient_checkpointing: Keep only the inputs of layers and compute the rest again in the backward pass.
 
     Raises:
@@ -53,10 +57,12 @@ class ComputeConfig:
     precision: str = "float32"
     float32_head: bool = True
     head_chunk_tokens: int = 2048
+    sharding: str = "auto"
     gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         whole(self, "micro_batch_tokens", "head_chunk_tokens", least=1)
         one_of(self, "layout", LAYOUTS)
         one_of(self, "precision", PRECISIONS)
+        one_of(self, "sharding", SHARDINGS)
         truth(self, "float32_head", "gradient_checkpointing")

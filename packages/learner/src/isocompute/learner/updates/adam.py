@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
+from ..policy.sharding import like, with_own_gradient
 
 POLICY, CRITIC = "policy", "critic"
 STEP = "step"
@@ -20,10 +23,18 @@ class Optimizer:
     Args:
         critic: The critic; None without one.
         config: The learner's settings.
+        total: Adds a number up over the ranks that share the policy; None where it is whole.
     """
 
-    def __init__(self, policy: torch.nn.Module, critic: torch.nn.Module | None, config: LearnerConfig) -> None:
-        self._config = config
+    def __init__(
+        self,
+        policy: torch.nn.Module,
+        critic: torch.nn.Module | None,
+        config: LearnerConfig,
+        *,
+        total: Callable[[float], float] | None = None,
+    ) -> None:
+        self._config, self._total = config, total
         self._names = [f"{POLICY}.{name}" for name, _ in policy.named_parameters()]
         groups: list[dict[str, Any]] = [{"params": list(policy.parameters()), "lr": config.learning_rate}]
         if critic is not None:
@@ -45,10 +56,17 @@ class Optimizer:
 
     def clip(self) -> float:
         """Clip the norm of the policy's gradient, and the critic's apart from it; return the policy's before it."""
-        most = self._config.optimizer.gradient_clip
-        norms = [float(torch.nn.utils.clip_grad_norm_(group["params"], most)) for group in self._adam.param_groups]
+        norms = [self._clip(group["params"]) for group in self._adam.param_groups]
         # Not finite if either is not.
         return norms[0] if all(norm < float("inf") for norm in norms) else sum(norms)
+
+    def _clip(self, parameters: list[torch.nn.Parameter]) -> float:
+        mine = [with_own_gradient(parameter) for parameter in parameters]
+        norm = torch.nn.utils.get_total_norm([each.grad for each in mine])
+        if self._total is not None and isinstance(parameters[0], DTensor):
+            norm = norm.new_tensor(math.sqrt(self._total(float(norm) * float(norm))))
+        torch.nn.utils.clip_grads_with_norm_(mine, self._config.optimizer.gradient_clip, norm)
+        return float(norm)
 
     def idle(self, norm: float) -> bool:
         """Whether a step would change nothing: there is no gradient, nor was there one before.
@@ -73,30 +91,49 @@ class Optimizer:
         return peaks[0] * factor
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The moments as ``optimizer.NAME.KIND``, the live tensors and not copies."""
-        moments = self._adam.state_dict()["state"]
+        """The moments as ``optimizer.NAME.KIND``, the live tensors and not copies; of a policy in shares their own."""
         return {
-            f"optimizer.{self._names[index]}.{kind}": value.contiguous()
-            for index, entries in moments.items()
-            for kind, value in entries.items()
+            f"optimizer.{name}.{kind}": value.contiguous()
+            for name, parameter in zip(self._names, self.parameters, strict=True)
+            for kind, value in self._adam.state.get(parameter, {}).items()
         }
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Continue from ``state``, which is copied.
+    def forget(self) -> None:
+        """Drop all moments."""
+        self._adam.state.clear()
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse moments of other parameters than these.
 
         Args:
-            tensors: Tensors by name; those of other names are left alone.
+            names: Names of tensors; those that are no moments are left alone.
 
         Raises:
-            LearnerError: They are of other parameters than these.
+            LearnerError: One is of another parameter.
         """
-        places = {name: index for index, name in enumerate(self._names)}
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for key, tensor in tensors.items():
-            if key.startswith("optimizer."):
-                name, _, kind = key.removeprefix("optimizer.").rpartition(".")
-                if name not in places:
-                    raise LearnerError(f"the state to continue from has moments of {name}, which is not trained here")
-                moments.setdefault(places[name], {})[kind] = tensor.clone()
-        full = self._adam.state_dict()
-        self._adam.load_state_dict({"state": moments, "param_groups": full["param_groups"]})
+        for name, _ in filter(None, map(_moment, names)):
+            if name not in self._names:
+                raise LearnerError(f"the state to continue from has moments of {name}, which is not trained here")
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Continue from moments of ``state``, which are copied.
+
+        Args:
+            tensors: Tensors by name, all of them or some; those of other names are left alone.
+        """
+        trained = dict(zip(self._names, self.parameters, strict=True))
+        for key in tensors:
+            if (found := _moment(key)) is not None:
+                name, kind = found
+                parameter = trained[name]
+                # The number of steps is one number, and not one for each weight.
+                value = tensors[key].to(parameter.device, copy=True) if kind == STEP else like(parameter, tensors[key])
+                self._adam.state[parameter][kind] = value
+
+
+def _moment(key: str) -> tuple[str, str] | None:
+    """The parameter and the kind of a moment, by its name in the state; None for what is no moment."""
+    if not key.startswith("optimizer."):
+        return None
+    name, _, kind = key.removeprefix("optimizer.").rpartition(".")
+    return name, kind

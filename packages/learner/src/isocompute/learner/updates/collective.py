@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 
 class Collective:
@@ -41,8 +42,22 @@ class Collective:
         self.sum(tensor)
         return float(tensor)
 
+    def most(self, count: int) -> int:
+        """The largest of a count over the ranks.
+
+        Args:
+            count: This rank's.
+        """
+        if self._ranks is None:
+            return count
+        tensor = torch.tensor(count, device=self._device)
+        self.largest(tensor)
+        return int(tensor)
+
     def gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Sum the gradients of parameters over the ranks; one that has none counts as 0.
+
+        Those of a policy that the ranks share were summed in the backward pass.
 
         Args:
             parameters: The parameters, in the same order on every rank.
@@ -51,7 +66,7 @@ class Collective:
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if self._ranks is not None:
+            if self._ranks is not None and not isinstance(parameter, DTensor):
                 # In place, one by one: joined they would be copied.
                 waiting.append(dist.all_reduce(parameter.grad, group=self._ranks, async_op=True))
         for work in waiting:

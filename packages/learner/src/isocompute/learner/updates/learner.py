@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 
 from .. import policy as policies
 from ..batch import MicroBatch, Responses, read
+from ..batch.splitting import Piece
 from ..config import LearnerConfig
 from ..cost.rate import matmul_rate, shape_of, training_operations
 from ..errors import LearnerError
@@ -23,9 +25,10 @@ from ..records.metrics import Mean, added, reduced, with_zeros
 from ..records.updates import Agreement, Average, UpdateReport
 from .adam import Optimizer
 from .collective import Collective
+from .models import load_models
 from .refusals import check_outcome, check_prepared, check_versions
 from .skipping import skipped
-from .state import take_over, tensors_of
+from .state import WholeTensors, make_ready, take_over, tensors_of
 from .sync import agreement, check_sync, compare
 
 
@@ -33,7 +36,8 @@ class Learner:
     """A policy, its AdamW state, and the base model or a critic where the settings need them.
 
     With a process group, each rank is given its share of the batch (which may be empty) and all ranks take the same
-    update: a gradient is a weighted sum over tokens, and sums add up. Tokens are those that the policy sampled (column
+    update: a gradient is a weighted sum over tokens, and sums add up. The ranks share the policy, too, unless
+    ``compute.sharding`` is ``none``: then every method is called on all of them. Tokens are those that the policy sampled (column
     ``sampled``).
 
     Args:
@@ -55,7 +59,7 @@ class Learner:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.device, self.model, self._dtype = device, str(model), dtype
-        self._together = Collective(ranks, device)
+        self._ranks, self._together = ranks, Collective(ranks, device)
         self._load(config)
 
     def reset(self, config: LearnerConfig) -> None:
@@ -64,8 +68,10 @@ class Learner:
         Where that fails the learner has no model until it is reset again.
         """
         # The base model is read again, so that no copy of it is held; what there was is freed first.
-        for name in ("_policy", "critic", "_forward", "_optimizer", "_reference"):
+        for name in ("_models", "_optimizer"):
             self.__dict__.pop(name, None)
+        # A policy that is shared out refers to itself in a circle.
+        gc.collect()
         self._load(config)
 
     @property
@@ -75,45 +81,44 @@ class Learner:
         Raises:
             LearnerError: There is none, because the last reset failed.
         """
-        if "_policy" not in self.__dict__:
+        if "_models" not in self.__dict__:
             raise LearnerError("the learner has no model, because its last reset failed; call reset() again")
-        return self._policy
+        return self._models.policy
+
+    @property
+    def critic(self) -> policies.ValueHead | None:
+        """The critic; None without one."""
+        return self._models.critic
 
     def _load(self, config: LearnerConfig) -> None:
         self.config, self.version = config, 0
-        settings: dict[str, Any] = {"temperature": config.temperature, "device": self.device}
-        self._policy = policies.load_policy(self.model, device=self.device, dtype=self._dtype)
-        self._forward = policies.Forward(self.policy, config.compute, **settings)
-        # While there are weights alone on the device: a rate is measured with large factors.
+        self._models = load_models(self.model, config, device=self.device, ranks=self._ranks, dtype=self._dtype)
+        self._forward = self._models.forward
         self._rate = matmul_rate(self.device, self._forward.dtype)
-        self._reference: policies.Forward | None = None
-        if config.kl.coefficient:
-            lower = config.compute.precision == "bfloat16" and self._dtype == torch.float32
-            kind = torch.bfloat16 if lower else self._dtype
-            base = policies.reference_of(self.model, device=self.device, dtype=kind)
-            self._reference = policies.Forward(base, config.compute, like=self._forward, **settings)
-        self.critic: policies.ValueHead | None = None
-        if config.objective.resolved.baseline == "gae":
-            share = config.critic.coefficient if config.critic.through_policy else 0.0
-            size = self.policy.get_output_embeddings().weight.shape[1]
-            self.critic = policies.ValueHead(size, share=share, device=self.device, dtype=self._dtype)
-        self._optimizer = Optimizer(self.policy, self.critic, config)
+        self._optimizer = Optimizer(self.policy, self.critic, config, total=self._together.total)
         self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's tensors by their Hugging Face names; see ``policy.tensors``."""
+        """The policy's tensors by their Hugging Face names, one at a time; see ``policy.tensors``.
+
+        Ranks that share the policy must all take all of them, before the next update.
+        """
         for name, tensor in policies.tensors(self.policy).items():
-            yield name, tensor.detach()
+            yield name, policies.whole(tensor.detach())
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """How far the sampler's log-probabilities are from this rank's, over all responses.
+
+        Args:
+            rollouts: Responses, on ranks that share the policy the same on each.
 
         Raises:
             DivergenceError: A log-probability of the learner's own is not finite.
             LearnerError: There is no response token to compare.
         """
-        batches = self._batches(self._read(rollouts))
-        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for batch in batches]
+        responses = self._read(rollouts)
+        passes = self._passes(responses, np.arange(len(responses)))
+        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for _, batch in passes]
         if not compared:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
         joined = torch.cat(compared, dim=1)
@@ -137,15 +142,17 @@ class Learner:
         check_versions(rollouts, self.version, self._together.total)
         responses = self._read(rollouts)
         used = ~self._left_out(responses) if "advantage" in rollouts.columns else np.ones(len(responses), dtype=bool)
-        names = ["old_logprobs", *(["reference_logprobs"] if self._reference is not None else [])]
+        names = ["old_logprobs", *(["reference_logprobs"] if self._models.reference is not None else [])]
         names += ["values"] if self.critic is not None else []
         found = {name: np.zeros(responses.counts.sum()) for name in names}
         # Nothing reads those of a response that is left out of the update, too.
         found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
-        for piece in self._forward.pieces(responses, np.flatnonzero(used)):
-            batch, tokens = self._forward.micro_batch(responses, piece), responses.tokens_of(piece.rows)
+        for piece, batch in self._passes(responses, np.flatnonzero(used)):
             measured = self._measured(batch)
+            if piece is None:
+                continue
+            tokens = responses.tokens_of(piece.rows)
             compared.append(compare(measured["old_logprobs"], batch.sampler_logprobs))
             for name, values in measured.items():
                 found[name][tokens] = values.double().cpu().numpy()
@@ -158,12 +165,12 @@ class Learner:
     def _measured(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
         """A number for each sampled token of a micro-batch, by the name of its column."""
         with torch.no_grad(), self._forward.attending(batch):
-            hidden = self._forward.hidden(batch)
-            found = {"old_logprobs": self._forward.terms(hidden, batch).logprobs}
+            hidden, terms = self._forward.run(batch)
+            found = {"old_logprobs": terms.logprobs}
             if self.critic is not None:
                 found["values"] = self.critic(hidden)
-        if self._reference is not None:
-            found["reference_logprobs"] = self._reference.logprobs(batch)
+        if self._models.reference is not None:
+            found["reference_logprobs"] = self._models.reference.logprobs(batch)
         return found
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
@@ -221,10 +228,32 @@ class Learner:
     def _read(self, rollouts: pl.DataFrame) -> Responses:
         return read(rollouts, vocabulary=policies.vocabulary(self.policy))
 
-    def _batches(self, responses: Responses, rows: np.ndarray | None = None) -> Iterator[MicroBatch]:
-        rows = np.arange(len(responses)) if rows is None else rows
-        for piece in self._forward.pieces(responses, rows):
-            yield self._forward.micro_batch(responses, piece)
+    def _passes(
+        self, responses: Responses, rows: np.ndarray, *, least: int = 0
+    ) -> Iterator[tuple[Piece | None, MicroBatch]]:
+        """What passes through the model, one micro-batch after the other.
+
+        Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
+
+        Args:
+            rows: Rows of the responses that pass.
+            least: Least number of passes.
+
+        Yields:
+            The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
+        """
+        pieces = list(self._forward.pieces(responses, rows))
+        shared = policies.is_sharded(self.policy)
+        passes = max(least, self._together.most(len(pieces)) if shared else len(pieces))
+        for piece in pieces:
+            yield piece, self._forward.micro_batch(responses, piece)
+        for _ in range(passes - len(pieces)):
+            yield None, self._idle(responses)
+
+    def _idle(self, responses: Responses) -> MicroBatch:
+        """A response to run where there is nothing to learn from: the first one, or one that is made up."""
+        given = responses if len(responses) else policies.probe(policies.vocabulary(self.policy))[0]
+        return self._forward.micro_batch(given, next(self._forward.pieces(given, np.arange(1))))
 
     def _backward(
         self, responses: Responses, rows: np.ndarray
@@ -236,58 +265,61 @@ class Learner:
             and of the sampler are not finite (over all ranks), and this rank's arithmetic.
         """
         self._optimizer.forget_gradients()
-        operations = 0.0
+        operations, found = 0.0, None
         means = loss_metrics(self.config, self.device)
         broken = self._nothing(2)
-        measured = "old_logprobs" in responses.of_tokens
-        found = self._verify(self._compared(responses, rows)) if measured or not len(rows) else None
-        for batch in self._batches(responses, rows):
+        # An idle pass has the columns of this share, too: whether the reference runs is the same on all ranks.
+        measured = "reference_logprobs" in responses.of_tokens
+        reference = None if measured or self.config.kl.place != "loss" else self._models.reference
+        for piece, batch in self._passes(responses, rows, least=1):
             with self._forward.attending(batch):
-                inputs = self._inputs(batch)
+                inputs = self._inputs(batch, reference)
                 if found is None:
-                    found = self._verify(compare(inputs.logprobs, batch.sampler_logprobs))
+                    found = self._verify(self._compared(responses, rows, inputs))
+                if piece is None:
+                    if policies.is_sharded(self.policy):
+                        # The others wait for this rank's part of each sum.
+                        (inputs.logprobs.sum() * 0).backward()
+                    continue
                 loss, parts = objective(inputs, self.config)
                 loss.backward()
             means = added(means, parts)
             # A forward pass of the reference is a third of the policy's two.
-            reference = inputs.reference_logprobs is not None and "reference_logprobs" not in batch.measured
-            operations += self._operations(batch) * (4 / 3 if reference else 1)
-            broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, batch.sampler_logprobs)])
+            operations += self._operations(batch) * (1 if reference is None else 4 / 3)
+            broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, inputs.sampler_logprobs)])
         assert found is not None
         self._together.sum(broken)
         learner_broken, sampler_broken = broken.tolist()
         return found, means, (learner_broken, sampler_broken), operations
 
-    def _compared(self, responses: Responses, rows: np.ndarray) -> torch.Tensor:
-        """Compare with the sampler where no forward pass of a policy that just sampled follows."""
-        if len(rows):
+    def _compared(self, responses: Responses, rows: np.ndarray, first: ObjectiveInputs) -> torch.Tensor:
+        """Compare the sampler with the policy that it sampled from.
+
+        Args:
+            rows: Rows of the responses that are learnt from.
+            first: The first pass: of some of these, or, so that stale weights show all the same, of a response that
+                cannot change the update.
+        """
+        if len(rows) and "old_logprobs" in responses.of_tokens:
+            # Updates of the same batch may have come before this one.
             tokens = responses.tokens_of(rows)
             old = torch.tensor(responses.of_tokens["old_logprobs"].values[tokens], dtype=self._dtype)
             sampler = torch.tensor(responses.logprobs.values[responses.sampled][tokens], dtype=self._dtype)
             return compare(old.to(self.device), sampler.to(self.device))
-        if len(responses):
-            # Nothing can change the update; stale weights must show all the same.
-            batch = next(self._batches(responses, np.arange(1)))
-            return compare(self._forward.logprobs(batch), batch.sampler_logprobs)
-        # This rank's share is empty, and the others wait for it in the collective.
-        return self._nothing(3, 0)
+        # A response that was made up was not sampled.
+        return compare(first.logprobs, first.sampler_logprobs) if len(responses) else self._nothing(3, 0)
 
     def _left_out(self, responses: Responses) -> np.ndarray:
         """Which responses cannot change the update, so that they do not pass through the model."""
         return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
 
-    def _inputs(self, batch: MicroBatch) -> ObjectiveInputs:
+    def _inputs(self, batch: MicroBatch, reference: policies.Forward | None) -> ObjectiveInputs:
         entropy = self.config.entropy
-        hidden = self._forward.hidden(batch)
-        terms = self._forward.terms(
-            hidden,
+        hidden, terms = self._forward.run(
             batch,
             entropy=bool(entropy.coefficient) or entropy.measured,
             entropy_gradient=bool(entropy.coefficient),
         )
-        reference = batch.measured.get("reference_logprobs")
-        if self._reference is not None and reference is None and self.config.kl.place == "loss":
-            reference = self._reference.logprobs(batch)
         return ObjectiveInputs(
             logprobs=terms.logprobs,
             sampler_logprobs=batch.sampler_logprobs,
@@ -298,7 +330,9 @@ class Learner:
             zero_variance=batch.zero_variance,
             entropy=terms.entropy,
             old_logprobs=batch.measured.get("old_logprobs"),
-            reference_logprobs=reference,
+            reference_logprobs=(
+                batch.measured.get("reference_logprobs") if reference is None else reference.logprobs(batch)
+            ),
             values=None if self.critic is None else self.critic(hidden),
             old_values=batch.measured.get("old_values"),
             returns=batch.measured.get("returns"),
@@ -320,21 +354,48 @@ class Learner:
     def _nothing(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, the live ones and not copies, and plain values."""
+    def state(self) -> tuple[WholeTensors, dict[str, Any]]:
+        """Return what a checkpoint must hold: tensors, to be read before the next update, and plain values.
+
+        Tensors are the live ones and not copies; those that ranks share are gathered one at a time, as they are read.
+        """
         return tensors_of(self.policy, self.critic, self._optimizer), {"version": self.version}
 
-    def load_state(self, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Continue from what ``state`` returned, which is copied.
 
         Args:
             tensors: The tensors of the policy, the critic and the optimizer by their names in the state.
 
         Raises:
+            LearnerError: It is the state of another model. Nothing is taken over where the names show it; where a shape
+                does, the learner must be reset.
+        """
+        self.expect(list(tensors))
+        self.take(tensors)
+        self.version = int(values["version"])
+
+    def expect(self, names: Collection[str]) -> None:
+        """Make ready to ``take`` a state in parts.
+
+        Args:
+            names: All names of the state.
+
+        Raises:
+            LearnerError: It is the state of another model.
+        """
+        make_ready(names, self.policy, self.critic, self._optimizer, model=self.model)
+
+    def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over a part of a state, which is copied.
+
+        Args:
+            tensors: Some of its tensors.
+
+        Raises:
             LearnerError: It is the state of another model.
         """
         take_over(tensors, self.policy, self.critic, self._optimizer, model=self.model)
-        self.version = int(values["version"])
 
 
 def _alone(tensor: torch.Tensor) -> None:

@@ -1,11 +1,11 @@
 """What a learner must have back to continue: its policy, its critic and the optimizer's moments, by name.
 
-It is the whole of each on every rank, so that another number of ranks can continue from it.
+It is given whole, a tensor at a time, so that another number of ranks can continue from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,56 @@ from ..errors import LearnerError
 from .adam import CRITIC, POLICY, Optimizer
 
 
-def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """The tensors of a learner, the live ones and not copies.
+class WholeTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name, of which one that ranks share is gathered each time that it is read: all of them must read it.
+
+    Args:
+        live: The tensors, whole or this rank's shares.
+    """
+
+    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
+        self._live = live
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return policies.whole(self._live[name]).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor when it is whole."""
+        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._live.items()}
+
+
+def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> WholeTensors:
+    """The tensors of a learner, the live ones and not copies where they are not gathered.
 
     Args:
         critic: The critic; None without one.
     """
-    return _weights(policy, critic) | optimizer.state()
+    return WholeTensors(_weights(policy, critic) | optimizer.state())
+
+
+def make_ready(
+    names: Collection[str], policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer, *, model: str
+) -> None:
+    """Make ready to ``take_over`` the tensors of these names, and drop the moments that there are.
+
+    Args:
+        names: All names of a state.
+        critic: The critic; None without one.
+        model: The base model, for the error.
+
+    Raises:
+        LearnerError: They are of another model, or of a learner with a critic where there is none.
+    """
+    if {name for name in names if not name.startswith("optimizer.")} != _weights(policy, critic).keys():
+        raise LearnerError(f"the state to continue from is not one of the model {model}")
+    optimizer.check(names)
+    optimizer.forget()
 
 
 def take_over(
@@ -32,31 +75,30 @@ def take_over(
     *,
     model: str,
 ) -> None:
-    """Continue from ``tensors_of``, which is copied.
+    """Continue from tensors of ``tensors_of``, all of them or some, which are copied one at a time.
 
     Args:
         critic: The critic; None without one.
         model: The base model, for the error.
 
     Raises:
-        LearnerError: They are of another model, or of a learner with a critic where there is none.
+        LearnerError: One has another shape; those before it were taken over.
     """
-    given = {name: tensor for name, tensor in tensors.items() if not name.startswith("optimizer.")}
     mine = _weights(policy, critic)
-    if {name: t.shape for name, t in given.items()} != {name: t.shape for name, t in mine.items()}:
-        raise LearnerError(f"the state to continue from is not one of the model {model}")
-    policies.load_tensors(policy, _of(POLICY, given))
-    if critic is not None:
-        critic.load_state_dict(_of(CRITIC, given))
-    optimizer.load(tensors)
+    for name in tensors:
+        if name in mine:
+            given = tensors[name]
+            if given.shape != mine[name].shape:
+                raise LearnerError(
+                    f"the state to continue from is not one of the model {model}: {name} has the shape "
+                    f"{tuple(given.shape)}, and must have {tuple(mine[name].shape)}"
+                )
+            policies.copy_into(mine[name], given)
+    optimizer.take(tensors)
 
 
 def _weights(policy: Any, critic: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    found = {f"{POLICY}.{name}": tensor.contiguous() for name, tensor in policies.tensors(policy).items()}
+    found = {f"{POLICY}.{name}": tensor for name, tensor in policies.tensors(policy).items()}
     if critic is not None:
-        found |= {f"{CRITIC}.{name}": tensor.contiguous() for name, tensor in critic.state_dict().items()}
+        found |= {f"{CRITIC}.{name}": tensor for name, tensor in critic.state_dict().items()}
     return found
-
-
-def _of(part: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {k.removeprefix(f"{part}."): tensor for k, tensor in tensors.items() if k.startswith(f"{part}.")}

@@ -1,0 +1,154 @@
+"""Ranks that share a policy take the updates that one learner takes, with a part of the memory.
+
+By default on two ranks, and on three of which one has nothing to do; ISOCOMPUTE_SHARDING=all takes every objective on two to
+four.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from isocompute.learner.config import (
+    BatchConfig,
+    ComputeConfig,
+    CriticConfig,
+    EntropyConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    SyncConfig,
+)
+from isocompute.learner.objective.cohorts import with_cohorts
+from recordings import recorded, scored
+from sharded_ranks import Done, Work, forking, take, together
+from tiny_models import tiny_config, tiny_model
+
+ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
+COMMON = LearnerConfig(
+    learning_rate=1e-3, compute=ComputeConfig(micro_batch_tokens=30), sync=SyncConfig(tolerance=None, mean=100.0)
+)
+TERMS = replace(COMMON, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01))
+CONFIGS = {
+    "grpo with its terms": TERMS,
+    "ppo, whose critic teaches the policy": replace(
+        TERMS,
+        objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
+        critic=CriticConfig(through_policy=True),
+    ),
+    "gspo, decoupled": replace(
+        COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2)
+    ),
+    "dr_grpo": replace(COMMON, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
+    "cispo": replace(COMMON, objective=ObjectiveConfig(algorithm="cispo", updates_per_batch=2)),
+    "dapo, filtered": replace(
+        COMMON, objective=ObjectiveConfig(algorithm="dapo", epochs=2), batch=BatchConfig(filter_zero_variance=True)
+    ),
+    "grpo with a KL in the reward": replace(COMMON, kl=KLConfig(coefficient=0.01, place="reward")),
+    "grpo, checkpointed": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
+    "grpo, padded": replace(TERMS, compute=replace(COMMON.compute, layout="padded")),
+}
+DEFAULT = list(CONFIGS)[:3]
+CASES = (
+    list(product(CONFIGS, (2, 3, 4), (None, 1)))
+    if ALL
+    else [*product(DEFAULT, (2,), (None,)), (DEFAULT[0], 3, 1), (DEFAULT[1], 3, 1)]
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with forking():
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen3 whose head is its embedding."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tiny_model(tiny_config("qwen3", tie_word_embeddings=True)).save_pretrained(folder)
+    return folder
+
+
+def work_of(model: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
+    """Five updates."""
+    config = CONFIGS[name]
+    policy = tiny_model(tiny_config("qwen3", tie_word_embeddings=True))
+    batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(5)]
+    return Work(model=model, config=config, batches=batches, dtype=dtype, empty=empty)
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], tuple[Done, list[Done]]]:
+    """Of each case what one learner and what each rank came to; the processes of a group take all of its cases."""
+    keys = [(*case, torch.float64) for case in CASES] + [(DEFAULT[0], 2, None, torch.float32)]
+    alone = {key: take(work_of(model, *key)) for key in {(name, dtype) for name, _, _, dtype in keys}}
+    found = {}
+    for ranks in sorted({ranks for _, ranks, _, _ in keys}):
+        mine = [key for key in keys if key[1] == ranks]
+        works = [work_of(model, name, dtype, empty) for name, _, empty, dtype in mine]
+        all_done = together(ranks, works, tmp_path_factory.mktemp("ranks") / str(ranks))
+        found |= {key: (alone[key[0], key[3]], done) for key, done in zip(mine, all_done, strict=True)}
+    return found
+
+
+def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)]).double()
+
+
+def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """Relative to the first."""
+    assert mine.keys() == theirs.keys()
+    return float((flat(mine) - flat(theirs)).norm() / flat(mine).norm())
+
+
+def check_same(alone: Done, rank: Done, *, gradients: float) -> None:
+    """Every gradient and norm, and the weights by how far they moved."""
+    assert len(rank.gradients) == len(alone.gradients) >= 5
+    for mine, theirs in zip(alone.gradients, rank.gradients, strict=True):
+        assert apart(mine, theirs) < gradients
+    assert rank.norms == pytest.approx(alone.norms, rel=gradients)
+    assert float(flat(alone.moved).norm()) > 0
+    assert apart(alone.moved, rank.moved) < 1e-5
+
+
+@pytest.mark.parametrize(("name", "ranks", "empty"), CASES)
+def test_ranks_that_share_a_policy_take_the_updates_of_one_learner(
+    runs: dict[tuple[object, ...], tuple[Done, list[Done]]], name: str, ranks: int, empty: int | None
+) -> None:
+    alone, shared = runs[name, ranks, empty, torch.float64]
+    for rank in shared:
+        check_same(alone, rank, gradients=1e-9)
+        assert all(torch.equal(rank.weights[each], weight) for each, weight in shared[0].weights.items())
+
+
+def test_in_float32_they_differ_by_rounding(runs: dict[tuple[object, ...], tuple[Done, list[Done]]]) -> None:
+    alone, shared = runs[DEFAULT[0], 2, None, torch.float32]
+    check_same(alone, shared[0], gradients=1e-5)
+
+
+def test_a_rank_holds_its_part_of_weights_gradients_and_moments(
+    runs: dict[tuple[object, ...], tuple[Done, list[Done]]],
+) -> None:
+    for (name, ranks, _, _), (alone, shared) in runs.items():
+        for rank in shared:
+            assert rank.held * ranks == pytest.approx(alone.held, rel=0.15), name
+
+
+def test_another_number_of_ranks_continues_from_a_checkpoint(model: Path, tmp_path: Path) -> None:
+    whole = work_of(model, DEFAULT[1])
+    first = replace(whole, batches=whole.batches[:3], save=tmp_path / "checkpoints")
+    last = replace(whole, batches=whole.batches[3:], resume=tmp_path / "checkpoints")
+    straight = take(whole)
+    together(2, [first], tmp_path / "first")
+    ((again, *_),) = together(3, [last], tmp_path / "last")
+    alone = take(last)
+    for found in (again, alone):
+        steps = len(found.gradients)
+        for mine, theirs in zip(straight.gradients[-steps:], found.gradients, strict=True):
+            assert apart(mine, theirs) < 1e-9
+        assert apart(straight.moved, found.moved) < 1e-5

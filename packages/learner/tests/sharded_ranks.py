@@ -1,0 +1,182 @@
+"""Learners in processes of torch's own that take every update together, and all that they hold meanwhile."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, get_context
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+from isocompute.learner.batch import shares
+from isocompute.learner.config import LearnerConfig
+from isocompute.learner.policy.sharding import own, whole
+from isocompute.learner.records.updates import UpdateReport
+from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+from isocompute.learner.training.learning import learn
+from isocompute.learner.updates.learner import Learner
+from small_run import RUN
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+
+@dataclass(kw_only=True)
+class Work:
+    """Updates to take.
+
+    Attributes:
+        batches: Rollouts, one table for each update, with their cohorts.
+        empty: A rank whose share is empty; None: they are as the group cuts them.
+        resume: A folder with a checkpoint to begin from.
+        save: A folder for a checkpoint at the end.
+    """
+
+    model: Path
+    config: LearnerConfig
+    batches: list[pl.DataFrame]
+    dtype: torch.dtype = torch.float64
+    empty: int | None = None
+    resume: Path | None = None
+    save: Path | None = None
+
+
+@dataclass(kw_only=True)
+class Done:
+    """What came of it, on one rank.
+
+    Attributes:
+        gradients: Of each optimizer step, whole and before it is clipped, by the parameter's name.
+        norms: Of each optimizer step.
+        weights: At the end, whole.
+        moved: The weights' movement since the beginning.
+        held: Bytes of parameters, gradients and moments that the rank itself held in the last step.
+    """
+
+    gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    weights: dict[str, torch.Tensor]
+    moved: dict[str, torch.Tensor]
+    held: int = 0
+
+
+class InStep(Learner):
+    """One of several learners that run the same loop, each with its share of every batch, as a group's ranks have."""
+
+    def __init__(self, work: Work, ranks: dist.ProcessGroup | None) -> None:
+        super().__init__(work.model, work.config, ranks=ranks, dtype=work.dtype)
+        self._rank, self._size = (0, 1) if ranks is None else (ranks.rank(), ranks.size())
+        self._empty, self.norms, self.gradients = work.empty, list[float](), list[dict[str, torch.Tensor]]()
+        self._clip, self._optimizer.clip = self._optimizer.clip, self._kept  # type: ignore[method-assign]
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        measured = super().measure(self._share(rollouts))
+        if self._size == 1:
+            return measured
+        parts: list[Any] = [None] * self._size
+        dist.all_gather_object(parts, measured)
+        joined: pl.DataFrame = pl.concat(parts)
+        return joined
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
+        report = super().update(self._share(batch), advance=advance)
+        self.norms.append(report.gradient_norm)
+        return report
+
+    def held(self) -> int:
+        """Bytes of this rank's own parameters and moments, and of as many gradients as there are parameters."""
+        weights = [own(parameter) for parameter in self._optimizer.parameters]
+        moments = [own(tensor) for tensor in self._optimizer.state().values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *self._gradients, *moments))
+
+    def _share(self, batch: pl.DataFrame) -> pl.DataFrame:
+        parts = shares(batch, self._size - (self._empty is not None))
+        if self._empty is not None:
+            parts.insert(self._empty, batch.head(0))
+        return parts[self._rank]
+
+    def _kept(self) -> float:
+        named = {**dict(self.policy.named_parameters()), **dict(self.critic.named_parameters() if self.critic else ())}
+        self._gradients = [own(parameter.grad) for parameter in named.values()]
+        self.gradients.append({name: whole(parameter.grad).clone() for name, parameter in named.items()})
+        return self._clip()
+
+
+def take(work: Work, ranks: dist.ProcessGroup | None = None) -> Done:
+    """Take the updates, alone or as one of several ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        if work.dtype == torch.float64:
+            # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit apart.
+            patch.setattr(Qwen3RMSNorm, "forward", _norm)
+        return _taken(work, ranks)
+
+
+def _taken(work: Work, ranks: dist.ProcessGroup | None) -> Done:
+    learner = InStep(work, ranks)
+    before = {name: tensor.clone() for name, tensor in learner.weights()}
+    if work.resume is not None:
+        saved = Checkpoints(work.resume).newest()
+        assert saved is not None
+        learner.load_state(saved.tensors, saved.values)
+    for batch in work.batches:
+        version = pl.lit(learner.version, dtype=pl.Int64)
+        learnt = learn(learner=learner, run=RUN, step=1, rollouts=batch.with_columns(weights_version=version))
+        assert not learnt.diverged
+    after = {name: tensor.clone() for name, tensor in learner.weights()}
+    if work.save is not None:
+        tensors, values = learner.state()
+        if learner._rank == 0:
+            Checkpoints(work.save).save(Checkpoint(step=learner.version, tensors=tensors, values=values))
+        else:
+            list(tensors.items())
+    moved = {name: after[name] - before[name] for name in after}
+    return Done(gradients=learner.gradients, norms=learner.norms, weights=after, moved=moved, held=learner.held())
+
+
+def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+    scaled: torch.Tensor = self.weight * hidden
+    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+def together(ranks: int, works: list[Work], folder: Path) -> list[list[Done]]:
+    """Take all works, one after the other, on every rank of a process group.
+
+    Args:
+        folder: A new one, for the rendezvous and the results.
+
+    Returns:
+        What came of each work, on each rank.
+    """
+    folder.mkdir()
+    context = get_context("forkserver")
+    started = [context.Process(target=_rank, args=(rank, ranks, works, folder)) for rank in range(ranks)]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * ranks
+    done = [torch.load(folder / str(rank), weights_only=False) for rank in range(ranks)]
+    return [list(of_work) for of_work in zip(*done, strict=True)]
+
+
+def _rank(rank: int, ranks: int, works: list[Work], folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    torch.save([take(work, dist.group.WORLD) for work in works], folder / str(rank))
+    dist.destroy_process_group()
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """A process to fork ranks from, which has imported what they need."""
+    forkserver._forkserver._stop()
+    get_context("forkserver").set_forkserver_preload(["sharded_ranks"])
+    with pytest.MonkeyPatch.context() as patch:
+        # Python 3.11 does not hand the path on.
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()
