@@ -109,7 +109,7 @@ def take(work: Work, ranks: dist.ProcessGroup | None = None) -> Done:
     """Take the updates, alone or as one of several ranks."""
     with pytest.MonkeyPatch.context() as patch:
         if work.dtype == torch.float64:
-            # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit apart.
+            # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit.
             patch.setattr(Qwen3RMSNorm, "forward", _norm)
         return _taken(work, ranks)
 

@@ -1,7 +1,7 @@
 """Ranks that share a policy take the updates that one learner takes, with a part of the memory.
 
-By default on two ranks, and on three of which one has nothing to do; ISOCOMPUTE_SHARDING=all takes every objective on two to
-four.
+By default on two ranks, and on three of which one has nothing to do; ISOCOMPUTE_SHARDING=all takes every objective on
+two to four.
 """
 
 import os
@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import (

@@ -241,6 +241,8 @@ def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path)
     ):
         store.read(3)
     flip(tmp_path / "step-000000001" / "tensors-00000.safetensors", at=0.5)
-    with pytest.raises(CheckpointError, match=r"step-000000001: the checkpoint is damaged \(tensors-00000\.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"step-000000001: the checkpoint is damaged \(tensors-00000\.safetensors"
+    ):
         store.read(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]

@@ -81,8 +81,9 @@ class Updater(Protocol):
         ...
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """Return what a checkpoint must hold: tensors, to be read before the next update, and plain
-        values that JSON can express.
+        """Return what a checkpoint must hold: tensors, and plain values that JSON can express.
+
+        Tensors are read one after the other, before the next update.
         """
         ...
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import polars as pl
 import torch

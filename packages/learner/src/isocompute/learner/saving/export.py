@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.utils import cached_file
+from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..errors import LearnerError
+from ..policy.stored import INDEX, WHOLE, file_of
 from .folders import whole_folder
+from .tensors import parts
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -32,7 +36,7 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
 
     Args:
         weights: The policy's tensors by their Hugging Face names, as ``Learner.weights`` and ``LearnerGroup.weights``
-            give them; a critic's head is no part of them.
+            give them, taken one after the other; a critic's head is no part of them.
         base: The base model that was trained: a folder or a name.
         folder: Where the policy belongs.
         dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
@@ -46,42 +50,83 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
     """
     final = Path(folder).absolute()
     _check_place(final, base)
-    given = {name: tensor if dtype is None else tensor.to(dtype) for name, tensor in dict(weights).items()}
-    policy = _policy(given, str(base))
+    policy = _architecture(str(base))
+    given = _checked(weights.items() if isinstance(weights, Mapping) else weights, policy, str(base), dtype)
     with whole_folder(final, what="the policy", error=LearnerError) as aside:
-        policy.save_pretrained(aside)
-        (aside / GENERATION).unlink(missing_ok=True)
+        if get_model_conversion_mapping(policy, add_legacy=False):
+            # Its files hold other tensors than the model does: transformers converts them all at once.
+            _write_converted(given, policy, aside)
+        else:
+            _write(given, policy, aside)
         for name in (GENERATION, *TOKENIZER_FILES):
-            found = _file_of(str(base), name)
+            found = file_of(str(base), name)
             if found is not None:
                 shutil.copyfile(found, aside / name)
     return final
 
 
-def _policy(given: dict[str, torch.Tensor], base: str) -> Any:
-    """The base model's architecture with these weights, without a copy of them."""
+def _architecture(base: str) -> Any:
+    """The base model without memory for its weights."""
     try:
         config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError, KeyError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LearnerError(f"the configuration of the base model {base} cannot be read ({reason})") from None
     with torch.device("meta"):
-        policy = AutoModelForCausalLM.from_config(config)
+        return AutoModelForCausalLM.from_config(config)
+
+
+def _checked(
+    given: Iterable[tuple[str, torch.Tensor]], policy: Any, base: str, dtype: torch.dtype | None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights as they come, in the type asked for, each of which the model has and none of which is missing."""
     expected = {name: tensor.shape for name, tensor in policy.state_dict().items()}
     # Those that are tied to another have one tensor under several names, of which the weights have the first.
-    once = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())} & expected.keys()
-    if {name: tensor.shape for name, tensor in given.items()} != {name: expected[name] for name in once}:
-        wrong = sorted(given.keys() ^ once or {name for name in once if given[name].shape != expected[name]})
-        raise LearnerError(
-            f"the weights are not those of {base}: {wrong[0]} is missing, unknown or of another shape; they must be "
-            "the learner's own"
-        )
-    policy.load_state_dict(given, strict=False, assign=True)
+    left = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())} & expected.keys()
+    for name, tensor in given:
+        if name not in left or tensor.shape != expected[name]:
+            raise _other_weights(base, name)
+        left.remove(name)
+        tensor = tensor.detach() if dtype is None else tensor.detach().to(dtype)
+        policy.config.dtype = tensor.dtype
+        yield name, tensor.contiguous()
+    if left:
+        raise _other_weights(base, min(left))
+
+
+def _other_weights(base: str, name: str) -> LearnerError:
+    return LearnerError(
+        f"the weights are not those of {base}: {name} is missing, unknown or of another shape; they must be the "
+        "learner's own"
+    )
+
+
+def _write(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path) -> None:
+    """Write configuration and weights, a part of them at a time, into one file or several with an index."""
+    files: list[list[str]] = []
+    size = 0
+    for part in parts(given):
+        save_file(part, folder / f"part-{len(files)}", metadata={"format": "pt"})
+        files.append(list(part))
+        size += sum(tensor.numel() * tensor.element_size() for tensor in part.values())
+    names = [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
+    for number, name in enumerate(names if len(files) > 1 else [WHOLE]):
+        (folder / f"part-{number}").rename(folder / name)
+    if len(files) > 1:
+        places = {tensor: name for name, held in zip(names, files, strict=True) for tensor in held}
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2))
+    policy.config.architectures = [type(policy).__name__]
+    policy.config.save_pretrained(folder)
+
+
+def _write_converted(given: Iterable[tuple[str, torch.Tensor]], policy: Any, folder: Path) -> None:
+    policy.load_state_dict(dict(given), strict=False, assign=True)
     policy.tie_weights()
-    policy.config.dtype = next(iter(given.values())).dtype
     # Its own would be checked, and refused where transformers finds fault with the base model's.
     policy.generation_config = GenerationConfig()
-    return policy
+    policy.save_pretrained(folder)
+    (folder / GENERATION).unlink(missing_ok=True)
 
 
 def _check_place(folder: Path, base: str | Path) -> None:
@@ -97,15 +142,3 @@ def _check_place(folder: Path, base: str | Path) -> None:
             f"{folder} holds files and no model, and saving the policy there would delete them: name an empty folder, "
             "a new one, or one with a model to be replaced"
         )
-
-
-def _file_of(base: str, name: str) -> str | None:
-    """A file of the base model, or None where it has no such file."""
-    found: str | None = cached_file(
-        base,
-        name,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return found

@@ -42,7 +42,7 @@ class TensorFiles(Mapping[str, torch.Tensor]):
     def __init__(self, paths: Collection[Path]) -> None:
         self._files: dict[str, Any] = {}
         for path in paths:
-            file = safe_open(path, framework="pt")
+            file: Any = safe_open(path, framework="pt")
             self._files |= dict.fromkeys(file.keys(), file)
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from .. import policy as policies
 from ..batch import MicroBatch, Responses, read
 from ..batch.splitting import Piece
 from ..config import LearnerConfig
-from ..cost.rate import matmul_rate, shape_of, training_operations
+from ..cost.rate import matmul_rate, shape_of
 from ..errors import LearnerError
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
@@ -26,6 +26,7 @@ from ..records.updates import Agreement, Average, UpdateReport
 from .adam import Optimizer
 from .collective import Collective
 from .models import load_models
+from .passes import inputs_of, operations_of, passes
 from .refusals import check_outcome, check_prepared, check_versions
 from .skipping import skipped
 from .state import WholeTensors, make_ready, take_over, tensors_of
@@ -37,8 +38,8 @@ class Learner:
 
     With a process group, each rank is given its share of the batch (which may be empty) and all ranks take the same
     update: a gradient is a weighted sum over tokens, and sums add up. The ranks share the policy, too, unless
-    ``compute.sharding`` is ``none``: then every method is called on all of them. Tokens are those that the policy sampled (column
-    ``sampled``).
+    ``compute.sharding`` is ``none``; where they do, every method is called on all of them. Tokens are those that the
+    policy sampled (column ``sampled``).
 
     Args:
         config: The learner's settings.
@@ -117,8 +118,8 @@ class Learner:
             LearnerError: There is no response token to compare.
         """
         responses = self._read(rollouts)
-        passes = self._passes(responses, np.arange(len(responses)))
-        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for _, batch in passes]
+        batches = self._passes(responses, np.arange(len(responses)))
+        compared = [compare(self._forward.logprobs(batch), batch.sampler_logprobs) for _, batch in batches]
         if not compared:
             raise LearnerError("the rollouts have no response token whose log-probability could be compared")
         joined = torch.cat(compared, dim=1)
@@ -231,29 +232,7 @@ class Learner:
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
     ) -> Iterator[tuple[Piece | None, MicroBatch]]:
-        """What passes through the model, one micro-batch after the other.
-
-        Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
-
-        Args:
-            rows: Rows of the responses that pass.
-            least: Least number of passes.
-
-        Yields:
-            The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
-        """
-        pieces = list(self._forward.pieces(responses, rows))
-        shared = policies.is_sharded(self.policy)
-        passes = max(least, self._together.most(len(pieces)) if shared else len(pieces))
-        for piece in pieces:
-            yield piece, self._forward.micro_batch(responses, piece)
-        for _ in range(passes - len(pieces)):
-            yield None, self._idle(responses)
-
-    def _idle(self, responses: Responses) -> MicroBatch:
-        """A response to run where there is nothing to learn from: the first one, or one that is made up."""
-        given = responses if len(responses) else policies.probe(policies.vocabulary(self.policy))[0]
-        return self._forward.micro_batch(given, next(self._forward.pieces(given, np.arange(1))))
+        return passes(self._forward, responses, rows, most=self._together.most, least=least)
 
     def _backward(
         self, responses: Responses, rows: np.ndarray
@@ -268,12 +247,12 @@ class Learner:
         operations, found = 0.0, None
         means = loss_metrics(self.config, self.device)
         broken = self._nothing(2)
-        # An idle pass has the columns of this share, too: whether the reference runs is the same on all ranks.
-        measured = "reference_logprobs" in responses.of_tokens
-        reference = None if measured or self.config.kl.place != "loss" else self._models.reference
+        # Of the columns, which all shares have: ranks that share the reference run it together.
+        refers = self._models.reference is not None and self.config.kl.place == "loss"
+        refers = refers and "reference_logprobs" not in responses.of_tokens
         for piece, batch in self._passes(responses, rows, least=1):
             with self._forward.attending(batch):
-                inputs = self._inputs(batch, reference)
+                inputs = inputs_of(self._models, batch, self.config.entropy, with_reference=refers)
                 if found is None:
                     found = self._verify(self._compared(responses, rows, inputs))
                 if piece is None:
@@ -285,7 +264,7 @@ class Learner:
                 loss.backward()
             means = added(means, parts)
             # A forward pass of the reference is a third of the policy's two.
-            operations += self._operations(batch) * (1 if reference is None else 4 / 3)
+            operations += operations_of(self._shape, batch) * (4 / 3 if refers else 1)
             broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, inputs.sampler_logprobs)])
         assert found is not None
         self._together.sum(broken)
@@ -312,37 +291,6 @@ class Learner:
     def _left_out(self, responses: Responses) -> np.ndarray:
         """Which responses cannot change the update, so that they do not pass through the model."""
         return skipped(responses.of_rows["advantage"], responses.of_rows["zero_variance"], self.config)
-
-    def _inputs(self, batch: MicroBatch, reference: policies.Forward | None) -> ObjectiveInputs:
-        entropy = self.config.entropy
-        hidden, terms = self._forward.run(
-            batch,
-            entropy=bool(entropy.coefficient) or entropy.measured,
-            entropy_gradient=bool(entropy.coefficient),
-        )
-        return ObjectiveInputs(
-            logprobs=terms.logprobs,
-            sampler_logprobs=batch.sampler_logprobs,
-            advantages=batch.advantages,
-            weights=batch.weights,
-            response=batch.response,
-            responses=batch.responses,
-            zero_variance=batch.zero_variance,
-            entropy=terms.entropy,
-            old_logprobs=batch.measured.get("old_logprobs"),
-            reference_logprobs=(
-                batch.measured.get("reference_logprobs") if reference is None else reference.logprobs(batch)
-            ),
-            values=None if self.critic is None else self.critic(hidden),
-            old_values=batch.measured.get("old_values"),
-            returns=batch.measured.get("returns"),
-        )
-
-    def _operations(self, batch: MicroBatch) -> float:
-        """Arithmetic of a forward and a backward pass; see ``rate.training_operations``."""
-        if self._shape is None:
-            return 0.0
-        return training_operations(self._shape, tokens=batch.passed, predictions=len(batch.tokens), keys=batch.keys)
 
     def _verify(self, compared: torch.Tensor) -> Agreement:
         """Compare with the sampler before any backward; all ranks fail together or none does."""
