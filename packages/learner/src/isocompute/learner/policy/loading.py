@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..errors import LearnerError
+from ..saving.stored import stored_tensors
 from .sharding import Sharding, copy_into, inside, own, rows_of, shard
-from .stored import stored_tensors
 from .weights import body, tensors
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..errors import LearnerError
-from ..policy.stored import INDEX, WHOLE, file_of
 from .folders import whole_folder
+from .stored import INDEX, WHOLE, file_of
 from .tensors import parts
 
 TOKENIZER_FILES = (

@@ -9,7 +9,7 @@ from typing import Any
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.utils import cached_file
 
-from ..saving.tensors import TensorFiles
+from .tensors import TensorFiles
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
