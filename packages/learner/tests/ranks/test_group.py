@@ -18,9 +18,10 @@ from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.ranks import group as groups
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+from isocompute.learner.training.recovering import through_deaths
 from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
-from small_run import run
+from small_run import Steps, run
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -250,6 +251,30 @@ def test_a_rank_that_does_not_answer_is_named_by_what_was_waited_for(
     with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
         two.update(rollouts)
     assert two.broken
+
+
+def test_a_run_goes_on_by_itself_when_a_rank_dies(
+    two: LearnerGroup, replay: Any, config: LearnerConfig, tmp_path: Path
+) -> None:
+    every = {"every_steps": 2}
+    whole = run(two, replay, tmp_path / "whole", steps=6, every=every)
+    expected = dict(two.weights())
+    ended = []
+
+    class Deadly(Steps):
+        def admit(self, *, step: int, rollouts: int) -> bool:
+            if step == 4 and not ended:
+                ended.append(process(two._ranks[1]))
+                os.kill(ended[0], signal.SIGKILL)
+            return super().admit(step=step, rollouts=rollouts)
+
+    def attempt() -> Any:
+        two.reset(config)
+        return run(two, replay, tmp_path / "cut", steps=6, meter=Deadly(6), every=every)
+
+    assert through_deaths(attempt, checkpoints=Checkpoints(tmp_path / "cut")) == whole
+    assert ended[0] not in {process(rank) for rank in two._ranks}
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in two.weights())
 
 
 def test_a_rank_that_dies_ends_the_update_and_leaves_room_for_others(

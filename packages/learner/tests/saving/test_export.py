@@ -2,12 +2,16 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from isocompute.learner.errors import LearnerError
+from isocompute.learner.policy import load_policy, tensors
+from isocompute.learner.saving import export
 from isocompute.learner.saving.export import save_policy
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -171,3 +175,21 @@ def test_a_file_where_the_folder_should_be_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(LearnerError, match="the policy cannot be written"):
         save_policy(given, tmp_path / "base", tmp_path / "policy")
     assert (tmp_path / "policy").read_text() == "mine"
+
+
+def test_a_policy_that_is_saved_in_several_files_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = weights(base_model(tmp_path / "base", "tied"))
+    changed = {name: tensor + 1 for name, tensor in given.items()}
+    monkeypatch.setattr(export, "parts", partial(export.parts, most=2000))
+    saved = save_policy(iter(changed.items()), tmp_path / "base", tmp_path / "policy")
+    files = sorted(path.name for path in saved.glob("*.safetensors"))
+    assert len(files) > 1
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert all(tensor_bytes(saved / name) <= 2000 or len(load_file(saved / name)) == 1 for name in files)
+    policy = load_policy(saved, device="cpu")
+    assert tensors(policy).keys() == changed.keys()
+    assert all(torch.equal(tensor, changed[name]) for name, tensor in tensors(policy).items())
+
+
+def tensor_bytes(path: Path) -> int:
+    return sum(tensor.nbytes for tensor in load_file(path).values())

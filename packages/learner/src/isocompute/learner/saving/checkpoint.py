@@ -157,6 +157,11 @@ class Checkpoints:
             )
         return None
 
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or damaged; None when there is none."""
+        complete = self._complete()
+        return int(complete[-1].name.removesuffix(".before").removeprefix("step-")) if complete else None
+
     def read(self, step: int) -> Checkpoint:
         """Read the checkpoint of a step.
 
