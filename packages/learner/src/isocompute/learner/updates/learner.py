@@ -324,10 +324,7 @@ class Learner:
         self.version = int(values["version"])
 
     def expect(self, names: Collection[str]) -> None:
-        """Make ready to ``take`` a state in parts.
-
-        Args:
-            names: All names of the state.
+        """Make ready to ``take`` a state in parts, of which these are all names.
 
         Raises:
             LearnerError: It is the state of another model.
