@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import isocompute.learner
+import pytest
 
 
 def test_importing_the_package_loads_none_of_the_heavy_libraries() -> None:
@@ -41,3 +42,9 @@ def test_the_names_that_are_loaded_later_are_those_that_type_checkers_see() -> N
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(isocompute.learner, "Trainer")
+
+
+def test_a_group_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(isocompute.learner.LearnerError, match=r'pip install "isocompute-learner\[ray\]"'):
+        isocompute.learner.LearnerGroup("model", isocompute.learner.LearnerConfig(learning_rate=1.0), world_size=2)
