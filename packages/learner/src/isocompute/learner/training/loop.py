@@ -67,30 +67,18 @@ def train(
     progress: Progress | None = None,
     watch: Watch = print_record,
 ) -> Progress:
-    """Train until the meter admits no further step, or the policy has diverged.
-
-    A longer run begins as a shorter one: nothing but ``meter`` knows where it ends.
+    """Train until the meter admits no further step or the policy has diverged, and return the progress then.
 
     Args:
-        problems: A ``problems`` table: ``problem_id``, and what the sampler reads.
-        sampler: Answers them; where ``progress`` is given it holds the learner's weights already (see ``canary``).
+        sampler: Answers problems; where ``progress`` is given it holds the learner's weights already (see ``canary``).
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
-        meter: The budget; charged with what each step and each evaluation generated. None for one pass over the
-            problems, without a record.
-        checkpoints: Where to save, and when; a checkpoint is saved at the end, too, unless the policy has diverged.
-            None to save nothing.
-        progress: From ``restore`` or ``branch``. None to continue from the newest checkpoint, if there is one, and to
-            call ``canary``, whose responses are charged as an evaluation's.
-        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation; prints a
-            line for each unless it is given.
-
-    Returns:
-        The progress at the end, its evaluations included.
+        meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
+        checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
+        progress: From ``restore`` or ``branch``; None to continue from the newest checkpoint, after a ``canary``.
+        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Raises:
-        LearnerError: The run and the learner's settings contradict each other, or there is an evaluator and no grid for
-            it; the sampler's table lacks a column; or no advantages or no update can be made of what was sampled, which
-            was charged before.
+        LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
         SyncError: The sampler does not hold the learner's weights.
     """
     run.check(learner.config)
