@@ -97,7 +97,10 @@ def faults(session: nox.Session) -> None:
         "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100", "ISOCOMPUTE_REPLICA_FAULTS": "100",
     }  # fmt: skip
     ledger = ("packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py")
-    own = ("packages/rollout/tests/faults", "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py")
+    own = (
+        "packages/rollout/tests/faults", "packages/rollout/tests/samplers/test_replicas.py",
+        "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py",
+    )  # fmt: skip
     chosen = session.posargs or [*ledger, *own]
     session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**test_variables(), **more})
 

@@ -17,7 +17,7 @@ import pytest
 from isocompute.rollout import Sampling
 from isocompute.rollout.samplers.replicas import Replicas
 
-FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "8"))
+FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "4"))
 KINDS = ("killed in a batch", "killed in a sync", "slow", "hanging in a batch", "killed in both", "hanging in a sync",
          "killed twice", "killed after a batch")  # fmt: skip
 SIGNALS = {"killed": signal.SIGKILL, "hanging": signal.SIGSTOP}
