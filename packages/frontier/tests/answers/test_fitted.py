@@ -1,6 +1,7 @@
 """A sweep fitted as one: what it says at a budget, before and after it was saved."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,12 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
 def test_with_one_seed_the_answer_says_what_it_assumes_of_seeds() -> None:
     one = Frontier(evals(seeds=1)).fit()
     assert "one seed: that seeds differ by 6 % of the gain is assumed" in one.answer().lines()[-1]
+
+
+def test_chains_that_do_not_agree_are_named_in_the_answer(fitted: Fitted) -> None:
+    assert "chains" not in fitted.answer().lines()[-1]
+    astray = replace(fitted, posterior=replace(fitted.posterior, spread=1.26))
+    assert astray.answer().lines()[-1].endswith("its chains do not agree (split R̂ 1.26)")
 
 
 def test_a_run_that_died_does_not_change_the_choice_and_is_named() -> None:

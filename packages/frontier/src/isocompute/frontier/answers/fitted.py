@@ -224,10 +224,7 @@ class Fitted:
             cells=self.cells,
             path_unit=self.unit, beyond=self._beyond(decision, unit), unmeasured=self._unmeasured(decision, compute),
             risk=of_risk(self.prepared, self.failing),
-            missing=left_out_of(
-                self.prepared, questions_sampled=self.posterior.luck is not None, caveats=self.caveats,
-                seed_amplitude=self.posterior.model.priors.seed_amplitude,
-            ),
+            missing=left_out_of(self.prepared, self.posterior, caveats=self.caveats),
         )  # fmt: skip
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:

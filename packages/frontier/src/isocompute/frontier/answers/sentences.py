@@ -9,6 +9,7 @@ import numpy as np
 from ..data.curves import Array
 from ..data.units import short
 from ..posterior.health import FAILED
+from ..posterior.posterior import AGREED, Posterior
 from ..posterior.preparation import Prepared
 from ..posterior.runs import Cell
 from .answer import name, percent
@@ -73,24 +74,26 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
 
 
 def left_out_of(
-    prepared: Prepared, *, questions_sampled: bool, seed_amplitude: float, caveats: tuple[str, ...]
-) -> tuple[str, ...]:
-    """What the answer does not hold for.
+    prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]
+) -> tuple[str, ...]:  # fmt: skip
+    """What the answer does not hold for, and what makes it doubtful.
 
     Args:
         prepared: The runs.
-        questions_sampled: Whether intervals include the luck of which questions are asked.
-        seed_amplitude: What is assumed of seeds where each setting has one run.
+        posterior: Their fit.
         caveats: Further ones, of the table.
     """
     runs = prepared.runs
     missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
-    if not questions_sampled:
+    if posterior.luck is None:
         missing.append("the luck of which validation questions are asked")
     if not differing(prepared)[1]:
         missing.append(_of_rates(runs.cells))
     if np.bincount(runs.cell).max() == 1:
-        missing.append(f"one seed: that seeds differ by {100 * seed_amplitude:.0f} % of the gain is assumed")
+        assumed = 100 * posterior.model.priors.seed_amplitude
+        missing.append(f"one seed: that seeds differ by {assumed:.0f} % of the gain is assumed")
+    if posterior.spread > AGREED:
+        missing.append(f"certainty about the fit itself: its chains do not agree (split R̂ {posterior.spread:.2f})")
     return (*missing, *caveats)
 
 

@@ -63,7 +63,7 @@ def curvature_root(density: Density, at: Array) -> Array:
 
 def sample(
     density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator,
-    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 3,
+    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 4,
 ) -> Draws:  # fmt: skip
     """Draws of a density.
 

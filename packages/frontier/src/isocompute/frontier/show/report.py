@@ -17,6 +17,7 @@ from ..contract.files import write_text
 from ..data.units import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision
+from ..posterior.posterior import AGREED
 from .curves import curve_panels, frontier_figure
 from .decision import decision_figure, trade_figure
 from .drawing import save
@@ -121,7 +122,8 @@ def _rests_on(fitted: Fitted) -> Section:
     lines = [] if rates is None else [rates.line()]
     lines += [
         f"Before the data, seeds were expected to differ by {100 * priors.seed_amplitude:.0f} % of the gain.",
-        f"Chains agree to a split R̂ of {fitted.posterior.spread:.2f} (1 where they agree perfectly).",
+        f"Chains agree to a split R̂ of {fitted.posterior.spread:.2f} (1 where they agree perfectly; above {AGREED} "
+        "they do not).",
         *(f"Against expectation: {line}." for line in conflicts(fitted)),
     ]
     return Section(title="What it rests on", lines=tuple(lines))
