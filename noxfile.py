@@ -318,6 +318,13 @@ def calibration(session: nox.Session) -> None:
 
 
 @nox.session
+def oracle(session: nox.Session) -> None:
+    """Compare the posterior with NUTS of the same model written in numpyro, on made-up and on published runs."""
+    session.install("packages/frontier", "numpyro==0.22.*", "pytest", env=uv_variables())
+    session.run("python", "-m", "pytest", "-v", "-s", "packages/frontier/tests/oracle", env=test_variables())
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the API pages and the other documents into site/; a warning is an error."""
     session.install("mkdocs==1.6.*", "mkdocstrings[python]==1.*", "ruff==0.15.*", env=uv_variables())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ class Frontier:
         if pass_rates is not None:
             used = [run for run, health in zip(runs, prepared.health, strict=True) if health.fitted]
             luck = luck_of(used, fitted, rng=np.random.default_rng([seed, 4]))
-            fitted = Posterior(model=fitted.model, theta=fitted.theta, spread=fitted.spread, luck=luck)
+            fitted = replace(fitted, luck=luck)
         return Fit(
             metric=self.metric, unit=self.unit, prepared=prepared, seed=seed, posterior=fitted,
             tokens_per_rollout=self._lengths(prepared.runs.cells), caveats=self._caveats(),

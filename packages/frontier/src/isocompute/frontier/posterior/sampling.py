@@ -63,7 +63,7 @@ def curvature_root(density: Density, at: Array) -> Array:
 
 def sample(
     density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator,
-    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 4,
+    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 5,
 ) -> Draws:  # fmt: skip
     """Draws of a density.
 
@@ -88,6 +88,8 @@ def sample(
             if agreed(drawn) or k == rounds - 1:
                 break
             walk.learn(drawn)
+            # The pace was that of another mass.
+            walk.run(warm_up, adapting=True)
     return Draws(chains=drawn, accepted=walk.accepted)
 
 
@@ -143,8 +145,8 @@ def _leap(
     """One step of all chains: a number of leaps, then each is accepted or not."""
     momentum = rng.standard_normal(theta.shape)
     energy = value - 0.5 * (momentum**2).sum(axis=1)
-    # A step of random length, so that no chain turns in a circle.
-    length = pace * rng.uniform(0.7, 1.15)
+    # Steps of random length, so that no chain turns in a circle, or stays where the pace is too long for it.
+    length = pace * rng.uniform(0.7, 1.15, (len(theta), 1))
     new, slope = theta, gradient
     moved, level = momentum + 0.5 * length * slope @ root, value
     leaps = int(rng.integers(*LEAPS))

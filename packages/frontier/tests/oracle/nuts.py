@@ -1,0 +1,109 @@
+"""The model of ``posterior/model.py`` written again in numpyro, from its equations and not from its code.
+
+It shares with the posterior the arrays of the runs, errors of evaluations included, and the statement of the priors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from isocompute.frontier.posterior.priors import Priors
+from isocompute.frontier.posterior.runs import Runs
+from numpyro.infer import MCMC, NUTS, init_to_median
+
+jax.config.update("jax_enable_x64", True)
+
+CHAINS, WARM_UP, KEPT = 2, 600, 1000
+
+
+def coordinates(runs: Runs) -> np.ndarray:
+    """log2 n, log2 B_p and log2 of the rate over √B about their means, shape ``(cells, 3)``."""
+    rows = [
+        [np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch), np.log2(c.learning_rate or 1.0)]
+        for c in runs.cells
+    ]  # fmt: skip
+    at = np.array(rows)
+    at[:, 2] -= at[:, :2].sum(axis=1) / 2 if runs.cells[0].learning_rate else 0.0
+    return np.asarray(at - at.mean(axis=0))
+
+
+def deviation(name: str, median: tuple[float, ...], factor: float) -> Any:
+    """Deviations known to a factor each, shape ``(rows, 1)``."""
+    known = numpyro.sample(name + " sd", dist.Normal(0, 1).expand([len(median)]))
+    return (jnp.array(median) * jnp.exp(factor * known))[:, None]
+
+
+def rise(position: Any, q: Any) -> Any:
+    """1 − (1 + q·w)^(−1/q) with w = (2^q − 1)/q·exp(position)."""
+    return 1 - (1 + (2**q - 1) * jnp.exp(jnp.minimum(position, 60.0))) ** (-1 / q)
+
+
+def model(runs: Runs, at: np.ndarray, rates: bool, priors: Priors) -> None:
+    """The density of all runs of one base model; rewards of the cells at their runs' compute are kept as ``mean``."""
+    cells, count = len(at), len(runs.cell)
+    n, batch, rate = at.T
+    columns, means, sds = [n, batch], [0.0, 0.0], [0.25, 0.25]
+    if rates:
+        columns, means, sds = [*columns, rate, rate**2, rate * n], [0, 0, 0, -0.3, 0], [0.25, 0.25, 0.7, 0.3, 0.2]
+    apart = (at[:, None] - at[None]) / np.array([2.5, 2.5, 2.0 if rates else np.inf])
+    root = np.linalg.cholesky(np.exp(-0.5 * (apart**2).sum(axis=2)) + 1e-6 * np.eye(cells))
+    own = runs.reward[:, 0].mean()
+    r0 = jax.nn.sigmoid(np.log(own / (1 - own)) + numpyro.sample("start", dist.Normal(0, 0.5)))
+    q = jnp.exp(numpyro.sample("log q", dist.Normal(-2.0, 1.5)))
+    positive = runs.compute[runs.seen & (runs.compute > 0)]
+    level = numpyro.sample("level", dist.Normal(jnp.array([0.0, np.log(positive).mean()]), 1.5).to_event(1))
+    centre = np.stack([means, np.zeros(len(means))])
+    slopes = numpyro.sample("slopes", dist.Normal(centre, np.array(sds)).to_event(2))
+    smooth = deviation("smooth", priors.smooth, priors.wide) * (
+        numpyro.sample("smooth", dist.Normal(0, 1).expand([2, cells]).to_event(2)) @ root.T
+    )
+    departure = deviation("departure", priors.departure, priors.departure_factor) * numpyro.sample(
+        "departure", dist.StudentT(4.0).expand([2, cells]).to_event(2)
+    )
+    amplitude, timing = level[:, None] + slopes @ np.stack(columns) + smooth + departure
+    single = deviation("shapes", (priors.shape,), priors.wide)[0]
+    log_s = numpyro.sample("log s", dist.Normal(0.1, 0.4)) + single * numpyro.sample(
+        "shapes", dist.Normal(0, 1).expand([cells]).to_event(1)
+    )
+    seed_sd = deviation("amplitude of seeds", (priors.seed_amplitude,), priors.seed_factor)
+    seed_sd = jnp.concatenate([seed_sd, deviation("timing of seeds", (priors.seed_timing,), priors.wide)])
+    alpha, delta = seed_sd * numpyro.sample("seeds", dist.StudentT(6.0).expand([2, count]).to_event(2))
+    with np.errstate(divide="ignore"):
+        log_compute = jnp.array(np.maximum(np.log(runs.compute), -1e3))
+    cell = runs.cell
+    gain = (1 - r0) * jax.nn.sigmoid(amplitude)[cell][:, None]
+    position = jnp.exp(log_s)[cell][:, None] * (log_compute - timing[cell][:, None])
+    numpyro.deterministic("mean", r0 + gain * rise(position, q))
+    shifted = position - jnp.exp(log_s)[cell][:, None] * delta[:, None]
+    reward = r0 + gain * (1 + alpha[:, None]) * rise(shifted, q)
+    wide = numpyro.sample("excess", dist.Normal(0, 1))
+    excess = jnp.sqrt(1 + 0.2 * jnp.exp(1.5 * wide)) if runs.error_is_known else jnp.exp(wide)
+    phi = jax.nn.sigmoid(numpyro.sample("autocorrelation", dist.Normal(-1.5, 1.0)))
+    scale = excess * runs.error
+    residual = (runs.reward - reward) / scale
+    # Each evaluation given the one before it in its run.
+    expected = jnp.concatenate([jnp.zeros((count, 1)), phi * residual[:, :-1]], axis=1)
+    spread = jnp.concatenate([jnp.ones((count, 1)), jnp.full((count, runs.reward.shape[1] - 1), 1.0)], axis=1)
+    spread = spread.at[:, 1:].set(jnp.sqrt(1 - phi**2))
+    density = dist.Normal(reward + expected * scale, spread * scale).log_prob(runs.reward)
+    numpyro.factor("evaluations", jnp.where(runs.seen, density, 0.0).sum())
+
+
+def drawn(runs: Runs, priors: Priors, *, seed: int = 0) -> np.ndarray:
+    """Draws of the reward of each run's setting at its evaluations, shape ``(draws, runs, points)``.
+
+    Args:
+        seed: Fixes the draws.
+    """
+    settings = {(c.rollouts_per_problem, c.problems_per_batch) for c in runs.cells}
+    chains = MCMC(
+        NUTS(model, target_accept_prob=0.9, init_strategy=init_to_median), num_warmup=WARM_UP, num_samples=KEPT,
+        num_chains=CHAINS, chain_method="vectorized", progress_bar=False,
+    )  # fmt: skip
+    chains.run(jax.random.PRNGKey(seed), runs, coordinates(runs), len(settings) < len(runs.cells), priors)
+    return np.asarray(chains.get_samples()["mean"])
