@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, NUTS, init_to_median
 
 jax.config.update("jax_enable_x64", True)
 
-CHAINS, WARM_UP, KEPT = 2, 600, 1000
+CHAINS, WARM_UP, KEPT = 2, 600, 2500
 
 
 def coordinates(runs: Runs) -> np.ndarray:
