@@ -49,9 +49,9 @@ def constraints(session: nox.Session) -> None:
 
 
 @nox.session
-def repro(session: nox.Session) -> None:
+def repro(session: nox.Session, *extra: str) -> None:
     """Run the whole pipeline and print what it found."""
-    install_all(session)
+    install_all(session, *extra)
     # Interrupted, it saves the state of what it trains first.
     session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables(), interrupt_timeout=600)
 
@@ -59,8 +59,7 @@ def repro(session: nox.Session) -> None:
 @nox.session(name="repro-trl")
 def repro_trl(session: nox.Session) -> None:
     """Run the pipeline where TRL is installed, for a preset whose cells TRL trains, such as ``trl``."""
-    install_all(session, *TRL)
-    session.run("python", "-m", "experiments", "repro", *session.posargs, env=run_variables(), interrupt_timeout=600)
+    repro(session, *TRL)
 
 
 @nox.session(name="tests-trl")
@@ -301,10 +300,8 @@ def figures(session: nox.Session) -> None:
 def bandit(session: nox.Session) -> None:
     """Compute the tables of docs/bandit.md, fail where the page differs, and draw its figure: one problem, exact."""
     install_all(session)
-    out = session.posargs or ["docs"]
-    session.run(
-        "python", "-m", "experiments.bandit", "--page", "docs/bandit.md", "--out", *out, env=test_variables()
-    )  # fmt: skip
+    wanted = ("--page", "docs/bandit.md", "--out", *(session.posargs or ["docs"]))
+    session.run("python", "-m", "experiments.bandit", *wanted, env=test_variables())
 
 
 @nox.session
