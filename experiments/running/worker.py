@@ -20,6 +20,7 @@ from isocompute.learner import (
     branch,
     canary,
     restore,
+    through_deaths,
     timings_table,
     train,
 )
@@ -107,7 +108,10 @@ class Worker:
             LearnerError: The policy cannot be saved.
         """
         if not work.finished(cell, home):
-            self._run(cell, problems, home, start)
+            # Where a rank dies the engine lives on; what else dies takes the worker with it, and the schedule goes on.
+            through_deaths(
+                lambda: self._run(cell, problems, home, start), checkpoints=Checkpoints(home / "checkpoints")
+            )
         if work.lacks_policy(cell, home, self.config.keep_policies):
             self._save_policy(cell, problems, home)
 

@@ -37,7 +37,13 @@ def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
 
 
 def main(
-    home: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], branched: str | None = None
+    home: Path,
+    placement: str,
+    ranks: int,
+    rollouts: int,
+    checkpoints: dict[str, int],
+    branched: str | None = None,
+    replicas: int = 1,
 ) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above.
 
@@ -47,12 +53,12 @@ def main(
     if placement == "separate":
         import ray
 
-        ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+        ray.init(num_cpus=replicas + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
     base = models.content_hash(Path(model))
     config = WorkerConfig(
         models={base: model}, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement,
-        learner_ranks=ranks, checkpoints=checkpoints,
+        learner_ranks=ranks, replicas=replicas, checkpoints=checkpoints,
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=base)

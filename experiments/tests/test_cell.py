@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
 from isocompute.budget import Ledger
 from isocompute.learner import StepRecord
@@ -23,6 +24,8 @@ from experiments.running.spool import Spool
 from . import made
 
 forks = multiprocessing.get_context("forkserver")
+RANK = "ray::RankActor"
+"""Name of the process of a learner's rank, as Ray gives it."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +57,14 @@ def spawn(target: object, *arguments: object) -> BaseProcess:
 
 
 def start(
-    folder: Path, placement: str = "colocated", ranks: int = 1, rollouts: int = 96, **checkpoints: int
+    folder: Path,
+    placement: str = "colocated",
+    ranks: int = 1,
+    rollouts: int = 96,
+    replicas: int = 1,
+    **checkpoints: int,
 ) -> BaseProcess:
-    return spawn(_run, folder, placement, ranks, rollouts, checkpoints)
+    return spawn(_run, folder, placement, ranks, rollouts, checkpoints, replicas)
 
 
 def _branched(folder: Path, which: str) -> None:
@@ -71,10 +79,10 @@ def _inputs(folder: Path) -> None:
     inputs(folder)
 
 
-def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
+def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], replicas: int) -> None:
     from .run_cell import main
 
-    main(folder, placement, ranks, rollouts, checkpoints)
+    main(folder, placement, ranks, rollouts, checkpoints, replicas=replicas)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -153,7 +161,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     assert (done.rollouts, done.step, done.lost["rollouts"]) == (192, 24, 0)
 
 
-def test_an_engine_and_ranks_of_their_own_spend_the_same_and_start_from_the_same(home: Path, alone: Path) -> None:
+def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
     assert exit_code(start(home / "apart", "separate", 2)) == 0
     apart, together = (pl.read_parquet(folder / "evals.parquet") for folder in (home / "apart", alone))
     assert apart[0].equals(together[0])
@@ -162,6 +170,20 @@ def test_an_engine_and_ranks_of_their_own_spend_the_same_and_start_from_the_same
     # The worker, two ranks and the engine.
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
     assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96
+    # Another engine beside it, and a rank that dies: the tables are the same.
+    cell = start(home / "hurt", "separate", 2, replicas=2)
+    while cell.is_alive() and len(Spool(home / "hurt" / "metrics.jsonl").records()) < 7:
+        time.sleep(0.002)
+    every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
+    assert len(every) == 2
+    every[1].kill()
+    assert exit_code(cell) == 0
+    for name in ("evals", "ledger", "pass_rates"):
+        one, other = (pl.read_parquet(home / run / f"{name}.parquet") for run in ("hurt", "apart"))
+        assert one.equals(other), name
+    done = work.done(home / "hurt")
+    assert done is not None
+    assert done.lost["rollouts"] > 0
 
 
 def test_a_branch_continued_equals_the_branch_at_once_and_pays_for_its_own_steps_only(home: Path) -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from .training.defaults import UpdateSteps
     from .training.loop import canary, train
     from .training.order import Place, ProblemOrder
+    from .training.recovering import through_deaths
     from .training.run import Progress, RunConfig
     from .training.starting import branch, restore
     from .updates.learner import Learner
@@ -76,6 +77,7 @@ _MODULES = {
         "StepRecord",
         "UpdateReport",
     ),
+    "training.recovering": ("through_deaths",),
     "training.run": ("Progress", "RunConfig"),
     "training.starting": ("branch", "restore"),
     "records.timings": ("timings_table",),
@@ -131,6 +133,7 @@ __all__ = [
     "prepare",
     "restore",
     "save_policy",
+    "through_deaths",
     "timings_table",
     "train",
     "with_cohorts",
