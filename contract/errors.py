@@ -1,4 +1,4 @@
-"""The base of every error that a user can act on."""
+"""The base of every error that a user can act on, and text that may be shown."""
 
 import re
 
@@ -13,6 +13,17 @@ def redacted(text: str) -> str:
     to the last ``@`` of the word goes.
     """
     return _PASSWORD.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
+
+
+def printable(text: str) -> str:
+    r"""Text in which everything that a terminal would act upon is escaped.
+
+    Control characters, escape sequences, line breaks, characters that turn the direction of writing and bytes that
+    were no text (lone surrogates) appear as ``\x1b``, ``\n`` and the like; what can be printed stays as it is.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 class IsoComputeError(ValueError):

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import cli
 from isocompute.frontier.cli import main
+from isocompute.frontier.contract import command_line
 
 
 def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +36,7 @@ def test_a_source_tree_that_is_not_installed_has_no_version(
     def missing(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(cli, "version", missing)
+    monkeypatch.setattr(command_line, "version", missing)
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == "isocompute-frontier of a source tree that is not installed\n"

@@ -100,6 +100,8 @@ def test_width_refuses_a_budget_that_the_runs_say_nothing_of_and_no_multiple_of_
     short = Frontier(evals().filter(pl.col("rollouts") <= 3072, pl.col("rollouts_per_problem") == 16)).fit()
     with pytest.raises(FrontierError, match=r"at 307k rollouts the reward of n = 16 may be .* measure farther first"):
         short.decide(307_200)
+    # What to run before deciding there can be said.
+    assert "extend" in {action.kind for action in short.next(307_200).actions}
 
 
 def test_what_an_n_reaches_is_predicted_with_its_interval_whether_it_was_run_or_not(fitted: Fitted) -> None:

@@ -5,20 +5,10 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Collection
 
+from .contract.errors import printable
 from .contract.files import reason_of
 
 LONGEST = 120
-
-
-def printable(text: str) -> str:
-    r"""Text in which everything that a terminal would act upon is escaped.
-
-    Control characters, escape sequences, line breaks, characters that turn the direction of writing and bytes that
-    were no text (lone surrogates) appear as ``\x1b``, ``\n`` and the like; what can be printed stays as it is.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def shorten(value: object) -> str:

@@ -1,13 +1,11 @@
-"""Console script ``isocompute-rollout``."""
+"""The console script ``isocompute-rollout``."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 
 from .commands import (
     audit_verifier,
@@ -21,40 +19,24 @@ from .commands import (
     serve_check,
     split,
 )
-from .contract.errors import IsoComputeError
+from .contract import command_line
 
-PACKAGE = "isocompute-rollout"
 COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, resampling, serve_check)
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 and the number of the signal, as shells have it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``isocompute-rollout``; an error that a user can act on is one line on stderr.
+    """Run ``isocompute-rollout``.
 
     Args:
         argv: The arguments, by default those of the process.
 
     Returns:
-        The exit code: 0, 2 after such an error, or 130 after Ctrl-C.
+        As ``command_line.run``.
     """
-    parser = argparse.ArgumentParser(prog=PACKAGE, description="What does the policy answer, and is it right?")
-    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command in COMMANDS:
-        command.add(commands)
-    arguments = parser.parse_args(argv)
-    try:
-        with _log_shown():
-            for line in arguments.run(arguments):
-                print(line)
-    except (IsoComputeError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt as interrupt:
-        print(str(interrupt) or "interrupted", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+    description = "What does the policy answer, and is it right?"
+    return command_line.run(
+        argv, package="isocompute-rollout", description=description, commands=COMMANDS, around=_log_shown()
+    )
 
 
 @contextmanager
@@ -69,13 +51,6 @@ def _log_shown() -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(before)
-
-
-def _version() -> str:
-    try:
-        return version(PACKAGE)
-    except PackageNotFoundError:
-        return "of a source tree that is not installed"
 
 
 if __name__ == "__main__":

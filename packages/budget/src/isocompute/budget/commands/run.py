@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..checks import finite
+from ..contract.errors import printable
 from ..errors import BudgetError
 from ..follow import AT_BUDGET, Charging, LiveLog, Outcome, follow
 from ..follow.command import Command
@@ -17,7 +18,6 @@ from ..ledger import History, Limits
 from ..ledger.naming import run_id_of
 from ..trainers import TRAINERS, load, trainer
 from ..trainers.evals import plain
-from ..wording import printable
 from .ingest import add_constants
 from .show import budget_lines
 from .text import number, whole

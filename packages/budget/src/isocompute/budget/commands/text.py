@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..checks import LARGEST
+from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import BudgetError
-from ..wording import printable, shorten
+from ..wording import shorten
 
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import whole
+from ..contract.errors import printable
 from ..errors import BudgetError
-from ..wording import printable, shorten
+from ..wording import shorten
 
 if TYPE_CHECKING:
     import polars as pl

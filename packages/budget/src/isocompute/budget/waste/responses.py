@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract import tables, tracking
-from ..wording import printable, reason
+from ..contract.errors import printable
+from ..wording import reason
 
 if TYPE_CHECKING:
     import polars as pl

@@ -112,16 +112,17 @@ class Fitted:
         lost = np.maximum(rewards - self.failed_reward[:, None], 0.0)
         return np.asarray(rewards - self.failing[:, None] * lost)
 
-    def decide(self, budget: float, *, unit: str | None = None) -> Decision:
+    def decide(self, budget: float, *, unit: str | None = None, guess: bool = False) -> Decision:
         """The settings at a budget, that of least expected regret first.
 
         Args:
             unit: Unit of the budget: that of the fit, or ``tokens`` of a fit in rollouts, which buy each setting as
                 many rollouts as its responses are long.
+            guess: Whether to decide even where no setting is known at the budget, as for what to run next.
 
         Raises:
             FrontierError: The budget is not above 0, lies so far beyond the data that every setting's interval is as
-                wide as all that it had gained, or is in a unit that the table does not hold.
+                wide as all that it had gained (unless ``guess``), or is in a unit that the table does not hold.
         """
         if not (np.isfinite(budget) and budget > 0):
             raise FrontierError(f"the budget is {budget}; it must be above 0")
@@ -130,12 +131,14 @@ class Fitted:
         reach = compute / self.last
         low, high = np.quantile(rewards, [0.025, 0.975], axis=0)
         known = np.flatnonzero((reach <= 1 + TOLERANCE) | (high - low <= UNKNOWN * self.gained))
+        if guess and not len(known):
+            known = np.arange(len(self.cells))
         if not len(known):
             k = int(reach.argmin())
             raise FrontierError(
                 f"at {short(budget)} {unit or self.unit} the reward of n = {self.cells[k].rollouts_per_problem} may be "
                 f"{low[k]:.2f} to {high[k]:.2f}, where it had gained {self.gained[k]:.2f} by "
-                f"{short(float(self.last[k]))} {self.unit}: measure farther first"
+                f"{short(float(self.last[k]))} {self.unit}: measure farther first (`next` says what)"
             )
         found = decide(
             budget, tuple(self.cells[k] for k in known), rewards[:, known], self.failing[known],

@@ -30,9 +30,9 @@ def plan(fitted: Fitted, compute: float, *, tell: tuple[int, int] | None = None)
         tell: Two n that seeds are to tell apart; by default those of the first two settings.
 
     Raises:
-        FrontierError: The budget cannot be decided about at all, or an n to be told apart was not run.
+        FrontierError: The budget is not above 0, or an n to be told apart was not run.
     """
-    decision = fitted.decide(compute)
+    decision = fitted.decide(compute, guess=True)
     rng = np.random.default_rng([fitted.seed, 3])
     opened = (*opening(fitted), *rates_to_open(fitted.cells, decision.chosen.cell))
     known = fitted.whole(np.array([compute]))[:, :, 0]

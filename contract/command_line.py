@@ -1,0 +1,147 @@
+"""A package's console script: its commands, what they print, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from .errors import IsoComputeError, printable
+from .files import reason_of
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
+
+
+class Command(Protocol):
+    """A module whose ``add`` adds a parser; its default ``run`` takes the arguments and gives lines to be printed."""
+
+    def add(self, commands: argparse._SubParsersAction[Any], /) -> None:
+        """Add the command."""
+
+
+def run(
+    argv: Sequence[str] | None,
+    *,
+    package: str,
+    description: str,
+    commands: Sequence[Command],
+    around: AbstractContextManager[object] | None = None,
+    at_once: bool = False,
+) -> int:
+    """Run a console script: lines go to stdout, an error that a user can act on as one line to stderr.
+
+    Args:
+        argv: The arguments; None for those of the process.
+        package: Name of the script and of the distribution that it belongs to.
+        description: What ``--help`` says of it.
+        commands: Modules of its commands.
+        around: In which a command runs.
+        at_once: Whether nothing is printed before a command has succeeded, and not each line as it comes.
+
+    Returns:
+        0, or the ``exit_status`` that a command sets in its arguments; 2 after an error; 128 plus its number after a
+        signal that ended the command.
+    """
+    arguments = _parser(package, description, commands).parse_args(argv)
+    try:
+        with around or nullcontext(), _signals_raise_exit():
+            lines = arguments.run(arguments)
+            for line in list(lines) if at_once else lines:
+                _write(line)
+    except _UnwritableError as error:
+        # Keep the interpreter from complaining on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # A reader that goes away (head, less) has seen enough.
+        return 0 if error.reader_left else _report_error(str(error))
+    except (IsoComputeError, OSError) as error:
+        return _report_error(str(error))
+    except KeyboardInterrupt as interrupt:
+        if str(interrupt):
+            # What a command says of itself, such as where it continues.
+            print(str(interrupt), file=sys.stderr)
+        return 128 + signal.SIGINT
+    return int(getattr(arguments, "exit_status", 0))
+
+
+class _UnwritableError(Exception):
+    """Standard output cannot be written to."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"the output cannot be written ({printable(reason_of(cause))})")
+        self.reader_left = isinstance(cause, BrokenPipeError)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports an error in one line, as the commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SystemExit(_report_error(f"{message} (see {self.prog} --help)"))
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        super()._print_message(_encodable(message, file or sys.stderr), file)
+
+
+def _parser(package: str, description: str, commands: Sequence[Command]) -> argparse.ArgumentParser:
+    parser = _Parser(prog=package, description=description)
+    parser.add_argument("--version", action="version", version=f"{package} {_version(package)}")
+    subparsers = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    for command in commands:
+        command.add(subparsers)
+    return parser
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "of a source tree that is not installed"
+
+
+def _write(line: str) -> None:
+    try:
+        print(_encodable(printable(line), sys.stdout), flush=True)
+    except OSError as error:
+        raise _UnwritableError(error) from error
+
+
+def _report_error(message: str) -> int:
+    print(_encodable(f"error: {printable(message)}", sys.stderr), file=sys.stderr)
+    return 2
+
+
+def _encodable(text: str, stream: object) -> str:
+    """Text in which characters that a stream cannot encode (in a locale without Unicode) are escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+@contextmanager
+def _signals_raise_exit() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack, so that no unfinished file is left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_exit(number: int, _: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    # A signal that is ignored (nohup) or handled by the caller stays so.
+    left = [
+        getattr(signal, name)
+        for name in ("SIGTERM", "SIGHUP")
+        if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) is signal.SIG_DFL
+    ]
+    for number in left:
+        signal.signal(number, raise_exit)
+    try:
+        yield
+    finally:
+        for number in left:
+            signal.signal(number, signal.SIG_DFL)
