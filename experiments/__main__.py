@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from isocompute.rollout.contract.files import atomic_write
 
@@ -42,11 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
     most = "for probe: rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
     parser.add_argument("--rollouts", type=int, help=most)
+    parser.add_argument("--device", help="for plan: the GPU that it is to fit (default: h100)")
+    parser.add_argument("--price", type=float, help="for plan: US dollars for a GPU and hour (default: 3)")
+    longest = "for plan: mean length of a response (default: the longest that there may be)"
+    parser.add_argument("--response-tokens", type=float, help=longest)
     arguments = parser.parse_args(argv)
     if (arguments.stage in (*of_sets, "init")) != (arguments.name is not None):
         parser.error(f"{', '.join(of_sets)} take a problem set and init a name; the other stages take none")
     if arguments.rollouts is not None and arguments.stage != "probe":
         parser.error("--rollouts is for probe alone")
+    terms = {name: getattr(arguments, name) for name in ("device", "price", "response_tokens")}
+    if arguments.stage != "plan" and any(value is not None for value in terms.values()):
+        parser.error("--device, --price and --response-tokens are for plan alone")
     if arguments.stage == "schema":
         print(schema.text(), end="")
         return 0
@@ -70,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.stage == "probe":
             probe(preset, arguments.name, arguments.rollouts)
             return 0
+        if arguments.stage == "plan":
+            plan(preset, **{name: value for name, value in terms.items() if value is not None})
+            return 0
         stage(preset, arguments.stage, arguments.name)
     except (ValueError, OSError) as error:
         if not is_for_the_user(error):
@@ -92,12 +103,22 @@ def stage(preset: Preset, name: str, problem_set: str | None) -> None:
     else:
         preset.sweep_of(problem_set)
         run(preset, problem_set)
-    if name not in ("plan", "inputs"):
+    if name != "inputs":
         send()
         took = {"stage": f"{name}@{problem_set}" if problem_set else name, "seconds": time.monotonic() - began}
         SECONDS.parent.mkdir(exist_ok=True)
         with SECONDS.open("a") as stream:
             stream.write(json.dumps(took) + "\n")
+
+
+def plan(preset: Preset, **terms: Any) -> None:
+    """Print what a preset would run, and what it needs."""
+    from isocompute.budget.planning.devices import device
+
+    from .stages.bill import Terms
+    from .stages.plan import run
+
+    run(preset, Terms(**terms | ({"device": device(terms["device"])} if "device" in terms else {})))
 
 
 def probe(preset: Preset, problem_set: str, rollouts: int | None) -> None:

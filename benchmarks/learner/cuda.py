@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 from isocompute.learner import Learner, LearnerConfig
 from isocompute.learner.config import ComputeConfig, SyncConfig
-from isocompute.learner.cost.memory import GIB, Load, MemoryPlan, predict
+from isocompute.learner.cost.memory import GIB, Load, UpdateMemory, parameters_of, update_memory
 from isocompute.learner.cost.rate import matmul_rate
-from isocompute.learner.cost.shape import ModelShape, shape_of
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from benchmarks.sampler import SHAPES, NoScoring
@@ -57,7 +56,7 @@ def beside(*, python: Path | None) -> list[str]:
         ExperimentError: One of the two ended with an error.
     """
     rate = matmul_rate("cuda", _bfloat16())
-    parameters = shape_of({**SMALL, "tie_word_embeddings": True}).parameters
+    parameters = parameters_of({**SMALL, "model_type": "qwen2", "tie_word_embeddings": True})
     order = ["ours", "TRL", "TRL", "ours"] if python is not None else ["ours"]
     found: dict[str, list[Block]] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -118,7 +117,7 @@ def largest() -> list[str]:
         command = [sys.executable, "-m", "benchmarks.learner", "--largest-one", str(tried)]
         done = subprocess.run(command, capture_output=True, text=True)
         last = _last(done.stdout if done.returncode == 0 else done.stderr)
-        print(f"{tried} layers ({_shape(tried).parameters / 1e9:.2f}B parameters): {last}", flush=True)
+        print(f"{tried} layers ({parameters_of(_config(tried)) / 1e9:.2f}B parameters): {last}", flush=True)
     return []
 
 
@@ -134,13 +133,10 @@ def most_layers(available: float) -> int:
     return layers
 
 
-def plan(layers: int) -> MemoryPlan:
-    """Predict the memory of an update of the wide model."""
-    load = Load.of(
-        prompt_tokens=PROMPT, response_tokens=NEW_TOKENS, rollouts_per_problem=recorded.GROUP, problems=8,
-        micro_batch_tokens=CONFIG.compute.micro_batch_tokens,
-    )  # fmt: skip
-    return predict(_shape(layers), CONFIG, load)
+def plan(layers: int) -> UpdateMemory:
+    """Trace the memory of an update of the wide model."""
+    load = Load(prompt_tokens=PROMPT, response_tokens=NEW_TOKENS, rollouts_per_problem=recorded.GROUP, problems=8)
+    return update_memory(_config(layers), CONFIG, load)
 
 
 def one_size(layers: int) -> None:
@@ -188,8 +184,8 @@ def _last(said: str) -> str:
     return (said.strip() or "it said nothing").splitlines()[-1]
 
 
-def _shape(layers: int) -> ModelShape:
-    return shape_of({**WIDE, "num_hidden_layers": layers})
+def _config(layers: int) -> dict[str, Any]:
+    return {**WIDE, "model_type": "qwen2", "num_hidden_layers": layers}
 
 
 def _bfloat16() -> Any:

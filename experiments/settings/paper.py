@@ -54,6 +54,8 @@ SECTIONS: dict[str, str] = {
     "sweep.easy.learner.kl.coefficient": "section 3, Factor 2, Table 1: on for Easy; its weight is ours",
     "sweep.easy.learner.entropy.coefficient": "section 3, Factor 2, Table 1: on for Easy; its weight is ours",
     "sweep.*.learner.importance.cap": "section 4, setup: TIS; its cap is ours",
+    "sweep.*.learner.compute.precision": OURS,
+    "sweep.*.learner.compute.gradient_checkpointing": "ours: it changes no gradient",
     "sweep.*.learner.batch.filter_zero_variance": "section 3, Table 1: off",
     "sweep.*.learner.optimizer.warmup_steps": "section 3, Factor 3: linear over 10 steps, then constant",
     "sweep.*.learner.optimizer.weight_decay": "section 3, Factor 3: AdamW; the default of PyTorch and veRL",

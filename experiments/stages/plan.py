@@ -15,12 +15,13 @@ from ..running.foreign import CommandCell, surroundings_of
 from ..settings import PreparedConfig, Preset
 from ..settings.paper import leaves, section_of
 from ..settings.reading import find
-from . import footprint
+from . import bill, footprint
+from .bill import Terms
 
 PAPER = "paper"
 
 
-def run(preset: Preset) -> None:
+def run(preset: Preset, terms: Terms | None = None) -> None:
     """Print every value (of ``paper``, next to the section that it comes from), then cells and what they cost."""
     raw = find(preset=preset.name)[-1]
     for name, value in leaves(raw):
@@ -31,7 +32,7 @@ def run(preset: Preset) -> None:
         candidates = sum(source.train + source.validation for source in preset.problems)
         _print_row("all", "difficulty", "", candidates * preset.difficulty.samples, preset.sampling.max_new_tokens)
     for name in preset.sweep:
-        _plan(preset, name)
+        _plan(preset, name, terms or Terms())
     resources = preset.resources
     device = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(
@@ -40,7 +41,7 @@ def run(preset: Preset) -> None:
     )
 
 
-def _plan(preset: Preset, name: str) -> None:
+def _plan(preset: Preset, name: str, terms: Terms) -> None:
     """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
     settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), surroundings_of(preset)
     designs = [
@@ -81,8 +82,12 @@ def _plan(preset: Preset, name: str) -> None:
         print(f"    its command goes on with: {' '.join(flags_of(largest))}")
         return
     # Micro-batches have the same size in all cells; that of the largest batch is full.
-    for line in footprint.lines(preset, largest):
-        print(line)
+    for line in footprint.lines(preset, largest, terms.device):
+        print(line, flush=True)
+    model = footprint.base_config(preset)
+    if preset.resources.device == "cuda" and model is not None:
+        for line in bill.lines(preset, [*pilot, *cells], evaluated + measured, model, terms):
+            print(line)
 
 
 def _questions(preset: Preset, name: str) -> tuple[int, int]:

@@ -1,35 +1,70 @@
-"""The memory that ``plan`` predicts."""
+"""What ``plan`` says of memory, GPU-hours and money."""
+
+from typing import Any
 
 import pytest
+from isocompute.learner.cost.memory import parameters_of
 
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan
+from experiments.stages.bill import Terms
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 
+QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
-def test_the_tiny_model_has_the_shape_that_its_memory_is_predicted_from() -> None:
+
+def parameters(preset: Preset) -> int:
+    config = footprint.base_config(preset)
+    assert config is not None
+    return parameters_of(config)
+
+
+def test_a_model_has_as_many_parameters_as_its_memory_is_traced_with() -> None:
     preset = load(preset="smoke")
     assert isinstance(preset.base, ChainsModelConfig)
-    shape = footprint.shape(preset)
-    assert shape is not None
-    assert shape.parameters == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())
+    assert parameters(preset) == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())
+    # One that was prepared is as large as its folder says.
+    made = tiny_model.new_model(ChainsModelConfig())
+    assert parameters(load(preset="tiny")) == sum(p.numel() for p in made.parameters())
+    assert parameters(load(preset="paper")) == 7_615_616_512
 
 
-def test_the_plan_of_the_paper_predicts_the_memory_of_seven_billion_parameters(
-    capsys: pytest.CaptureFixture[str],
+def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
+    """The paper's preset with a model of two layers, which is traced in a moment."""
+    monkeypatch.setitem(footprint.PUBLISHED, QWEN, {**footprint.PUBLISHED[QWEN], "num_hidden_layers": 2})
+    preset = load(preset="paper")
+    return preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
+
+
+def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_costs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan.run(load(preset="paper"))
+    plan.run(shallow(monkeypatch), Terms(response_tokens=2000))
     printed = capsys.readouterr().out
-    assert printed.count("7.62 billion parameters") == 2
+    assert printed.count("memory of an update on each of 4 ranks, traced: 1.56 billion parameters in bfloat16") == 2
     weights = next(line for line in printed.splitlines() if line.strip().startswith("weights"))
-    assert float(weights.split()[-2]) == pytest.approx(4 * 7.616e9 / 2**30, abs=0.05)
+    assert float(weights.split()[-2]) == pytest.approx(1.556e9 * 4 / 4 / 2**30, abs=0.01)
+    assert "fits the 80 GB of h100 (67.1 GiB for a learner, since 10% is left to what is not traced)" in printed
+    assert "KV cache (room for" in printed
+    assert "GPU-hours" in printed
+    assert "(unverified)" in printed
+    rests_on = ("responses of 2,000 tokens on average", "training reaches 25% to 50%", "3.00 USD per device-hour")
+    for assumed in rests_on:
+        assert f"assumed: {assumed}" in printed
 
 
-def test_a_prepared_model_is_as_large_as_its_folder_says() -> None:
-    found, made = footprint.shape(load(preset="tiny")), tiny_model.new_model(ChainsModelConfig())
-    assert found is not None
-    assert found.parameters == sum(p.numel() for p in made.parameters())
+def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=20 * 10**9))
+    plan.run(shallow(monkeypatch, learner_ranks=1, placement="colocated", replicas=1), small)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    refused = next(line for line in printed if line.startswith("does not fit the 20 GB of small"))
+    assert refused.endswith("and 40% to the engine beside it)")
+    tried = [line for line in printed if line.startswith("with compute:")][:4]
+    assert [line.endswith("per rank, fits") for line in tried] == [False, False, False, True]
+    assert all(f"learner_ranks: {ranks}:" in line for ranks, line in zip((1, 2, 4, 8), tried, strict=True))
 
 
 def test_the_plan_of_a_small_model_is_in_one_small_unit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,4 +82,4 @@ def test_a_model_whose_shape_is_not_here_is_said_to_be_so() -> None:
     preset = load(preset="paper")
     other = preset.model_copy(update={"base": preset.base.model_copy(update={"model": "someone/else"})})
     assert isinstance(other, Preset)
-    assert footprint.shape(other) is None
+    assert footprint.base_config(other) is None

@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stops_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> int:
-    def run(preset: object) -> None:
+    def run(preset: object, terms: object) -> None:
         raise error
 
     monkeypatch.setattr(plan, "run", run)
@@ -63,7 +63,7 @@ def test_the_hub_is_closed_where_the_preset_needs_nothing_of_it(
     monkeypatch.delenv("HF_HUB_OFFLINE")
     changed(tmp_path, change, value)
     seen: list[str | None] = []
-    monkeypatch.setattr(plan, "run", lambda preset: seen.append(os.environ.get("HF_HUB_OFFLINE")))
+    monkeypatch.setattr(plan, "run", lambda preset, terms: seen.append(os.environ.get("HF_HUB_OFFLINE")))
     assert main(["plan", "--preset", "smoke"]) == 0
     assert seen == [offline]
 
@@ -71,6 +71,6 @@ def test_the_hub_is_closed_where_the_preset_needs_nothing_of_it(
 def test_what_the_user_says_of_the_hub_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     seen: list[str | None] = []
-    monkeypatch.setattr(plan, "run", lambda preset: seen.append(os.environ.get("HF_HUB_OFFLINE")))
+    monkeypatch.setattr(plan, "run", lambda preset, terms: seen.append(os.environ.get("HF_HUB_OFFLINE")))
     assert main(["plan", "--preset", "smoke"]) == 0
     assert seen == ["0"]

@@ -149,7 +149,7 @@ def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterab
     fits = fit_as_paper(_evals(arguments), config)
     fits.save(arguments.out)
     paper_figures(fits, arguments.out)
-    yield fits.summary()
+    yield from fits.summary().splitlines()
 
 
 def _evals(arguments: argparse.Namespace) -> pl.DataFrame:

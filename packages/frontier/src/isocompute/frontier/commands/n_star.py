@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         yield from _of_fit(arguments)
         return
     found, last = _sigmoid(arguments)
-    yield found.summary()
+    yield from found.summary().splitlines()
     values = {compute: float(found.at(compute)) for compute in arguments.at}
     for compute, n in values.items():
         note = f" (beyond what was measured, up to {last:,.0f})" if compute > last * (1 + 1e-9) else ""

@@ -77,13 +77,13 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if ((y < 0) | (y > 1)).any():
         raise FrontierError(f"{arguments.curve}: the column {arguments.y} has rewards outside 0 to 1")
     found = forecast(x, y, config)
-    yield found.summary()
+    yield from found.summary().splitlines()
     if arguments.figure:
         save(forecast_panel(found, x, y, arguments.x, arguments.y), arguments.figure)
     document = found.as_dict()
     if arguments.cuts:
         results = forecasts_over_cuts(x, y, config, arguments.cuts)
-        yield "\n         cut  points  parameters"
+        yield from ("", "         cut  points  parameters")
         yield from (_line(cut, result) for cut, result in results)
         document["cuts"] = [_entry(cut, result) for cut, result in results]
     write_json(document, arguments.json)

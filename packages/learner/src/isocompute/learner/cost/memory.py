@@ -1,236 +1,247 @@
-"""What an update needs of a device's memory, from numbers alone: before a model is loaded, and without loading it."""
+"""The memory of an update, by torch's own account of the learner's passes, of which no number is computed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from .. import policy as policies
+from ..batch.responses import OF_TOKENS, Lists, Responses
 from ..config import LearnerConfig
 from ..errors import LearnerError
-from ..settings.compute import fits
-from .shape import ModelShape
+from ..objective.loss import objective
+from ..policy.sharding import shard
+from ..settings.compute import ATTENDED
+from ..updates.adam import Optimizer
+from ..updates.models import Models
+from ..updates.passes import inputs_of
+from .tracing import PACKED, Peak, pretended, size_of
 
 GIB, MIB = 2**30, 2**20
-FLOAT32 = 4
-WIDTHS = {"float32": 4, "bfloat16": 2}
-INDEX = 8
-"""Bytes of an index, as torch has them."""
+DEVICE = "cpu"
+PASSES = 2
+"""Micro-batches after which every further one takes the memory of the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What passes through the model together.
-
-    Two prompts of 4 tokens with 3 responses of 10 each, packed: 62 positions (2·4 + 6·9, since a last token predicts
-    nothing), 78 attended (6·13), 60 sampled.
+    """A rank's share of an update, all of whose prompts and responses have one length.
 
     Attributes:
-        positions: Tokens that the layers see, padding included.
-        attended: Tokens of the rows of attention: prompts are repeated there for each response.
-        sampled: Sampled tokens.
-        passes: Micro-batches of the rank.
-        masked: Entries of the mask of attention, which a padded micro-batch has: its rows times the square of their
-            length.
+        prompt_tokens: Tokens of a prompt.
+        response_tokens: Tokens of a response: of the longest one, for the most that an update can take.
+        rollouts_per_problem: n, responses to a prompt.
+        problems: Problems of the rank's share.
+
+    Raises:
+        LearnerError: A number is not positive.
     """
 
-    positions: int
-    attended: int
-    sampled: int
-    passes: int
-    masked: int = 0
+    prompt_tokens: int
+    response_tokens: int
+    rollouts_per_problem: int
+    problems: int
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        prompt_tokens: int,
-        response_tokens: int,
-        rollouts_per_problem: int,
-        problems: int,
-        micro_batch_tokens: int,
-        packed: bool = True,
-    ) -> Load:
-        """Return the load of a rank's share of a batch whose prompts and responses are of one length.
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise LearnerError(f"{name} is {getattr(self, name)}; it must be 1 or more")
 
-        Args:
-            response_tokens: Tokens of a response; where lengths differ the mean when packed, the longest when padded.
-            problems: Problems of the rank's share.
-            micro_batch_tokens: As in ``ComputeConfig``.
-            packed: Whether responses are packed; see ``ComputeConfig``.
-
-        Raises:
-            LearnerError: A number is not positive.
-        """
-        for name, value in (
-            ("prompt_tokens", prompt_tokens), ("response_tokens", response_tokens),
-            ("rollouts_per_problem", rollouts_per_problem), ("problems", problems),
-        ):  # fmt: skip
-            if value < 1:
-                raise LearnerError(f"{name} is {value}; it must be 1 or more")
-        run, most = response_tokens - 1, problems * rollouts_per_problem
-
-        def cost(count: int) -> int:
-            prompts = ceil(count / rollouts_per_problem) if packed else count
-            return prompts * prompt_tokens + count * run
-
-        count, whole = 1, prompt_tokens + run
-        while count < most and fits(micro_batch_tokens, positions=cost(count + 1), attended=(count + 1) * whole):
-            count += 1
-        return cls(
-            positions=cost(count),
-            attended=count * whole,
-            sampled=count * response_tokens,
-            passes=ceil(most / count),
-            masked=0 if packed else count * whole**2,
+    def responses(self, config: LearnerConfig) -> Responses:
+        """As many of the responses as ``PASSES`` micro-batches can hold, with what is measured before an update."""
+        whole = self.prompt_tokens + self.response_tokens - 1
+        most = PASSES * (ATTENDED * config.compute.micro_batch_tokens // whole + 1)
+        count = min(most, self.problems * self.rollouts_per_problem)
+        prompts, numbers = _zeros(count, self.prompt_tokens, int), _zeros(count, self.response_tokens, float)
+        measured = ["old_logprobs"] if config.measures_first else []
+        measured += ["reference_logprobs"] if config.measures_first and config.kl.coefficient else []
+        measured += ["old_values", "returns"] if config.objective.resolved.baseline == "gae" else []
+        return Responses(
+            prompts=prompts,
+            responses=_zeros(count, self.response_tokens, int),
+            sampled=np.ones(count * self.response_tokens, dtype=bool),
+            counts=numbers.lengths,
+            logprobs=numbers,
+            shares_prompt=np.arange(count) % self.rollouts_per_problem > 0,
+            of_rows={name: np.ones(count) for name in ("advantage", "loss_weight", "zero_variance")},
+            of_tokens={name: numbers for name in OF_TOKENS if name in measured},
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """What a rank holds at the peak of an update (bytes); nothing of it is sharded over ranks.
+class UpdateMemory:
+    """What a rank holds at the peak of an update that is not the first (bytes).
 
     Attributes:
-        parameters: Number of parameters.
-        load: What passes through the model together.
-        weights: The policy.
+        parameters: Number of parameters of the policy, on all ranks together.
+        ranks: Ranks that share the policy; 1 where each has the whole of it.
+        weights: Its share of the policy, and the critic.
+        reference: Its share of the base model as the reference of a KL; 0 without one.
         moments: AdamW's two moments.
-        base: The base model as the reference of a KL; 0 without one.
-        lower: Copies of the weights in the type of the activations, where that is another.
         gradients: Gradients that are there at the peak.
-        activations: What layers keep for the backward pass.
-        transient: Logits of a chunk or gradients within a layer, whichever is more.
-        batch: The tensors of a micro-batch.
+        temporary: Activations, weights that are gathered or cast, gradients on their way, logits, the micro-batch.
     """
 
     parameters: int
-    load: Load
-    weights: float
-    moments: float
-    base: float
-    lower: float
-    gradients: float
-    activations: float
-    transient: float
-    batch: float
+    ranks: int
+    weights: int
+    reference: int
+    moments: int
+    gradients: int
+    temporary: int
 
     @property
-    def peak(self) -> float:
+    def peak(self) -> int:
         """All together (bytes)."""
-        return sum(size for _, size in self._rows())
-
-    @property
-    def unit(self) -> tuple[str, int]:
-        """The unit that it is printed in, and its bytes."""
-        return ("GiB", GIB) if self.peak >= GIB else ("MiB", MIB)
-
-    def _rows(self) -> list[tuple[str, float]]:
-        load = f"{self.load.positions:,} tokens"
-        return [
-            ("weights", self.weights),
-            ("base model", self.base),
-            ("moments of AdamW", self.moments),
-            ("gradients", self.gradients),
-            ("weights in the type of the activations", self.lower),
-            (f"activations of {load}", self.activations),
-            ("logits of a chunk, or gradients within a layer", self.transient),
-            ("the micro-batch", self.batch),
-        ]
+        return self.weights + self.reference + self.moments + self.gradients + self.temporary
 
     def __str__(self) -> str:
-        rows = [*[row for row in self._rows() if row[1]], ("in all", self.peak)]
-        name, unit = self.unit
-        return "\n".join(f"{row:<60}{size / unit:>9.2f} {name}" for row, size in rows)
+        rows = {
+            "weights": self.weights,
+            "base model": self.reference,
+            "moments of AdamW": self.moments,
+            "gradients": self.gradients,
+            "activations and temporaries": self.temporary,
+        }
+        name, unit = ("GiB", GIB) if self.peak >= GIB else ("MiB", MIB)
+        lines = [(row, size) for row, size in rows.items() if size] + [("in all", self.peak)]
+        return "\n".join(f"{row:<40}{size / unit:>9.2f} {name}" for row, size in lines)
 
 
-def predict(shape: ModelShape, config: LearnerConfig, load: Load) -> MemoryPlan:
-    """Predict the peak of an update: the tensors that a rank holds then.
+def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *, ranks: int = 1) -> UpdateMemory:
+    """Trace an update: the learner's own passes, on tensors that have shapes and no numbers.
 
-    It is reached in one of three places of a backward pass: in the output head, with the activations of all layers
-    kept; in the last layer; or in the first one, where of activations none are left and of gradients all are there.
-    Not modelled: what allocators keep and fragment, workspaces of libraries, the process and its code, the rollouts in
-    main memory, other feed-forward layers than gated ones, adapters, buffers of collectives (they reduce in place), and
-    the copies of shared keys and values for each head that a GPU makes in float32, and transformers of padded batches.
+    What torch allocates is counted, for the policy, the reference, the critic and the optimizer, with other ranks that
+    are pretended where several share them. It is traced on a CPU. Not counted: what allocators keep and fragment,
+    workspaces of libraries, the process and its code, the rollouts in main memory, and the copies of shared keys and
+    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters, and its
+    process must not have a process group of torch's own where ``ranks`` is above 1.
 
     Args:
-        config: The learner's settings.
-        load: What passes through the model together.
+        model: The model's ``config.json``.
+        config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
+            unless it says otherwise as it runs.
+        load: A rank's share of the update.
+        ranks: Ranks that take the update together.
+
+    Raises:
+        LearnerError: The model is of a kind that transformers does not know, or cannot be run as it is to be.
     """
+    parameters, known = parameters_of(model), AutoConfig.for_model(**model)
+    shared = ranks if config.compute.sharding == "auto" else 1
+    with pretended(shared) as group:
+        if config.compute.layout == "auto":
+            with suppress(LearnerError):
+                return _trace(known, config, load, group, parameters, packs=True)
+        return _trace(known, config, load, group, parameters, packs=config.compute.layout == "packed")
+
+
+def parameters_of(model: Mapping[str, Any]) -> int:
+    """Number of a model's parameters, tied ones counted once.
+
+    Args:
+        model: The model's ``config.json``.
+
+    Raises:
+        LearnerError: The model is of a kind that transformers does not know.
+    """
+    try:
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(AutoConfig.for_model(**model))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LearnerError(
+            f"the model's configuration is not that of a causal language model of transformers ({error}): memory is "
+            "not predicted"
+        ) from error
+    return sum(p.numel() for p in built.parameters())
+
+
+def _trace(
+    model: Any, config: LearnerConfig, load: Load, group: dist.ProcessGroup | None, parameters: int, *, packs: bool
+) -> UpdateMemory:
+    sharding = None if group is None else _sharding(config, group)
+    responses = load.responses(config)
+    with FakeTensorMode(allow_non_fake_inputs=True), Peak() as peak:
+        models = _models(model, config, sharding, packs=packs)
+        optimizer = Optimizer(models.policy, models.critic, config)
+        peak.watch([*models.policy.parameters(), *models.policy.buffers()])
+        # A first step makes the moments.
+        for parameter in optimizer.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step(1)
+        optimizer.forget_gradients()
+        peak.start(optimizer.parameters)
+        _passes(models, config, responses)
+        weights = size_of(optimizer.parameters)
+        reference = 0 if models.reference is None else size_of(models.reference.policy.parameters())
+        moments = size_of(optimizer.state().values())
+    return UpdateMemory(
+        parameters=parameters,
+        ranks=1 if group is None else group.size(),
+        weights=weights,
+        reference=reference,
+        moments=moments,
+        gradients=peak.gradients,
+        temporary=peak.bytes - weights - reference - moments - peak.gradients,
+    )
+
+
+def _sharding(config: LearnerConfig, group: dist.ProcessGroup) -> Any:
+    """As ``updates.models`` has it, with a mesh that is made here, since its ranks are compared by their numbers."""
+    lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
+    head = None if config.compute.float32_head else lower
+    made = policies.Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
+    return SimpleNamespace(mesh=made.mesh, activations=lower, head=head)
+
+
+def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) -> Models:
+    """As ``updates.models`` loads them, without files, and without trying what the model means by numbers."""
     compute = config.compute
-    lower, width = compute.precision != "float32", WIDTHS[compute.precision]
-    layer, within = _layer(shape, load, width), _within_layer(shape, load, width)
-    inputs = float(load.positions * shape.hidden * FLOAT32)
-    if compute.gradient_checkpointing:
-        # A layer that is computed again has its input already.
-        kept, in_layer = shape.layers * inputs, shape.layers * inputs + layer - inputs
-    else:
-        kept = in_layer = shape.layers * layer
-    # After the layers: the last norm, and the hidden states that predict sampled tokens.
-    after = 2 * inputs + load.positions * FLOAT32 + load.sampled * shape.hidden * FLOAT32
-    gradients, of_head = float(shape.parameters * FLOAT32), float(shape.vocabulary * shape.hidden * FLOAT32)
-    # From a first micro-batch on, those of all weights are there, and the head's once more until it is added.
-    before = 0.0 if load.passes == 1 else gradients
-    gradients_then, activations, transient = max(
-        (before, kept + after, _head(shape, load, config) + of_head),
-        (before, in_layer, within + of_head),
-        (gradients, 0.0, within + (of_head if before else 0.0)),
-        key=sum,
-    )
-    return MemoryPlan(
-        parameters=shape.parameters,
-        load=load,
-        weights=shape.parameters * FLOAT32,
-        moments=2 * shape.parameters * FLOAT32,
-        base=shape.parameters * width if config.kl.coefficient else 0.0,
-        # A layer that is computed again casts its weights again.
-        lower=(shape.linear if compute.gradient_checkpointing else shape.linears) * width if lower else 0.0,
-        gradients=gradients_then,
-        activations=activations,
-        transient=transient,
-        batch=_micro_batch(load, config),
-    )
+    lower = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
+
+    def run(dtype: torch.dtype, *, learns: bool) -> policies.Forward:
+        policy = AutoModelForCausalLM.from_config(model, dtype=dtype).eval()
+        policy = policy if sharding is None else shard(policy, sharding)
+        like: Any = SimpleNamespace(packs=packs, _window=None)
+        forward = policies.Forward(
+            policy.requires_grad_(learns), compute, temperature=config.temperature, device=DEVICE, like=like
+        )
+        if packs:
+            policy.set_attn_implementation(PACKED)
+        return forward
+
+    forward = run(torch.float32, learns=True)
+    reference = run(lower, learns=False) if config.kl.coefficient else None
+    critic = None
+    if config.objective.resolved.baseline == "gae":
+        share = config.critic.coefficient if config.critic.through_policy else 0.0
+        size = forward.policy.get_output_embeddings().weight.shape[1]
+        critic = policies.ValueHead(size, share=share, device=DEVICE, dtype=torch.float32)
+    return Models(forward=forward, reference=reference, critic=critic)
 
 
-def _layer(shape: ModelShape, load: Load, width: int) -> float:
-    """Bytes that a layer keeps for its backward pass.
-
-    Of each position the residual stream and its norm before attention and before the feed-forward layer, what its
-    matrices multiply (its three and two uses of a normed input are copies of their own where the type is lower), and
-    four vectors of the feed-forward layer: gate, its activation, up, their product. Of each attended token queries,
-    keys, values, results and a normaliser for each head.
-    """
-    lower = width != FLOAT32
-    streams = 4 * shape.hidden * FLOAT32 + 2 * FLOAT32
-    multiplied = (5 if lower else 2) * shape.hidden * width + shape.query_width * width
-    # An expert is given copies of its tokens.
-    copies = shape.mixture.per_token * shape.hidden if shape.mixture else 0
-    feed_forward = (4 * shape.passed + copies) * width
-    attention = 2 * (shape.query_width + shape.key_width) * width + shape.heads * FLOAT32
-    # Each layer adds a mask of numbers of its own.
-    mask = load.masked * width
-    return load.positions * (streams + multiplied + feed_forward) + load.attended * attention + mask
+def _passes(models: Models, config: LearnerConfig, responses: Responses) -> None:
+    """Forward and backward passes of the first micro-batches, as ``Learner`` makes them."""
+    forward = models.forward
+    refers = bool(config.kl.coefficient) and config.kl.place == "loss"
+    refers = refers and "reference_logprobs" not in responses.of_tokens
+    pieces = list(forward.pieces(responses, np.arange(len(responses))))[:PASSES]
+    for piece in pieces:
+        batch = forward.micro_batch(responses, piece)
+        with forward.attending(batch):
+            inputs = inputs_of(models, batch, config.entropy, with_reference=refers)
+            loss, _ = objective(inputs, config)
+            loss.backward()
 
 
-def _within_layer(shape: ModelShape, load: Load, width: int) -> float:
-    """Gradients beyond what is freed meanwhile within the backward pass of a layer's feed-forward part."""
-    return load.positions * (2 * shape.passed * width + 2 * shape.hidden * FLOAT32)
-
-
-def _head(shape: ModelShape, load: Load, config: LearnerConfig) -> float:
-    """Logits of a chunk as often as they are there together, the gradient of what the head is given, and its cast."""
-    compute, gradient = config.compute, bool(config.entropy.coefficient)
-    chunk = min(compute.head_chunk_tokens, load.sampled)
-    copies = 4 if gradient else 2
-    logits, given = float(copies * chunk * shape.vocabulary * FLOAT32), load.sampled * shape.hidden * FLOAT32
-    if compute.precision == "float32" or compute.float32_head:
-        return logits + given
-    # The head is cast, and a chunk's part of its gradient is a product of that type before it is added.
-    cast = shape.vocabulary * shape.hidden * WIDTHS[compute.precision]
-    product = cast + chunk * shape.vocabulary * WIDTHS[compute.precision]
-    return max(logits, product) + given + cast
-
-
-def _micro_batch(load: Load, config: LearnerConfig) -> float:
-    """Indices of positions, of the rows of attention and of sampled tokens, and numbers for each sampled token."""
-    numbers = 3 + (2 if config.measures_first else 0)
-    indices = INDEX * (3 * load.positions + load.attended + 3 * load.sampled)
-    return indices + FLOAT32 * numbers * load.sampled + load.masked
+def _zeros(count: int, length: int, kind: type) -> Lists:
+    return Lists(offsets=np.arange(count + 1) * length, values=np.zeros(count * length, dtype=kind))

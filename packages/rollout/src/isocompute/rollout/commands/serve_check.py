@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     )  # fmt: skip
     good = usable(findings)
     if arguments.json:
-        yield json.dumps({"usable": good, "findings": [asdict(finding) for finding in findings]}, indent=2)
+        yield from json.dumps({"usable": good, "findings": [asdict(finding) for finding in findings]}, indent=2).splitlines()
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
