@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> Iterator[str]:
     )  # fmt: skip
     good = usable(findings)
     if arguments.json:
-        yield from json.dumps({"usable": good, "findings": [asdict(finding) for finding in findings]}, indent=2).splitlines()
+        document = {"usable": good, "findings": [asdict(finding) for finding in findings]}
+        yield from json.dumps(document, indent=2).splitlines()
     else:
         width = max(len(finding.name) for finding in findings)
         for finding in findings:
