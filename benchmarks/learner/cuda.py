@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from isocompute.learner import Learner, LearnerConfig
 from isocompute.learner.config import ComputeConfig, SyncConfig
-from isocompute.learner.cost.memory import GIB, Load, UpdateMemory, parameters_of, update_memory
 from isocompute.learner.cost.rate import matmul_rate
+from isocompute.learner.memory.update import GIB, Load, UpdateMemory, parameters_of, update_memory
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
 from benchmarks.sampler import SHAPES, NoScoring

@@ -10,7 +10,7 @@ from isocompute.budget.planning.compute import Lengths, Model
 from isocompute.budget.planning.costs import Setting, estimate
 from isocompute.budget.planning.devices import Device, Utilisation, device, price
 from isocompute.budget.units import DeviceSeconds, Interval, Money, Rollouts, merged
-from isocompute.learner.cost.memory import parameters_of
+from isocompute.learner.memory.update import parameters_of
 
 from ..running.cells import Cell
 from ..settings import Preset

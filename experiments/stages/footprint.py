@@ -10,7 +10,7 @@ from typing import Any
 
 from isocompute.budget.planning.devices import Device
 from isocompute.learner import LearnerConfig, LearnerError
-from isocompute.learner.cost.memory import GIB, Load, UpdateMemory, update_memory
+from isocompute.learner.memory.update import GIB, Load, UpdateMemory, update_memory
 from isocompute.rollout import RolloutError, sampling_from
 from isocompute.rollout.samplers.vllm.memory import estimate, size_of
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from isocompute.learner.cost.memory import parameters_of
+from isocompute.learner.memory.update import parameters_of
 
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan

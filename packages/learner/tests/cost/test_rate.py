@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.cost import shape as configured
 from isocompute.learner.cost.rate import Shape, matmul_rate, shape_of, training_operations
 from isocompute.learner.updates.learner import Learner
 from torch.utils.flop_counter import FlopCounterMode
@@ -53,17 +52,6 @@ def test_a_head_that_is_the_embedding_is_counted_where_it_predicts(tied: bool) -
     # Of each layer: queries, keys, values and output of 32 × 16, and three of 32 × 64.
     body = 3 * (4 * 32 * 16 + 3 * 32 * 64)
     assert shape_of(LlamaForCausalLM(config)) == Shape(body=body, head=64 * 32, layers=3, width=16)
-
-
-def test_the_shape_of_weights_is_that_of_the_configuration() -> None:
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16,
-    )  # fmt: skip
-    read = configured.shape_of(config.to_dict())
-    assert shape_of(LlamaForCausalLM(config)) == Shape(
-        body=read.layers * read.linear, head=read.vocabulary * read.hidden, layers=read.layers, width=read.query_width
-    )
 
 
 def test_attention_grows_with_the_keys_and_the_head_with_the_predictions() -> None:

@@ -1,1 +1,1 @@
-"""What an update costs: memory before it is taken, and the share of the machine's rate that it reaches."""
+"""The arithmetic of an update, and the share of the machine's rate that it reaches."""

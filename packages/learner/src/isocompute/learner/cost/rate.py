@@ -46,8 +46,6 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
 class Shape:
     """What the arithmetic of a model follows from, counted in its weights: any transformer has these.
 
-    ``shape.ModelShape`` is read from a configuration, before there are weights, and of Llama-like models only.
-
     Attributes:
         body: Weights of the layers that multiply a token: of the experts of a mixture, as many as it passes through.
         head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.

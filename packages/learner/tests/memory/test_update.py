@@ -19,8 +19,8 @@ from isocompute.learner.config import (
     ObjectiveConfig,
     SyncConfig,
 )
-from isocompute.learner.cost.memory import Load, parameters_of, update_memory
 from isocompute.learner.errors import LearnerError
+from isocompute.learner.memory.update import Load, parameters_of, update_memory
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
