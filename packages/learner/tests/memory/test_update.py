@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+import torch.distributed as dist
 from isocompute.learner.config import (
     BatchConfig,
     ComputeConfig,
@@ -161,6 +162,19 @@ def test_ranks_share_weights_moments_and_gradients_and_not_activations() -> None
     assert one.parameters == four.parameters == parameters_of(llama(LARGE).to_dict())
     whole = update_memory(llama(LARGE).to_dict(), settings(sharding="none"), load(), ranks=4)
     assert whole == one
+
+
+def test_a_process_that_has_ranks_of_its_own_traces_in_another_one(tmp_path: Path) -> None:
+    alone = update_memory(llama(SMALL).to_dict(), settings(), load(), ranks=2)
+    begun = not dist.is_initialized()
+    if begun:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'ranks'}", rank=0, world_size=1)
+    try:
+        assert update_memory(llama(SMALL).to_dict(), settings(), load(), ranks=2) == alone
+        assert dist.get_world_size() == 1
+    finally:
+        if begun:
+            dist.destroy_process_group()
 
 
 def test_a_model_of_billions_of_parameters_is_traced_without_its_memory() -> None:

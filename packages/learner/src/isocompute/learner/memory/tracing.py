@@ -93,7 +93,6 @@ def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
     if ranks == 1:
         yield None
         return
-    # Never the group of the process, which may have one.
     store = dist.PrefixStore("isocompute", FakeStore())
     dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
     try:

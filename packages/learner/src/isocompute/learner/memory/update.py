@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,8 +125,7 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     What torch allocates is counted, for the policy, the reference, the critic and the optimizer, with other ranks that
     are pretended where several share them. It is traced on a CPU. Not counted: what allocators keep and fragment,
     workspaces of libraries, the process and its code, the rollouts in main memory, and the copies of shared keys and
-    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters, and its
-    process must not have a process group of torch's own where ``ranks`` is above 1.
+    values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters.
 
     Args:
         model: The model's ``config.json``.
@@ -138,6 +139,10 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     """
     parameters, known = parameters_of(model), AutoConfig.for_model(**model)
     shared = ranks if config.compute.sharding == "auto" else 1
+    if shared > 1 and dist.is_initialized():
+        # A process has one world of ranks, and this one has its own already.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+            return apart.submit(update_memory, dict(model), config, load, ranks=ranks).result()
     with pretended(shared) as group:
         if config.compute.layout == "auto":
             with suppress(LearnerError):
