@@ -30,6 +30,8 @@ VARIABLES = {
 """One thread, no telemetry, libraries compiled once."""
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).with_name("results")
+FINISHED = "finished.json"
+"""The last file of a unit's tables."""
 
 
 def home() -> Path:
@@ -62,6 +64,7 @@ def start() -> None:
     if process() is not None:
         raise ExperimentError(f"the panel runs already (process {process()}); see `status`")
     command = ["nice", "-n", "19", *_frozen_command("run")]
+    take_over()
     with (home() / "log").open("ab") as log:
         begun = subprocess.Popen(
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
@@ -69,6 +72,22 @@ def start() -> None:
         )  # fmt: skip
     (home() / "pid").write_text(str(begun.pid))
     print(f"the panel runs at {frozen()[:12]} in {home()} (process {begun.pid}); its output is in {home() / 'log'}")
+
+
+def take_over() -> list[str]:
+    """Give the panel's folder the units that are committed whole, which another machine may have trained.
+
+    Returns:
+        Their names.
+    """
+    whole = [path.parent for path in sorted(RESULTS.glob(f"*/{FINISHED}"))]
+    new = [folder for folder in whole if not (home() / "units" / folder.name / "results" / FINISHED).exists()]
+    for folder in new:
+        # The file that says that it is finished comes last.
+        target = home() / "units" / folder.name / "results"
+        shutil.copytree(folder, target, ignore=shutil.ignore_patterns(FINISHED), dirs_exist_ok=True)
+        shutil.copy(folder / FINISHED, target)
+    return [folder.name for folder in new]
 
 
 def in_frozen_code(*arguments: str) -> int:
@@ -159,7 +178,7 @@ def run(study: Study) -> int:
     failed = []
     with _alone(home() / "lock"):
         for unit in study.units():
-            if (home() / "units" / unit.name / "results" / "finished.json").exists():
+            if (home() / "units" / unit.name / "results" / FINISHED).exists():
                 continue
             begun = subprocess.Popen([sys.executable, "-m", "experiments.playbook", "unit", unit.name], cwd=ROOT)
             _pass_on(begun)

@@ -44,3 +44,18 @@ def test_a_folder_at_another_commit_is_refused(frozen: Path) -> None:
     subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "later"], check=True)
     with pytest.raises(ExperimentError, match="move that folder away"):
         background.in_frozen_code("status")
+
+
+def test_units_that_are_committed_whole_are_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(background.PLACE, str(tmp_path))
+    begun = tmp_path / "units" / "hard-0" / "results" / "evals.parquet"
+    begun.parent.mkdir(parents=True)
+    begun.write_bytes(b"of fewer cells")
+    taken = background.take_over()
+    assert "hard-0" in taken
+    for name in taken:
+        here, there = background.RESULTS / name, tmp_path / "units" / name / "results"
+        assert {path.name: path.read_bytes() for path in here.iterdir()} == {
+            path.name: path.read_bytes() for path in there.iterdir()
+        }
+    assert background.take_over() == []
