@@ -21,17 +21,19 @@ def examples(document: Path) -> list[tuple[str, str]]:
 
 
 CHOSEN = re.compile(r"n = (\d+), B_p = (\d+)")
+CUT = "…\n"
+"""Ends what is shown of a longer answer."""
 
 
 def alike(said: str, shown: str) -> bool:
     """Whether two answers agree but for what another processor's rounding does to draws of a posterior."""
     (n, _), (shown_n, _) = (CHOSEN.findall(text)[0] for text in (said, shown))
-    parts = ("n*: ", "Risk: ", "Not in this: ")
+    parts = ("n*: ",) if shown.endswith(CUT) else ("n*: ", "Risk: ", "Not in this: ")
     whole = all(f"\n{part}" in text for part in parts for text in (said, shown))
     return whole and said.splitlines()[0] == shown.splitlines()[0] and 0.5 <= int(n) / int(shown_n) <= 2
 
 
-@pytest.mark.parametrize(("name", "least"), [("README.md", 4), ("docs/logs.md", 3), ("docs/faq.md", 10)])
+@pytest.mark.parametrize(("name", "least"), [("README.md", 1), ("docs/logs.md", 6), ("docs/faq.md", 10)])
 def test_every_example_prints_what_it_says(
     name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,4 +47,5 @@ def test_every_example_prints_what_it_says(
         assert PROGRAMS[program](arguments) == 0, command
         said = capsys.readouterr().out
         drawn = program == "isocompute-frontier" and arguments[0] in ("fit", "prescribe")
-        assert said == expected or (drawn and alike(said, expected)), command
+        same = said.startswith(expected.removesuffix(CUT)) if expected.endswith(CUT) else said == expected
+        assert same or (drawn and alike(said, expected)), command
