@@ -53,14 +53,20 @@ def _crossing(own: Mapping[str, Any]) -> str:
     return f"{middle} ({low}–{high}); {leads}"
 
 
-def failures(measured: Measured) -> dict[str, str]:
-    """The table of failures, and the sums that its paragraph names."""
+def failures_by_cell(measured: Measured) -> dict[tuple[int, float], list[int]]:
+    """By n and factor over all units: runs, those below their base model, and those that collapsed."""
     counted: dict[tuple[int, float], list[int]] = {}
     for own in measured.values():
         for row in own["failures"]:
             total = counted.setdefault((row["n"], row["factor"]), [0, 0, 0])
             for k, name in enumerate(("runs", "below the base", "collapsed")):
                 total[k] += row[name]
+    return counted
+
+
+def failures(measured: Measured) -> dict[str, str]:
+    """The table of failures, and the sums that its paragraph names."""
+    counted = failures_by_cell(measured)
     runs, below, collapsed = (sum(total[k] for total in counted.values()) for k in range(3))
     factors = sorted({factor for _, factor in counted})
     rows = [

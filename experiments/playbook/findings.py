@@ -9,7 +9,7 @@ from typing import Any
 
 from isocompute.rollout.contract.files import atomic_write
 
-from . import advice, claims, questions, runs, whole
+from . import advice, claims, forests, questions, runs, whole
 from . import study as panel
 from .background import ROOT
 from .claims import effect, signed, verdict
@@ -45,6 +45,7 @@ def write(docs: Path = DOCS, numbers: Path = NUMBERS) -> Iterator[Path]:
         stream.write(page(found).encode())
     draw(measured, docs / "findings")
     yield from (numbers, docs / "findings.md", docs / "findings.svg")
+    yield from forests.draw(measured, questions.answers(measured), docs)
 
 
 def rounded(value: Any) -> Any:

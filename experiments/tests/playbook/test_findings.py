@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.playbook import claims, findings, questions, runs, study, whole
+from experiments.playbook import claims, findings, forests, questions, runs, study, whole
 from experiments.playbook.advice import PROTOCOLS, RIVALS
 from experiments.playbook.protocols import draw
 from experiments.playbook.statistics import Verdict
@@ -42,10 +42,18 @@ def every_unit() -> list[str]:
     return [unit.name for unit in study.load().units()]
 
 
-def test_the_committed_page_and_figure_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
+def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
     assert findings.page(COMMITTED) == PAGE
     draw(COMMITTED["units"], tmp_path / "findings")
-    assert (tmp_path / "findings.svg").read_bytes() == (findings.DOCS / "findings.svg").read_bytes()
+    found = forests.draw(COMMITTED["units"], questions.answers(COMMITTED["units"]), tmp_path)
+    for path in (tmp_path / "findings.svg", *found):
+        assert path.read_bytes() == (findings.DOCS / path.name).read_bytes(), path.name
+
+
+def test_figures_are_drawn_before_any_unit_is_whole(tmp_path: Path) -> None:
+    found = forests.draw({}, questions.answers({}), tmp_path)
+    assert len(found) == 5
+    assert all(path.stat().st_size > 1000 for path in found)
 
 
 def test_the_numbers_are_of_the_units_that_are_whole() -> None:
