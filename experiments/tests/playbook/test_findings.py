@@ -50,6 +50,12 @@ def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_pa
         assert path.read_bytes() == (findings.DOCS / path.name).read_bytes(), path.name
 
 
+def test_the_readme_says_what_the_findings_say() -> None:
+    text = " ".join((findings.ROOT / "README.md").read_text().split())
+    answer = questions.answers(COMMITTED["units"])["Q2"]
+    assert f"it moves by {claims.effect(answer)}: {claims.verdict(answer)}" in text
+
+
 def test_figures_are_drawn_before_any_unit_is_whole(tmp_path: Path) -> None:
     found = forests.draw({}, questions.answers({}), tmp_path)
     assert len(found) == 5
