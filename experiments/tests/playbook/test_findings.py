@@ -53,7 +53,7 @@ def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_pa
 def test_the_readme_says_what_the_findings_say() -> None:
     text = " ".join((findings.ROOT / "README.md").read_text().split())
     answer = questions.answers(COMMITTED["units"])["Q2"]
-    assert f"it moves by {claims.effect(answer)}: {claims.verdict(answer)}" in text
+    assert f"8,192 to 65,536 rollouts, it moves by {claims.effect(answer)}: {claims.verdict(answer)}" in text
 
 
 def test_figures_are_drawn_before_any_unit_is_whole(tmp_path: Path) -> None:

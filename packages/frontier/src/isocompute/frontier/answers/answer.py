@@ -79,7 +79,7 @@ class Answer:
         steps = f", {self.compute / cell.batch_rollouts:,.0f} steps" if self.path_unit == "rollouts" else ""
         group = f", {cell.group}" if cell.group else ""
         low, high = chosen.interval
-        words = "use" if chosen.probability_best >= 0.5 else "the least expected loss is with"
+        words = "use" if chosen.probability_best >= 0.5 else "the least expected regret is with"
         return (
             f"At {short(self.decision.compute)} {self.unit} {words} n = {cell.rollouts_per_problem}, "
             f"B_p = {cell.problems_per_batch}{steps}{rate}{group}     {self.metric} {chosen.reward:.3f} "
@@ -95,11 +95,12 @@ class Answer:
         said = []
         if len(near) > 1:
             verb = "are" if len(near) > 2 else "is"
-            said.append(f"{listed(near[1:], several)} {verb} within {NEAR} of it")
+            shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=_order))
+            said.append(f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})")
         far = [o for o in others if o not in near]
         if far:
             low, high = far[0].loss_interval
-            first = f"{listed(far[:1], several)} loses {far[0].loss:.3f} (95 %: {signed(low)} to {signed(high)})"
+            first = f"{listed(far[:1], several)} gets {far[0].loss:.3f} less (95 %: {signed(low)} to {signed(high)})"
             rest = [f"{listed([o], several)} {o.loss:.3f}" for o in far[1:MOST_NAMED]]
             if more := far[MOST_NAMED:]:
                 rest.append(f"{len(more)} more up to {more[-1].loss:.3f}")
@@ -110,22 +111,23 @@ class Answer:
         text = "; ".join(said) + "."
         if self.earlier is not None:
             near = at_best_rates(self.earlier.near())
-            what = (
-                f"any of {listed(near, several)} is within {NEAR}" if len(near) > 1 else f"n = {listed(near, several)}"
-            )
-            text += f"  At {short(self.earlier.compute)}: {what}."
+            alike = f", within {NEAR} of the best" if len(near) > 1 else ""
+            text += f"  At {short(self.earlier.compute)}: n = {listed(near, several, 'or')}{alike}."
         return text
 
     def _path(self, several: bool) -> str:
         names = [name(c, several) for c in self.cells]
-        parts = []
         # Another rate of the same n and B_p is no other n.
-        for change in [c for c in self.path.changes if names[c.before] != names[c.after]]:
+        changes = [c for c in self.path.changes if names[c.before] != names[c.after]]
+        if not changes:
+            return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
+        parts = [names[changes[0].before]]
+        for change in changes:
             low, high = change.interval
-            span = f"{short(low) if low else 'the start'}–{short(high) if high else 'beyond'}"
-            parts.append(f"{names[change.before]} up to {short(change.compute)} ({span})")
-        last = names[int(self.path.chosen[-1])]
-        return "n*: " + (" → ".join([*parts, last]) if parts else f"{last} at every budget")
+            span = f"{short(low) if low else 'the start'} to {short(high) if high else 'beyond'}"
+            said = f"90 %: {span}" if len(parts) == 1 else span
+            parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
+        return "n*: " + " → ".join(parts)
 
     def _beyond(self) -> str:
         said = []
@@ -137,8 +139,8 @@ class Answer:
         if worth:
             best = max(worth, key=lambda u: u.gain)
             said.append(
-                f"n = {best.rollouts_per_problem} was not run: {percent(best.probability)} that it is better; to know "
-                f"that is worth {best.gain:.3f}."
+                f"n = {best.rollouts_per_problem} was not run: it is better with {percent(best.probability)}, and "
+                f"running it is worth {best.gain:.3f}."
             )
         return " ".join(said)
 
@@ -159,11 +161,14 @@ def name(cell: Cell, several: bool, rated: bool = False) -> str:
     return f"{text} {cell.group}".strip()
 
 
-def listed(options: Sequence[Option], several: bool) -> str:
+def listed(options: Sequence[Option], several: bool, last: str = "and") -> str:
     """Settings in the order of n: "8, 16 and 32"."""
-    cells = sorted((o.cell for o in options), key=lambda c: (c.rollouts_per_problem, c.problems_per_batch, c.group))
-    names = list(dict.fromkeys(name(c, several) for c in cells))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=_order)))
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+
+
+def _order(option: Option) -> tuple[int, int, str]:
+    return option.cell.rollouts_per_problem, option.cell.problems_per_batch, option.cell.group
 
 
 def signed(number: float) -> str:

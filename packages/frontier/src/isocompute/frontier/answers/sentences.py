@@ -39,11 +39,11 @@ def of_data(prepared: Prepared, unit: str) -> str:
     text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
     text += (
         f"{settings} × {_span(seeds)} {what}{'s' if max(seeds) > 1 else ''} × {_span(points)} evaluations to "
-        f"{short(float(runs.last.max()))} {unit}; {len(health)} runs: {len(health) - len(failed)} trained"
+        f"{short(float(runs.last.max()))} {unit}; {len(health)} run{'s' if len(health) > 1 else ''}"
     )
     if failed:
         named = [f"{h.name}: {' and '.join(sorted(k for k in h.kinds if k in FAILED))}" for h in failed]
-        text += f", {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
+        text += f", of which {len(failed)} failed ({'; '.join(named[:MOST])}{'; …' if len(named) > MOST else ''})"
     return text
 
 
