@@ -144,11 +144,7 @@ def send() -> int:
 
 
 def init(name: str, like: Preset) -> None:
-    """Write a preset of one's own beside params.yaml, and say how it is run.
-
-    Raises:
-        ExperimentError: The name cannot be one, or the file is there already.
-    """
+    """Write a preset of one's own beside params.yaml, and say how it is run."""
     try:
         text = template.text(name, like, find(preset=like.name)[-1])
     except SettingError as error:
@@ -163,9 +159,6 @@ def init(name: str, like: Preset) -> None:
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
-
-    Returns:
-        The exit code.
 
     Raises:
         Stopped: A signal came, and everything has ended.

@@ -19,7 +19,6 @@ class UnitProgress:
     """How far a unit is.
 
     Attributes:
-        unit: The unit.
         ladder: Finished cells of the ladder that finds its rate.
         finished: Finished cells beside those.
         planned: Cells beside the ladder.

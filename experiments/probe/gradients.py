@@ -30,9 +30,7 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
     At the model that sampled, every objective has the gradient of Σ weight · advantage · log-probability.
 
     Args:
-        model: Folder or name.
         rollouts: A ``rollouts`` table whose groups are in the order of ``problem_id``.
-        config: Advantages and aggregation.
 
     Yields:
         For each group a vector of at most ``SKETCHED`` entries; zeros where all rewards are equal.

@@ -89,8 +89,6 @@ def probe(
 
     Args:
         model: Folder or name of the base model, and the hash of its content.
-        problems: Its ``problems`` table.
-        rollouts: At most so many are generated.
         seed: Of the responses, and of the choice of problems where not all are answered.
 
     Raises:

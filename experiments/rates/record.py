@@ -17,7 +17,6 @@ class Pilot:
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        metric: The metric that chose.
         base: The base model's score, of responses that selected nothing.
         budget: Rollouts that one cell of the search was to be trained on.
         rollouts: Rollouts that the cells of the search were trained on together, evaluations apart.

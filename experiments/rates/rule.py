@@ -14,13 +14,7 @@ TUNED = "tuned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A learning rate that a search found.
-
-    Attributes:
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        learning_rate: The learning rate.
-    """
+    """A learning rate that a search found."""
 
     rollouts_per_problem: int
     problems_per_batch: int
@@ -66,9 +60,6 @@ class Rates:
         that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
         that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
         the nearest B_p (in log B_p) is taken.
-
-        Args:
-            problems_per_batch: B_p.
         """
         if self.rule != TUNED:
             anchor = self.declared or self.found[0]

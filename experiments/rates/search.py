@@ -38,7 +38,6 @@ def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_bat
 
     Args:
         grid: Every rate tried, lowest first, from ``tried``.
-        problems_per_batch: B_p.
 
     Raises:
         ExperimentError: Every rate diverged.

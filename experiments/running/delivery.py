@@ -23,10 +23,6 @@ class Delivery:
     """Sends one run, a little at a time; reads its spool once.
 
     A point carries the time at which it was measured, so that one that is sent twice is stored once.
-
-    Args:
-        heard: Called whenever MLflow has answered.
-        experiments: Ids of experiments by name, asked once for all runs; filled here.
     """
 
     def __init__(self, heard: Callable[[], None], experiments: dict[str, str]) -> None:

@@ -20,11 +20,6 @@ from .foreign import CommandCell, CommandSurroundings
 class Design:
     """What the cells of one problem set are made from.
 
-    Attributes:
-        preset: The preset.
-        sweep: The sweep of the problem set.
-        origin: What its cells share.
-
     Raises:
         ExperimentError: The grid of evaluations does not hold the sweep's budget, so that no end would be evaluated.
     """
@@ -107,15 +102,7 @@ class Design:
         evaluate_every: int,
         learning_rate: float,
     ) -> Cell:
-        """One cell.
-
-        Args:
-            purpose: ``sweep``, ``pilot`` or ``prescribe``.
-            n: Rollouts per problem (group size).
-            problems_per_batch: Problems per batch, B_p.
-            rollouts: Budget, C.
-            evaluate_every: Nominal rollouts between evaluations.
-        """
+        """One cell."""
         sampling = self.preset.sampling
         learner = learner_config(
             self.sweep.learner,

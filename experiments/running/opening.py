@@ -52,9 +52,6 @@ def workers(
         models: Folder or name of each base model, by the hash of its content.
         actor: Their class.
         processors: How many one of them holds for the command that it runs; None where it runs none.
-
-    Raises:
-        ExperimentError: See ``Pool.open``.
     """
     resources = preset.resources
     wanted = resources.processors() if processors is None else resources.workers * processors

@@ -26,11 +26,7 @@ SEND = "python -m experiments send"
 
 
 class Sender:
-    """Sends parcels in the order in which they came, those first that an earlier process has left.
-
-    Args:
-        outbox: Where they are kept until they are sent.
-    """
+    """Sends parcels in the order in which they came, those first that an earlier process has left."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         # MLflow's client would ask again for minutes; what was not sent is sent later.
@@ -55,11 +51,7 @@ class Sender:
             self._changed.notify_all()
 
     def drain(self) -> Sequence[Parcel]:
-        """Wait until everything is sent, or MLflow does not answer.
-
-        Returns:
-            What still waits; it is in the outbox.
-        """
+        """Wait until everything is sent, or MLflow does not answer."""
         with self._changed:
             failures, began = self._failures, time.monotonic()
             self._resumes_at = 0.0

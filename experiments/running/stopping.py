@@ -18,7 +18,6 @@ class Stopped(KeyboardInterrupt):
     """A signal asked this process to end.
 
     Attributes:
-        signal: Which.
         exit_code: What a process that a signal ended exits with, as a shell sees it.
     """
 

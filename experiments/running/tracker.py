@@ -56,11 +56,7 @@ class Tracker:
         self._sender.put(parcel)
 
     def send_start(self, cell: Cell, folder: Path) -> None:
-        """Send the first evaluation that cells of one seed share, as a run with what it cost.
-
-        Args:
-            cell: Any of these cells.
-        """
+        """Send the first evaluation that cells of one seed share, as a run with what it cost."""
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
             experiment=self._experiment, key=cell.start_id, name=f"{cell.origin.base_model}, seed {cell.seed}",

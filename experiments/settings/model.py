@@ -223,11 +223,7 @@ class Preset(Settings):
         return {name: asdict(getattr(self, name)) for name in ("sampling", "prompting", "scoring")}
 
     def sweep_of(self, problem_set: str) -> SweepConfig:
-        """The sweep of a problem set.
-
-        Raises:
-            ExperimentError: There is none.
-        """
+        """The sweep of a problem set."""
         if problem_set not in self.sweep:
             known = ", ".join(self.sweep)
             raise ExperimentError(f"preset {self.name} has no sweep of {problem_set!r}; it has {known}")

@@ -22,11 +22,7 @@ def text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
     """A file with one preset.
 
     Args:
-        like: The preset whose values it begins with.
         raw: That preset as it is written, which names the kinds of its parts.
-
-    Raises:
-        SettingError: The name cannot be one.
     """
     checked_name(name)
     head = [
