@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from isocompute.learner import RunConfig
 
 from ..errors import ExperimentError
-from ..rates.rule import Declared, Rates
+from ..rates.rule import Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset, SweepConfig
 from ..settings.rates import DeclaredRate
@@ -47,9 +47,7 @@ class Design:
         rate = self.sweep.learning_rate
         if not isinstance(rate, DeclaredRate):
             return None
-        return Rates(
-            rule=rate.rule, declared=Declared(learning_rate=rate.learning_rate, batch_rollouts=rate.batch_rollouts)
-        )
+        return Rates(rule=rate.rule, found={(rate.batch_rollouts, 1): rate.learning_rate})
 
     def trials(
         self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None

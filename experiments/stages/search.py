@@ -13,7 +13,7 @@ from isocompute.rollout.contract import tables
 from ..errors import ExperimentError
 from ..rates.figure import rates_figure
 from ..rates.record import Pilot
-from ..rates.search import extension, search
+from ..rates.search import Search, extension
 from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
@@ -69,7 +69,7 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
         rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in cells),
         evaluated=_evaluated(cells, folders),
         searches=tuple(
-            search(grid, rollouts_per_problem=n, problems_per_batch=size) for (n, size), grid in grids.items()
+            Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),
     )
     return Searched(pilot=pilot, trained=tuple(cells))
