@@ -43,8 +43,14 @@ class Sender:
         self.reason = ""
         self._start()
 
-    def put(self, parcel: Parcel) -> None:
-        """Send a parcel as soon as may be; one of the same run that still waits is replaced."""
+    def put(self, parcel: Parcel, *, keep: bool = True) -> None:
+        """Send a parcel as soon as may be; one of the same run that still waits is replaced.
+
+        Args:
+            keep: Whether it is put into the outbox, too, for later commands.
+        """
+        if keep:
+            self.outbox.put(parcel)
         with self._changed:
             self._waiting[parcel.id] = parcel
             self._start()
