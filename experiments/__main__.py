@@ -123,8 +123,8 @@ def plan(preset: Preset, **terms: Any) -> None:
 
 def probe(preset: Preset, problem_set: str, rollouts: int | None) -> None:
     """Probe every base model of a problem set, and print what it says."""
-    from .probe.probe import probe as probe_one
-    from .probe.probe import rollouts_of
+    from .probe import probe as probe_one
+    from .probe import rollouts_of
     from .stages.training import setup_of
 
     setup = setup_of(preset, problem_set)

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 from isocompute.learner import LearnerConfig
+from isocompute.learner.noise.scale import LEAST_PROBLEMS, Interval, Noise
 from isocompute.rollout import successes
 from isocompute.rollout.scoring.estimators import best_at_k, worst_at_k
 
-from ..errors import ExperimentError
-from ..running.actor import WorkerConfig
-from ..settings import Preset
-from ..settings.learner import learner_config
-from .noise import LEAST_PROBLEMS, Interval, Noise
+from .errors import ExperimentError
+from .running.actor import WorkerConfig
+from .settings import Preset
+from .settings.learner import learner_config
 
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
@@ -94,8 +94,9 @@ def probe(
     Raises:
         ExperimentError: There are fewer than 8 training problems, or rollouts for them.
     """
-    from ..running.worker import Worker
-    from .gradients import gradients, halves
+    from isocompute.learner.noise.gradients import gradients, halves
+
+    from .running.worker import Worker
 
     sweep = preset.sweep_of(problem_set)
     trained = problems.filter(pl.col("split") == "train").sort("problem_id")
