@@ -77,6 +77,19 @@ def _rounded(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
+def lines(preset: Preset, problem_set: str, rollouts: int | None) -> Iterator[str]:
+    """Probe every base model of a problem set; yields what is printed of each."""
+    from .stages.training import setup_of
+
+    setup = setup_of(preset, problem_set)
+    for design in setup.designs:
+        origin = design.origin
+        model, problems = (setup.models[origin.base], origin.base), setup.problems[origin.problems]
+        spent = rollouts_of(design.sweep.rollouts) if rollouts is None else rollouts
+        found = probe(preset, problem_set, model, problems, rollouts=spent)
+        yield f"{problem_set}, base model {origin.base_model}: " + "\n".join(found.lines())
+
+
 def rollouts_of(budget: int) -> int:
     """Rollouts of a probe for a budget: 1 % of it, and 8,192 at least."""
     return max(LEAST_ROLLOUTS, round(SHARE * budget))

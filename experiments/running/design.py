@@ -10,8 +10,9 @@ from isocompute.learner import RunConfig
 from ..errors import ExperimentError
 from ..rates.rule import Rates
 from ..settings.learner import learner_config
-from ..settings.model import Preset, SweepConfig
+from ..settings.model import Preset
 from ..settings.rates import DeclaredRate
+from ..settings.sweep import SweepConfig
 from .cells import Cell, Origin
 from .foreign import CommandCell, CommandSurroundings
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import imports
 
 if TYPE_CHECKING:
-    from ..settings.model import ResourcesConfig
+    from ..settings import ResourcesConfig
 
 LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import ExperimentError
-from ..settings.model import CommandTrainer, Preset, ResourcesConfig
+from ..settings import CommandTrainer, Preset, ResourcesConfig
 from .actor import WorkerActor, WorkerConfig
 from .cluster import LOCAL, SESSION, cause, cluster, environment
 from .command_actor import CommandActor

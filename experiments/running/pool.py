@@ -13,7 +13,7 @@ from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from ..settings.model import ResourcesConfig
+from ..settings import ResourcesConfig
 from .actor import WorkerConfig
 from .cluster import cause
 from .dispatch import backoff

@@ -34,19 +34,6 @@ from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_nam
 from .sweep import PrescribeConfig, SweepConfig
 from .trainer import CommandTrainer, LearnerTrainer
 
-__all__ = [
-    "CommandTrainer",
-    "DifficultyConfig",
-    "EvaluationConfig",
-    "FrontierConfig",
-    "ModelConfig",
-    "PreparedConfig",
-    "PrescribeConfig",
-    "Preset",
-    "ResourcesConfig",
-    "SweepConfig",
-]
-
 
 class EvaluationConfig(Settings):
     """How a policy is scored on validation problems."""

@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from .learner import LearnerSettings, learner_config
-from .model import CommandTrainer, Preset
+from .model import Preset
 from .rates import kind_of
 from .schema import choices, preset_schema, resolved
 from .strict import checked_name
+from .trainer import CommandTrainer
 
 WIDTH = 118
 

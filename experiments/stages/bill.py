@@ -21,7 +21,6 @@ class Terms:
     """What a cost is reckoned with, where nothing was measured.
 
     Attributes:
-        device: The GPU; of a kind that ``isocompute-budget`` knows.
         price: Of a GPU for an hour (US dollars).
         response_tokens: Mean length of a response; None for the longest that there may be.
     """

@@ -14,7 +14,7 @@ from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.running import identity, imports, models
 from experiments.running.cells import problems_hash
-from experiments.settings.model import ResourcesConfig
+from experiments.settings import ResourcesConfig
 
 from .made import cell
 
