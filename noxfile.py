@@ -14,8 +14,8 @@ import nox
 ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
-from experiments import environment, releases  # noqa: E402
-from experiments.installing import frozen, install_all, run_variables, test_variables, uv_variables  # noqa: E402
+from tools import environment, releases  # noqa: E402
+from tools.installing import frozen, install_all, run_variables, test_variables, uv_variables  # noqa: E402
 
 nox.options.default_venv_backend = "uv|venv"
 nox.options.sessions = ["tests"]
@@ -23,7 +23,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
-TESTED = ("experiments", "packages", "benchmarks")
+TESTED = ("experiments", "packages", "benchmarks", "tools")
 # More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
 TOGETHER = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
 CAMPAIGNS = ("calibration", "power", "dirt", "regret", "allocation")
@@ -146,7 +146,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Mypy, strict."""
     install_all(session, "mypy", "types-PyYAML")
-    session.run("mypy", *[f"packages/{p}/src" for p in PACKAGES], "experiments", "benchmarks")
+    session.run("mypy", *[f"packages/{p}/src" for p in PACKAGES], "experiments", "benchmarks", "tools")
 
 
 @nox.session
@@ -271,7 +271,7 @@ def ui(session: nox.Session) -> None:
 def screenshot(session: nox.Session) -> None:
     """Save docs/mlflow-charts.png: the default sweep in the MLflow UI, in headless Chromium."""
     install_all(session, "playwright")
-    session.run("python", "-m", "experiments.screenshot", *session.posargs, env=test_variables())
+    session.run("python", "-m", "tools.screenshot", *session.posargs, env=test_variables())
 
 
 @nox.session
@@ -301,7 +301,7 @@ def bandit(session: nox.Session) -> None:
     """Compute the tables of docs/bandit.md, fail where the page differs, and draw its figure: one problem, exact."""
     install_all(session)
     wanted = ("--page", "docs/bandit.md", "--out", *(session.posargs or ["docs"]))
-    session.run("python", "-m", "experiments.bandit", *wanted, env=test_variables())
+    session.run("python", "-m", "benchmarks.bandit", *wanted, env=test_variables())
 
 
 @nox.session

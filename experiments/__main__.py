@@ -18,11 +18,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from isocompute.rollout.contract.files import atomic_write
 
-from .errors import ExperimentError, is_for_the_user
+from .errors import ExperimentError
 from .running import stopping
 from .settings import Preset, load, schema, template
 from .settings.reading import find
@@ -34,68 +33,69 @@ SECONDS = Path("work") / "seconds.jsonl"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one stage or all; an error a user can act on is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
-    of_sets = (*SET_STAGES, "probe")
-    parser.add_argument("stage", choices=[*STAGES, *of_sets, "repro", "schema", "init", "send"])
-    named = f"for {', '.join(of_sets)}: the problem set; for init: the name of the new preset"
-    parser.add_argument("name", nargs="?", help=named)
-    parser.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
-    most = "for probe: rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
-    parser.add_argument("--rollouts", type=int, help=most)
-    parser.add_argument("--device", help="for plan: the GPU that it is to fit (default: h100)")
-    parser.add_argument("--price", type=float, help="for plan: US dollars for a GPU and hour (default: 3)")
-    longest = "for plan: mean length of a response (default: the longest that there may be)"
-    parser.add_argument("--response-tokens", type=float, help=longest)
-    arguments = parser.parse_args(argv)
-    if (arguments.stage in (*of_sets, "init")) != (arguments.name is not None):
-        parser.error(f"{', '.join(of_sets)} take a problem set and init a name; the other stages take none")
-    if arguments.rollouts is not None and arguments.stage != "probe":
-        parser.error("--rollouts is for probe alone")
-    terms = {name: getattr(arguments, name) for name in ("device", "price", "response_tokens")}
-    if arguments.stage != "plan" and any(value is not None for value in terms.values()):
-        parser.error("--device, --price and --response-tokens are for plan alone")
-    if arguments.stage == "schema":
+    """Run one command; an error a user can act on is one line and exit code 2."""
+    given = _parser().parse_args(argv)
+    if given.command == "schema":
         print(schema.text(), end="")
         return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     stopping.install()
-    try:
-        if arguments.stage == "send":
-            return send()
-        if arguments.stage == "repro" and arguments.preset:
-            raise ExperimentError("repro runs the preset that params.yaml names: set `preset:` there")
-        preset = load(preset=arguments.preset)
-        if arguments.stage == "init":
-            init(arguments.name, preset)
-            return 0
-        if not preset.needs_the_hub():
-            # Libraries ask the hub about folders, too, and wait where there is no network.
-            os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        if arguments.stage == "repro":
-            return repro(preset)
-        if arguments.stage == "probe":
-            probe(preset, arguments.name, arguments.rollouts)
-            return 0
-        if arguments.stage == "plan":
-            plan(preset, **{name: value for name, value in terms.items() if value is not None})
-            return 0
-        stage(preset, arguments.stage, arguments.name)
-    except (ValueError, OSError) as error:
-        if not is_for_the_user(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except stopping.Stopped as stopped:
-        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
-        return stopped.exit_code
+    return stopping.exit_code(lambda: _run(given))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m experiments", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    of_preset = argparse.ArgumentParser(add_help=False)
+    of_preset.add_argument("--preset", help="preset of params.yaml (default: the one it names)")
+    named = {**dict.fromkeys((*SET_STAGES, "probe"), "the problem set"), "init": "the name of the new preset"}
+    added = {name: commands.add_parser(name) for name in ("repro", "schema", "send")}
+    added |= {name: commands.add_parser(name, parents=[of_preset]) for name in (*STAGES, *named)}
+    for name, what in named.items():
+        added[name].add_argument("name", help=what)
+    most = "rollouts of each base model (default: 1 %% of the sweep's budget, and 8,192 at least)"
+    added["probe"].add_argument("--rollouts", type=int, help=most)
+    added["plan"].add_argument("--device", default="h100", help="the GPU that it is to fit (default: %(default)s)")
+    added["plan"].add_argument("--price", type=float, default=3.0, help="US dollars for a GPU and hour (default: 3)")
+    longest = "mean length of a response (default: the longest that there may be)"
+    added["plan"].add_argument("--response-tokens", type=float, help=longest)
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.command == "send":
+        return send()
+    preset = load(preset=getattr(given, "preset", None))
+    if given.command == "init":
+        init(given.name, preset)
+        return 0
+    if not preset.needs_the_hub():
+        # Libraries ask the hub about folders, too, and wait where there is no network.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if given.command == "repro":
+        return repro(preset)
+    if given.command == "probe":
+        from .probe import lines
+
+        for line in lines(preset, given.name, given.rollouts):
+            print(line, flush=True)
+    elif given.command == "plan":
+        # Imported here, as below: not every command needs what another one does.
+        from isocompute.budget.planning.devices import device
+
+        from .stages import plan
+        from .stages.bill import Terms
+
+        terms = Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
+        plan.run(preset, terms)
+    else:
+        stage(preset, given.command, getattr(given, "name", None))
     return 0
 
 
 def stage(preset: Preset, name: str, problem_set: str | None) -> None:
     """Run one stage, and note how long it took."""
-    # Imported here: not every stage needs what another one does.
     run = import_module(f"experiments.stages.{name}").run
     began = time.monotonic()
     if problem_set is None:
@@ -111,31 +111,6 @@ def stage(preset: Preset, name: str, problem_set: str | None) -> None:
             stream.write(json.dumps(took) + "\n")
 
 
-def plan(preset: Preset, **terms: Any) -> None:
-    """Print what a preset would run, and what it needs."""
-    from isocompute.budget.planning.devices import device
-
-    from .stages.bill import Terms
-    from .stages.plan import run
-
-    run(preset, Terms(**terms | ({"device": device(terms["device"])} if "device" in terms else {})))
-
-
-def probe(preset: Preset, problem_set: str, rollouts: int | None) -> None:
-    """Probe every base model of a problem set, and print what it says."""
-    from .probe.probe import probe as probe_one
-    from .probe.probe import rollouts_of
-    from .stages.training import setup_of
-
-    setup = setup_of(preset, problem_set)
-    for design in setup.designs:
-        origin = design.origin
-        model, problems = (setup.models[origin.base], origin.base), setup.problems[origin.problems]
-        spent = rollouts_of(design.sweep.rollouts) if rollouts is None else rollouts
-        found = probe_one(preset, problem_set, model, problems, rollouts=spent)
-        print(f"{problem_set}, base model {origin.base_model}: " + "\n".join(found.lines()), flush=True)
-
-
 def send() -> int:
     """Send what waits in the outbox; returns 1 where something still does."""
     from .running.sender import Sender
@@ -144,11 +119,7 @@ def send() -> int:
 
 
 def init(name: str, like: Preset) -> None:
-    """Write a preset of one's own beside params.yaml, and say how it is run.
-
-    Raises:
-        ExperimentError: The name cannot be one, or the file is there already.
-    """
+    """Write a preset of one's own beside params.yaml, and say how it is run."""
     try:
         text = template.text(name, like, find(preset=like.name)[-1])
     except SettingError as error:
@@ -163,9 +134,6 @@ def init(name: str, like: Preset) -> None:
 
 def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run a command that runs stages; a signal is passed on to the stage, and this ends after it.
-
-    Returns:
-        The exit code.
 
     Raises:
         Stopped: A signal came, and everything has ended.

@@ -14,12 +14,7 @@ COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16")
 
 
 def difficulty_histogram(counts: pl.DataFrame, settings: DifficultyConfig, path: Path) -> None:
-    """Draw pass rates under the base model, with the problem sets marked (IsoCompute Playbook, Figure 2).
-
-    Args:
-        counts: From ``histogram``.
-        path: File name without its ending; ``.svg`` and ``.png`` are written.
-    """
+    """Draw pass rates under the base model, with the problem sets marked (IsoCompute Playbook, Figure 2)."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
     width = float(counts["highest"][0] - counts["lowest"][0])

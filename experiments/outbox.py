@@ -24,15 +24,12 @@ class Parcel:
     """One MLflow run, as far as it is known, or what an experiment means.
 
     Attributes:
-        experiment: Name of the MLflow experiment.
         key: What the run shows (``tracking.KEY_TAG``); an owner has one run of each in an experiment.
-        name: Name of the run.
         folder: The folder of its spool, and of the note of what was sent.
         begun: When it began, in ms since 1970, where no record says so.
         ended: When it ended; None while it goes on.
         failed: Whether it ended badly.
         rollouts: The budget that it ended at; None where it has none.
-        params: Its parameters.
         tags: Its tags; those that are known at its end only are set then.
         metrics: Metrics at step 0.
         artifacts: Artifact name to file.

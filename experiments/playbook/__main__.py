@@ -14,128 +14,86 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from ..errors import is_for_the_user
-from ..running.stopping import Stopped
-from . import background, study
+from ..running.stopping import exit_code
+from . import again, background, curves, findings, others, prepare, progress, study, unit
 
-WITHOUT_UNIT = ("start", "pause", "go-on", "stop", "status", "collect", "run", "plan", "others", "findings")
-WITH_UNIT = ("unit", "again", "prepare", "probe")
-SIGNALS = {"pause": signal.SIGSTOP, "go-on": signal.SIGCONT, "stop": signal.SIGTERM}
+Outcome = int | Iterable[object] | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can act on is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m experiments.playbook", description=__doc__)
-    parser.add_argument("command", choices=[*WITHOUT_UNIT, *WITH_UNIT, "curves"])
-    parser.add_argument(
-        "unit", nargs="?", help="one that `status` lists; for curves: every unit with tables by default"
-    )
-    parser.add_argument("--cells", type=int, default=2, help="for again: how many trunks (default: %(default)s)")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in COMMANDS:
+        command = commands.add_parser(name)
+        if name in WITH_UNIT:
+            command.add_argument("unit", help="one that `status` lists")
+        if name == "curves":
+            command.add_argument("unit", nargs="?", help="one that `status` lists (default: every one with tables)")
+        if name == "again":
+            command.add_argument("--cells", type=_count, default=2, help="how many trunks (default: %(default)s)")
     given = parser.parse_args(argv)
-    if (given.command in WITH_UNIT) != (given.unit is not None) and given.command != "curves":
-        parser.error(f"{' and '.join(WITH_UNIT)} take the name of a unit; the other commands take none")
-    if given.cells < 1:
-        parser.error(f"--cells is {given.cells}; it must be 1 or more")
     try:
-        return _commands(given)[given.command]() or 0
+        return exit_code(lambda: _run(given))
     except BrokenPipeError:
         # Whoever read the output has seen enough; nothing is to be flushed on the way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (ValueError, OSError) as error:
-        if not is_for_the_user(error):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except Stopped as stopped:
-        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
-        return stopped.exit_code
 
 
-def _others() -> None:
-    from .others import run
+def _count(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"is {text}; it must be 1 or more")
+    return int(text)
 
-    for line in run(background.home()):
+
+def _run(given: argparse.Namespace) -> int:
+    found = COMMANDS[given.command](given)
+    if isinstance(found, int):
+        return found
+    for line in found or ():
         print(line, flush=True)
+    return 0
 
 
-def _findings() -> None:
-    from .findings import write
-
-    for path in write():
-        print(path)
+def _unit(given: argparse.Namespace) -> study.Unit:
+    return study.load().unit(given.unit)
 
 
-def _plan() -> None:
-    from .progress import planned
-
-    loaded = study.load()
-    for each in loaded.units():
-        print(f"{each.name}: {planned(loaded, each)} cells and its ladder")
+def _status() -> Iterator[str]:
+    running = background.process()
+    yield f"{background.home()}: {f'running (process {running})' if running else 'not running'}"
+    yield from progress.lines(study.load(), background.home())
 
 
-def _collect() -> None:
-    changed = background.collect()
-    print(f"changed: {', '.join(changed)}" if changed else "nothing has changed")
+def _again(given: argparse.Namespace) -> Outcome:
+    one = _unit(given)
+    if not background.is_frozen_code():
+        return background.in_frozen_code("again", one.name, "--cells", str(given.cells))
+    return again.again(study.load(), one, background.home(), count=given.cells)
 
 
-def _commands(given: argparse.Namespace) -> dict[str, Callable[[], int | None]]:
-    """What each command does; modules that only one of them needs are imported by it."""
-
-    def status() -> None:
-        from .progress import lines
-
-        running = background.process()
-        print(f"{background.home()}: {f'running (process {running})' if running else 'not running'}")
-        for line in lines(study.load(), background.home()):
-            print(line)
-
-    def unit() -> None:
-        from .unit import main as run_unit
-
-        run_unit(given.unit, background.home())
-
-    def again() -> int | None:
-        from .again import again as train_again
-
-        loaded = study.load()
-        if not background.is_frozen_code():
-            return background.in_frozen_code("again", loaded.unit(given.unit).name, "--cells", str(given.cells))
-        for line in train_again(loaded, loaded.unit(given.unit), background.home(), count=given.cells):
-            print(line)
-        return None
-
-    def prepare() -> None:
-        from .prepare import inputs_of
-
-        loaded = study.load()
-        print(inputs_of(loaded.unit(given.unit), background.home()))
-
-    def probe() -> None:
-        from .prepare import probed
-
-        loaded = study.load()
-        for line in probed(loaded.unit(given.unit), background.home(), background.RESULTS).lines():
-            print(line)
-
-    def curves() -> None:
-        from .curves import draw
-
-        for path in draw(given.unit):
-            print(path)
-
-    def signalled(number: signal.Signals) -> Callable[[], None]:
-        return lambda: background.send(number)
-
-    return {
-        "start": background.start, "status": status, "collect": _collect, "prepare": prepare, "curves": curves,
-        "probe": probe,
-        "run": lambda: background.run(study.load()), "unit": unit, "again": again, "plan": _plan, "others": _others,
-        "findings": _findings,
-        **{name: signalled(number) for name, number in SIGNALS.items()},
-    }  # fmt: skip
+WITH_UNIT = ("unit", "again", "prepare", "probe")
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], Outcome]] = {
+    "start": lambda _: background.start(),
+    "run": lambda _: background.run(study.load()),
+    "pause": lambda _: background.send(signal.SIGSTOP),
+    "go-on": lambda _: background.send(signal.SIGCONT),
+    "stop": lambda _: background.send(signal.SIGTERM),
+    "status": lambda _: _status(),
+    "collect": lambda _: [f"changed: {', '.join(found)}" if (found := background.collect()) else "nothing has changed"],
+    "plan": lambda _: progress.plan(study.load()),
+    "others": lambda _: others.run(background.home()),
+    "findings": lambda _: findings.write(),
+    "unit": lambda given: unit.main(given.unit, background.home()),
+    "again": _again,
+    "prepare": lambda given: [prepare.inputs_of(_unit(given), background.home())],
+    "probe": lambda given: prepare.probed(_unit(given), background.home(), background.RESULTS).lines(),
+    "curves": lambda given: curves.draw(given.unit),
+}
+"""What each command does; it returns an exit code, or what is to be printed."""
 
 
 if __name__ == "__main__":

@@ -24,17 +24,7 @@ TABLES = ("evals", "ledger", "pass_rates", "training_pass_rates")
 
 
 def again(study: Study, unit: Unit, home: Path, *, count: int) -> list[str]:
-    """Train the first trunks of a unit again, in a new folder, and the first branch both ways.
-
-    Args:
-        count: How many trunks.
-
-    Returns:
-        A line for each comparison, all of which held.
-
-    Raises:
-        ExperimentError: The unit is not finished, or a table differs.
-    """
+    """Train the first trunks of a unit again, in a new folder, and the first branch both ways."""
     source, folder = home / "units" / unit.name, home / "again" / unit.name
     if not (source / "results" / "finished.json").exists():
         raise ExperimentError(f"{unit.name} is not finished; see `status`")

@@ -40,11 +40,7 @@ def home() -> Path:
 
 
 def frozen() -> str:
-    """The commit that the panel runs at.
-
-    Raises:
-        ExperimentError: The study is not frozen.
-    """
+    """The commit that the panel runs at."""
     if not FROZEN.exists():
         raise ExperimentError(f"{FROZEN.name}: there is none, so that the study is not frozen")
     return str(json.loads(FROZEN.read_text())["commit"])
@@ -56,11 +52,7 @@ def is_frozen_code() -> bool:
 
 
 def start() -> None:
-    """Start the panel, or what is left of it, niced, from the frozen commit.
-
-    Raises:
-        ExperimentError: It runs already, or its code or environment cannot be made.
-    """
+    """Start the panel, or what is left of it, niced, from the frozen commit."""
     if process() is not None:
         raise ExperimentError(f"the panel runs already (process {process()}); see `status`")
     command = ["nice", "-n", "19", *_frozen_command("run")]
@@ -101,11 +93,7 @@ def _place() -> dict[str, Any]:
 
 
 def _frozen_command(*arguments: str) -> list[str]:
-    """A command of the frozen code, which is fetched and given its environment where there is none yet.
-
-    Raises:
-        ExperimentError: Its code or environment cannot be made.
-    """
+    """A command of the frozen code, which is fetched and given its environment where there is none yet."""
     code = home() / "code"
     python = code / ".nox" / "repro" / "bin" / "python"
     if not code.exists():
@@ -125,11 +113,7 @@ def _frozen_command(*arguments: str) -> list[str]:
 
 
 def _nox() -> str:
-    """The command that makes environments.
-
-    Raises:
-        ExperimentError: It is not installed.
-    """
+    """The command that makes environments."""
     command = shutil.which("nox")
     if command is None:
         raise ExperimentError('nox was not found, which makes the environment: `python3 -m pip install "nox[uv]"`')
@@ -153,11 +137,7 @@ def process() -> int | None:
 
 
 def send(number: signal.Signals) -> None:
-    """Pause (SIGSTOP), continue (SIGCONT) or end (SIGTERM) the panel and all that it has started.
-
-    Raises:
-        ExperimentError: It does not run.
-    """
+    """Pause (SIGSTOP), continue (SIGCONT) or end (SIGTERM) the panel and all that it has started."""
     running = process()
     if running is None:
         raise ExperimentError("the panel does not run; `start` starts what is left of it")
@@ -170,11 +150,7 @@ def send(number: signal.Signals) -> None:
 
 
 def run(study: Study) -> int:
-    """Run every unit in a process of its own; one that fails leaves the others, a signal ends them all.
-
-    Returns:
-        The exit code.
-    """
+    """Run every unit in a process of its own; one that fails leaves the others, a signal ends them all."""
     failed = []
     with _alone(home() / "lock"):
         for unit in study.units():

@@ -62,12 +62,7 @@ def load() -> list[Claim]:
 
 
 def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str]) -> list[str]:
-    """The row of a claim in the table of the page: claim, what was done, effect, verdict, command.
-
-    Args:
-        answers: Of every question.
-        numbers: What stands for the names in braces.
-    """
+    """The row of a claim in the table of the page: claim, what was done, effect, verdict, command."""
     did = claim.did.format_map(numbers) or "Nothing"
     did += claim.absent and ": " + claim.absent
     if claim.known:

@@ -22,15 +22,7 @@ STYLES = (":", "-", "--")
 
 
 def draw(name: str | None = None, *, out: Path = RESULTS) -> Iterator[Path]:
-    """Draw one unit, or every one that has tables; yields the pictures.
-
-    Args:
-        name: Of the unit.
-        out: Folder below which each unit has one for its picture.
-
-    Raises:
-        ExperimentError: There are no tables.
-    """
+    """Draw one unit, or every one that has tables; yields the pictures."""
     study = panel.load()
     units = study.units() if name is None else [study.unit(name)]
     there = [unit for unit in units if (RESULTS / unit.name / "evals.parquet").exists()]

@@ -30,12 +30,7 @@ its own posterior, and says nothing of other problems or base models.
 
 
 def write(docs: Path = DOCS, numbers: Path = NUMBERS) -> Iterator[Path]:
-    """Measure every whole unit and the paper's points, and write numbers, page and figure; yields the files.
-
-    Args:
-        docs: Folder of the page and its figure.
-        numbers: File of the numbers.
-    """
+    """Measure every whole unit and the paper's points, and write numbers, page and figure; yields the files."""
     study = panel.load()
     measured = {unit.name: rounded(runs.measure(whole.read(study, unit))) for unit in whole.units()}
     found = {"units": measured, "paper": rounded(runs.paper())}
@@ -58,11 +53,7 @@ def rounded(value: Any) -> Any:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The page.
-
-    Args:
-        found: The document of findings.json.
-    """
+    """The page."""
     measured: Measured = found["units"]
     answers = questions.answers(measured)
     planned = len(panel.load().units())

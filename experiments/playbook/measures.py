@@ -32,11 +32,7 @@ def summary(draws: Array) -> Number:
 
 @dataclass(frozen=True, kw_only=True)
 class Posteriors:
-    """The posterior of a unit's constant rates, and the vertices that are read off it.
-
-    Attributes:
-        whole: The unit.
-    """
+    """The posterior of a unit's constant rates, and the vertices that are read off it."""
 
     whole: Whole
 
@@ -75,7 +71,6 @@ class Posteriors:
 
         Args:
             fit: Another one than that of the rewards on validation.
-            since: The earlier budget.
         """
         drawn = rewards(fit or self.fit, cells, budget)
         return vertex_of(cells, drawn, since or budget, self.whole.group_sizes)
@@ -152,9 +147,6 @@ def prescribed(
     """Regret at C_max of what the cheapest quarter prescribes and of rivals, and draws of its regret less the first's.
 
     Args:
-        fit: Of all evaluations.
-        quarter: Of those up to C_max/4.
-        every: The settings.
         always: Every n that a rival always takes, at the rate that was best in the quarter.
         usual: The setting of each n where the quarter has no curve of it.
     """
@@ -179,10 +171,8 @@ def vertex_of(cells: Sequence[Cell], drawn: Array, budget: float, group_sizes: S
     """Draws of v(C), from every n with 64 updates by some budget.
 
     Args:
-        cells: A setting for each n.
         drawn: Draws of their rewards at C, shape ``(draws, cells)``.
         budget: By which the updates are made.
-        group_sizes: The grid, within which the vertex is bounded.
     """
     used = [k for k, cell in enumerate(cells) if budget / cell.batch_rollouts >= LEAST_UPDATES]
     at = np.log2([cells[k].rollouts_per_problem for k in used])

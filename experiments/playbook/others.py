@@ -34,12 +34,6 @@ def run(home: Path) -> Iterator[str]:
     """Prepare, sweep and fit five more base models, each alone and then all together; yields a line for each fit.
 
     What is finished is found again, so that a killed command goes on.
-
-    Args:
-        home: Where models, cells and tables are kept.
-
-    Raises:
-        ExperimentError: The default has no prepared base models, or several problem sets.
     """
     preset = load_preset(PARAMS)
     if not isinstance(preset.base, PreparedConfig) or len(preset.sweep) != 1:

@@ -20,7 +20,7 @@ from ..tiny.config import TinyModelConfig
 from .study import PANEL, Unit
 
 if TYPE_CHECKING:
-    from ..probe.probe import Probe
+    from ..probe import Probe
 
 INPUTS = Path(__file__).with_name("inputs")
 """Inputs that are committed, so that a unit can go on wherever it was begun."""
@@ -39,9 +39,6 @@ def inputs_of(unit: Unit, home: Path) -> Path:
 
     They are made once: taken from the checkout where they are committed, else trained and measured, which takes
     minutes.
-
-    Args:
-        home: Where the panel runs.
     """
     name = f"{unit.task}-{unit.base_seed}"
     kept = home / "inputs" / name
@@ -58,13 +55,8 @@ def inputs_of(unit: Unit, home: Path) -> Path:
 
 
 def probed(unit: Unit, home: Path, results: Path) -> Probe:
-    """Probe the base model of a unit with an eighth of a cell's rollouts, and keep what it says.
-
-    Args:
-        home: Where the panel runs.
-        results: Where units have their tables.
-    """
-    from ..probe.probe import probe, rollouts_of
+    """Probe the base model of a unit with an eighth of a cell's rollouts, and keep what it says."""
+    from ..probe import probe, rollouts_of
 
     preset, inputs = preset_of(unit), inputs_of(unit, home)
     problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")

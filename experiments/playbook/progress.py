@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from isocompute.budget import History
@@ -14,44 +13,10 @@ from .study import Study, Unit
 from .unit import spent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitProgress:
-    """How far a unit is.
-
-    Attributes:
-        unit: The unit.
-        ladder: Finished cells of the ladder that finds its rate.
-        finished: Finished cells beside those.
-        planned: Cells beside the ladder.
-        paid: Rollouts paid for by every cell: trained, evaluated and lost.
-        lost: Those of them that were generated for training and lost when the command was ended.
-        cpu_seconds: Processor time of the process that trained them.
-    """
-
-    unit: Unit
-    ladder: int
-    finished: int
-    planned: int
-    paid: int
-    lost: int
-    cpu_seconds: float
-
-
-def progress(study: Study, home: Path) -> Iterator[UnitProgress]:
-    """How far every unit is."""
+def plan(study: Study) -> Iterator[str]:
+    """One line for each unit: its cells."""
     for unit in study.units():
-        folder = home / "units" / unit.name
-        totals = [History.read(path).fold.totals() for path in sorted(folder.glob("work/cells/*/ledger.bin"))]
-        ladder, finished = _finished(folder)
-        yield UnitProgress(
-            unit=unit,
-            ladder=ladder,
-            finished=finished,
-            planned=planned(study, unit),
-            paid=sum(each.paid.rollouts for each in totals),
-            lost=sum(each.lost_training.rollouts for each in totals),
-            cpu_seconds=sum(spent(folder).values()),
-        )
+        yield f"{unit.name}: {planned(study, unit)} cells and its ladder"
 
 
 def planned(study: Study, unit: Unit) -> int:
@@ -65,6 +30,29 @@ def planned(study: Study, unit: Unit) -> int:
     return cells
 
 
+def lines(study: Study, home: Path) -> Iterator[str]:
+    """One line for each unit and one for all: cells finished, rollouts paid and lost, time of the processor."""
+    done = wanted = whole = paid = lost = 0
+    seconds = 0.0
+    for unit in study.units():
+        folder, cells = home / "units" / unit.name, planned(study, unit)
+        ladder, finished = _finished(folder)
+        totals = [History.read(path).fold.totals() for path in sorted(folder.glob("work/cells/*/ledger.bin"))]
+        own, gone = sum(t.paid.rollouts for t in totals), sum(t.lost_training.rollouts for t in totals)
+        took = sum(spent(folder).values())
+        state = "finished" if finished == cells else "not begun" if not own else "under way"
+        yield (
+            f"{unit.name:12} {finished:3} of {cells:3} cells, ladder {ladder}, {state:9} {own:12,} rollouts paid "
+            f"({gone:,} of training lost), {took / 3600:.2f} CPU-hours"
+        )
+        done, wanted, whole = done + finished, wanted + cells, whole + (finished == cells)
+        paid, lost, seconds = paid + own, lost + gone, seconds + took
+    yield (
+        f"{'all':12} {done:3} of {wanted:3} cells, {whole} of {len(study.units())} units finished, {paid:,} rollouts "
+        f"paid ({lost:,} of training lost), {seconds / 3600:.2f} CPU-hours"
+    )
+
+
 def _finished(folder: Path) -> tuple[int, int]:
     """Finished cells of the ladder, and the others."""
     path = folder / "results" / "cells.json"
@@ -73,22 +61,3 @@ def _finished(folder: Path) -> tuple[int, int]:
     cells = json.loads(path.read_text())["cells"]
     ladder = sum(cell["purpose"] == "pilot" for cell in cells)
     return ladder, len(cells) - ladder
-
-
-def lines(study: Study, home: Path) -> Iterator[str]:
-    """One line for each unit and one for all."""
-    units = list(progress(study, home))
-    for each in units:
-        hours = each.cpu_seconds / 3600
-        state = "finished" if each.finished == each.planned else "not begun" if not each.paid else "under way"
-        yield (
-            f"{each.unit.name:12} {each.finished:3} of {each.planned:3} cells, ladder {each.ladder}, {state:9} "
-            f"{each.paid:12,} rollouts paid ({each.lost:,} of training lost), {hours:.2f} CPU-hours"
-        )
-    done, planned_cells = sum(each.finished for each in units), sum(each.planned for each in units)
-    yield (
-        f"{'all':12} {done:3} of {planned_cells:3} cells, "
-        f"{sum(each.finished == each.planned for each in units)} of {len(units)} units finished, "
-        f"{sum(each.paid for each in units):,} rollouts paid ({sum(each.lost for each in units):,} of training lost), "
-        f"{sum(each.cpu_seconds for each in units) / 3600:.2f} CPU-hours"
-    )

@@ -15,12 +15,7 @@ from .statistics import over_units
 
 
 def draw(measured: Measured, path: Path) -> None:
-    """Draw it.
-
-    Args:
-        measured: The numbers of the units.
-        path: File name without its ending; ``.svg`` and ``.png`` are written.
-    """
+    """Draw it."""
     plt = pyplot()
     figure, axes = plt.subplots(1, len(PROTOCOLS), figsize=(7.2, 3.0), sharey=True, layout="constrained")
     for axis, (protocol, title) in zip(axes, PROTOCOLS.items(), strict=True):

@@ -24,7 +24,6 @@ class Question:
     """A question of plan.md that is decided.
 
     Attributes:
-        asks: The question.
         statistic: What is computed of each unit.
         rule: When it is decided.
         unit: Of the number; empty for a reward, a share or an exponent.
@@ -107,11 +106,9 @@ class Answer:
     """What the panel says to a question.
 
     Attributes:
-        question: It.
         numbers: Of each unit (or base), with its own interval.
         planned: How many of them the panel will have.
         estimate: Over units; None without any.
-        plain: The verdict.
         adjusted: The verdict after Holm's adjustment over all questions.
         p: Of the plain verdict, one-sided.
     """

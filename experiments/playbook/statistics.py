@@ -30,10 +30,8 @@ class Estimate:
     """A mean over units.
 
     Attributes:
-        value: The mean.
         error: Its standard error; None of a single unit.
         freedom: Degrees of freedom of that.
-        units: How many there are.
     """
 
     value: float
@@ -67,9 +65,6 @@ def over_units(values: Mapping[tuple[str, int], float]) -> Estimate:
 
     With mean squares of settings (MS_S), bases (MS_B) and residuals (MS_E) of a table of S × B units, the variance of
     the mean is (MS_S + MS_B − MS_E)/(S·B). Elsewhere units count as independent.
-
-    Args:
-        values: One number for each setting and seed of a base model.
 
     Raises:
         ValueError: There is none.

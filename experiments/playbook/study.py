@@ -84,11 +84,7 @@ class Study(Settings):
         ]
 
     def unit(self, name: str) -> Unit:
-        """The unit of that name.
-
-        Raises:
-            ExperimentError: There is none.
-        """
+        """The unit of that name."""
         known = {unit.name: unit for unit in self.units()}
         if name not in known:
             raise ExperimentError(f"the panel has no unit {name!r}; it has {', '.join(known)}")
@@ -102,7 +98,6 @@ class Unit:
     Attributes:
         task: The preset of panel.yaml.
         problem_set: The problem set, which names the setting.
-        base_seed: Seed of the base model.
     """
 
     task: str
@@ -116,11 +111,7 @@ class Unit:
 
 
 def load() -> Study:
-    """The study in panel.yaml.
-
-    Raises:
-        ExperimentError: A key is unknown or missing, or a value is refused.
-    """
+    """The study in panel.yaml."""
     try:
         # As JSON, whose lists are the tuples of a strict model.
         return Study.model_validate_json(json.dumps(yaml.safe_load(PANEL.read_text())["study"]))
@@ -161,7 +152,6 @@ def branches(study: Study, cells: Sequence[Cell], scores: Mapping[str, Mapping[i
     What selects is measured before the branch begins; the branch's own evaluations come after it.
 
     Args:
-        cells: The trunks.
         scores: Score of each evaluation of each trunk, by run id and cumulative rollouts.
     """
     return [

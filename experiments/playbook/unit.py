@@ -34,13 +34,7 @@ SPENT = Path("spent.jsonl")
 
 
 class Runner:
-    """Trains cells one after the other, until a signal asks it to save its state and end.
-
-    Args:
-        preset: The preset of the unit.
-        unit: The unit.
-        inputs: From ``inputs_of``.
-    """
+    """Trains cells one after the other, until a signal asks it to save its state and end."""
 
     def __init__(self, preset: Preset, unit: Unit, inputs: Path) -> None:
         self.problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")

@@ -22,8 +22,6 @@ class Whole:
     """The tables of a unit whose cells are all finished.
 
     Attributes:
-        unit: The unit.
-        group_sizes: Every n of its grid.
         problems_per_batch: B_p of its grid.
         problems: D, its training problems.
         budget: C_max (rollouts).
@@ -53,11 +51,7 @@ class Whole:
 
 
 def read(study: Study, unit: Unit, folder: Path | None = None) -> Whole:
-    """Read a unit.
-
-    Args:
-        folder: Where its tables are, by default those that are committed.
-    """
+    """Read a unit."""
     folder = folder or RESULTS / unit.name
     sweep = preset_of(unit).sweep_of(unit.problem_set)
     size = sweep.problems_per_batch[0]

@@ -14,9 +14,6 @@ def rates_figure(pilot: Pilot, path: Path) -> None:
     """Draw the scores of pilots against their learning rates, a line for each n (IsoCompute Playbook, Figure 4).
 
     Bars are one standard error, a filled dot is the rate chosen, a cross at the bottom a rate that diverged.
-
-    Args:
-        path: File name without its ending; ``.svg`` and ``.png`` are written.
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .rule import Found, Rates
+from .rule import Rates
 from .search import Search
 from .trials import Evaluation, Tried
 
@@ -17,7 +17,6 @@ class Pilot:
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        metric: The metric that chose.
         base: The base model's score, of responses that selected nothing.
         budget: Rollouts that one cell of the search was to be trained on.
         rollouts: Rollouts that the cells of the search were trained on together, evaluations apart.
@@ -35,63 +34,30 @@ class Pilot:
 
     def rates(self) -> Rates:
         """The learning rates that follow."""
-        found = tuple(
-            Found(
-                rollouts_per_problem=each.rollouts_per_problem,
-                problems_per_batch=each.problems_per_batch,
-                learning_rate=each.chosen.learning_rate,
-            )
-            for each in self.searches
-        )
+        found = {(s.rollouts_per_problem, s.problems_per_batch): s.chosen.learning_rate for s in self.searches}
         return Rates(rule=self.rule, found=found)
 
     def document(self) -> dict[str, Any]:
         """As in ``pilot.json``."""
-        return {
-            "rule": self.rule,
-            "metric": self.metric,
-            "base": asdict(self.base),
-            "budget": self.budget,
-            "rollouts": self.rollouts,
-            "evaluated": self.evaluated,
-            "searches": [_search_document(each) for each in self.searches],
-        }
+        return {**asdict(self), "searches": [_document(each) for each in self.searches]}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Pilot:
         """From what ``document`` returned."""
-        return cls(
-            rule=document["rule"],
-            metric=document["metric"],
-            base=Evaluation(**document["base"]),
-            budget=document["budget"],
-            rollouts=document["rollouts"],
-            evaluated=document["evaluated"],
-            searches=tuple(_search(each) for each in document["searches"]),
-        )
+        base, searches = Evaluation(**document["base"]), tuple(map(_search, document["searches"]))
+        return cls(**{**document, "base": base, "searches": searches})
 
 
-def _search_document(found: Search) -> dict[str, Any]:
+def _document(found: Search) -> dict[str, Any]:
+    chosen = found.chosen
     return {
-        "rollouts_per_problem": found.rollouts_per_problem,
-        "problems_per_batch": found.problems_per_batch,
-        "learning_rate": found.chosen.learning_rate,
-        "score": found.chosen.score,
-        "standard_error": found.chosen.standard_error,
-        "stable": found.chosen.stable,
-        "edge": found.edge,
-        "ties": list(found.ties),
-        "grid": [asdict(each) for each in found.grid],
-    }
+        **asdict(found), "learning_rate": chosen.learning_rate, "score": chosen.score,
+        "standard_error": chosen.standard_error, "stable": chosen.stable, "edge": found.edge, "ties": list(found.ties),
+    }  # fmt: skip
 
 
 def _search(document: Mapping[str, Any]) -> Search:
-    grid: Sequence[Tried] = [Tried(**each) for each in document["grid"]]
     return Search(
-        rollouts_per_problem=document["rollouts_per_problem"],
-        problems_per_batch=document["problems_per_batch"],
-        grid=tuple(grid),
-        chosen=next(each for each in grid if each.learning_rate == document["learning_rate"]),
-        ties=tuple(document["ties"]),
-        edge=document["edge"],
-    )
+        rollouts_per_problem=document["rollouts_per_problem"], problems_per_batch=document["problems_per_batch"],
+        grid=tuple(Tried(**each) for each in document["grid"]),
+    )  # fmt: skip

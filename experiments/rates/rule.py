@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import cast
@@ -13,51 +13,17 @@ TUNED = "tuned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A learning rate that a search found.
-
-    Attributes:
-        rollouts_per_problem: n.
-        problems_per_batch: B_p.
-        learning_rate: The learning rate.
-    """
-
-    rollouts_per_problem: int
-    problems_per_batch: int
-    learning_rate: float
-
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
-    """A learning rate that nothing was searched for.
-
-    Attributes:
-        learning_rate: The learning rate.
-        batch_rollouts: The batch at which it is that, B = B_p · n.
-    """
-
-    learning_rate: float
-    batch_rollouts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """The learning rates of a sweep.
 
     Attributes:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
-        found: What was searched: one batch, the anchor, or with ``tuned`` several; none where the rate is declared.
-        declared: The rate that is declared; None where one was searched.
+        found: The rate at every (n, B_p) searched: one, the anchor, or with ``tuned`` several. Of a rate that is
+            declared for a batch of B rollouts that is (B, 1).
     """
 
     rule: str
-    found: tuple[Found, ...] = ()
-    declared: Declared | None = None
+    found: Mapping[tuple[int, int], float]
 
     def at(self, rollouts_per_problem: int, problems_per_batch: int) -> float:
         """The learning rate of a cell.
@@ -66,37 +32,26 @@ class Rates:
         that was found at this (n, B_p); between two tuned n of one B_p, log η is linear in log n; beyond them it is
         that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
         the nearest B_p (in log B_p) is taken.
-
-        Args:
-            problems_per_batch: B_p.
         """
         if self.rule != TUNED:
-            anchor = self.declared or self.found[0]
+            (((n, size), rate),) = self.found.items()
             batch = Allocation(
                 problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1
             )
-            return batch.learning_rate(
-                anchor=anchor.learning_rate, anchor_batch=anchor.batch_rollouts, scaling=cast(Scaling, self.rule)
-            )
-        sizes = {each.problems_per_batch for each in self.found}
-        size = min(sorted(sizes), key=lambda each: abs(log(each / problems_per_batch)))
-        points = sorted(
-            (each for each in self.found if each.problems_per_batch == size), key=lambda each: each.rollouts_per_problem
-        )
+            return batch.learning_rate(anchor=rate, anchor_batch=n * size, scaling=cast(Scaling, self.rule))
+        nearest = min(sorted({size for _, size in self.found}), key=lambda each: abs(log(each / problems_per_batch)))
+        points = sorted((n, rate) for (n, size), rate in self.found.items() if size == nearest)
         return _between(points, rollouts_per_problem)
 
 
-def _between(points: Sequence[Found], n: int) -> float:
+def _between(points: Sequence[tuple[int, float]], n: int) -> float:
     """The rate at n from those of other n, smallest n first."""
-    lower = [point for point in points if point.rollouts_per_problem <= n]
-    upper = [point for point in points if point.rollouts_per_problem >= n]
-    if not lower or not upper:
-        return (lower[-1] if lower else upper[0]).learning_rate
-    a, b = lower[-1], upper[0]
-    if a is b:
-        return a.learning_rate
-    share = log(n / a.rollouts_per_problem) / log(b.rollouts_per_problem / a.rollouts_per_problem)
-    rate = exp((1 - share) * log(a.learning_rate) + share * log(b.learning_rate))
+    lower = [point for point in points if point[0] <= n]
+    upper = [point for point in points if point[0] >= n]
+    (few, low), (many, high) = (lower or upper[:1])[-1], (upper or lower[-1:])[0]
+    if few == many:
+        return low
+    share = log(n / few) / log(many / few)
+    rate = exp((1 - share) * log(low) + share * log(high))
     # Rounding must not lead beyond what was found.
-    low, high = sorted((a.learning_rate, b.learning_rate))
-    return min(max(rate, low), high)
+    return min(max(rate, min(low, high)), max(low, high))

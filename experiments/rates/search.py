@@ -17,47 +17,48 @@ class Search:
     Attributes:
         rollouts_per_problem: n.
         problems_per_batch: B_p.
-        grid: Every rate tried, lowest first.
-        chosen: The rate chosen: of those that neither diverged nor collapsed in any seed, the one with the highest
-            score; of equal scores the lowest rate. Where every rate collapsed, the best of them.
-        ties: Stable rates whose score differs from the chosen one's by no more than two standard errors.
-        edge: ``lowest`` or ``highest`` where the chosen rate is the end of the grid, so that a better one may lie
-            beyond it; ``both`` where it is all of the grid; None inside.
+        grid: Every rate tried, lowest first, from ``tried``.
+
+    Raises:
+        ExperimentError: Every rate diverged.
     """
 
     rollouts_per_problem: int
     problems_per_batch: int
     grid: tuple[Tried, ...]
-    chosen: Tried
-    ties: tuple[float, ...]
-    edge: str | None
 
+    def __post_init__(self) -> None:
+        _ = self.chosen
 
-def search(grid: Sequence[Tried], *, rollouts_per_problem: int, problems_per_batch: int) -> Search:
-    """Choose the learning rate of one (n, B_p).
+    @property
+    def chosen(self) -> Tried:
+        """Of the rates that neither diverged nor collapsed in any seed the one with the highest score.
 
-    Args:
-        grid: Every rate tried, lowest first, from ``tried``.
-        problems_per_batch: B_p.
+        Of equal scores it is the lowest rate; where every rate collapsed, the best of them.
+        """
+        best = _best(self.grid)
+        if best is None:
+            raise ExperimentError(
+                f"every learning rate tried at n = {self.rollouts_per_problem}, B_p = {self.problems_per_batch} "
+                f"diverged ({', '.join(f'{each.learning_rate:g}' for each in self.grid)}): give lower ones"
+            )
+        return best
 
-    Raises:
-        ExperimentError: Every rate diverged.
-    """
-    best = _best(grid)
-    if best is None:
-        rates = ", ".join(f"{each.learning_rate:g}" for each in grid)
-        raise ExperimentError(
-            f"every learning rate tried at n = {rollouts_per_problem}, B_p = {problems_per_batch} diverged ({rates}): "
-            "give lower ones"
-        )
-    return Search(
-        rollouts_per_problem=rollouts_per_problem,
-        problems_per_batch=problems_per_batch,
-        grid=tuple(grid),
-        chosen=best,
-        ties=tuple(each.learning_rate for each in grid if each is not best and each.stable and _tied(each, best)),
-        edge=_edge(best.learning_rate, [each.learning_rate for each in grid]),
-    )
+    @property
+    def ties(self) -> tuple[float, ...]:
+        """Stable rates whose score differs from the chosen one's by no more than two standard errors."""
+        best = self.chosen
+        return tuple(each.learning_rate for each in self.grid if each is not best and each.stable and _tied(each, best))
+
+    @property
+    def edge(self) -> str | None:
+        """The end of the grid, ``lowest`` or ``highest``, that the chosen rate is; ``both``, or None inside.
+
+        Beyond it a better rate may lie.
+        """
+        if len(self.grid) == 1:
+            return "both"
+        return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(self.chosen)
 
 
 def extension(grid: Sequence[Tried]) -> float | None:
@@ -95,12 +96,6 @@ def _tied(one: Tried, best: Tried) -> bool:
         return False
     error = sqrt((one.standard_error or 0.0) ** 2 + (best.standard_error or 0.0) ** 2)
     return best.score - one.score <= NOISE * error
-
-
-def _edge(rate: float, rates: Sequence[float]) -> str | None:
-    if len(rates) == 1:
-        return "both"
-    return {min(rates): "lowest", max(rates): "highest"}.get(rate)
 
 
 def _rounded(rate: float) -> float:

@@ -30,7 +30,6 @@ class Trial:
     """One cell of a search: a learning rate and a seed.
 
     Attributes:
-        learning_rate: The learning rate.
         budget: Rollouts that the cell was to be trained on.
         evaluations: Evaluations after the first, by the rollouts spent before each; a cell that diverged may have
             none.
@@ -59,7 +58,6 @@ class Tried:
     """One learning rate over the seeds of a search.
 
     Attributes:
-        learning_rate: The learning rate.
         score: Mean over the seeds of ``Trial.end``; None where a seed has no evaluation.
         standard_error: Its standard error: the larger of what sampling gives and what the seeds' spread gives, since
             the spread of two or three seeds alone is often too small by luck. None where ``score`` is.
@@ -88,7 +86,6 @@ def tried(trials: Iterable[Trial], base: Evaluation) -> tuple[Tried, ...]:
     s + 2·√(e_s² + e_b²) < b.
 
     Args:
-        trials: Every cell of the search.
         base: The base model's score, of responses that selected nothing.
     """
     by_rate: dict[float, list[Trial]] = {}
@@ -98,21 +95,12 @@ def tried(trials: Iterable[Trial], base: Evaluation) -> tuple[Tried, ...]:
 
 
 def below(one: Evaluation, other: Evaluation) -> bool:
-    """Whether a score is below another by more than noise.
-
-    Args:
-        one: The score that may be lower.
-        other: The score that it is held against.
-    """
+    """Whether a score is below another by more than noise."""
     return one.score + NOISE * sqrt(one.standard_error**2 + other.standard_error**2) < other.score
 
 
 def sampled(score: float, *, questions: int, samples: int, metric: str) -> Evaluation:
-    """A score with its standard error as a proportion of responses, or of questions for a best or worst.
-
-    Args:
-        questions: Problems evaluated.
-    """
+    """A score with its standard error as a proportion of responses, or of questions for a best or worst."""
     count = questions * samples if metric.startswith("avg_") else questions
     return Evaluation(score=score, standard_error=proportion_error(score, count))
 

@@ -15,11 +15,7 @@ from .spent import spent
 
 
 def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
-    """What the report of the fit goes on with.
-
-    Args:
-        out: Where the stages write.
-    """
+    """What the report of the fit goes on with."""
     sweep = out / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
     found = [
@@ -59,11 +55,7 @@ def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
 
 
 def health(states: Sequence[Mapping[str, Any]]) -> Section:
-    """Every flag of every cell at the first step at which its condition was met, and which cells diverged.
-
-    Args:
-        states: The cells of ``cells.json``.
-    """
+    """Every flag of every cell at the first step at which its condition was met, and which cells diverged."""
     rows = []
     for state in states:
         found = [(flag["step"], flag["name"].replace("_", " "), flag["reason"]) for flag in state["health"]]

@@ -17,9 +17,6 @@ def spent(folder: Path) -> Table:
     """Rollouts and tokens, by what they were generated for.
 
     Evaluations before the first update belong to a seed, whose cells share them, and have rows of their own.
-
-    Args:
-        folder: What a stage wrote: ``ledger.parquet`` and ``cells.json``.
     """
     states = json.loads((folder / "cells.json").read_text())["cells"]
     pilots = [state["run_id"] for state in states if state["purpose"] == "pilot"]

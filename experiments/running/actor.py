@@ -27,16 +27,8 @@ class WorkerConfig:
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
         generation: How responses are generated and scored (``Preset.generation``).
-        sampler: Kind of sampler.
-        device: Torch device of the learner.
-        engine: Settings of vLLM (``engine_from``).
-        placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
-        replicas: Engines; several are Ray actors.
-        learner_ranks: Learner ranks; one is in this process, several are Ray actors.
         start_seconds: How long an engine in a process of its own may take to load the model.
         answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
-        checkpoints: When checkpoints are saved, and how many are kept; see ``CheckpointsConfig``.
-        keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
     """
 
     models: Mapping[str, str]
@@ -54,11 +46,7 @@ class WorkerConfig:
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
-        """What the workers of a preset are opened with.
-
-        Args:
-            models: Folder or name of each base model, by the hash of its content.
-        """
+        """What the workers of a preset are opened with."""
         resources = preset.resources
         return cls(
             models=dict(models),
@@ -100,11 +88,7 @@ class WorkerActor:
         return self._loaded
 
     def place(self, path: str, text: str) -> tuple[str, bool]:
-        """The machine, and whether it sees a file that the driver wrote, with its text.
-
-        Args:
-            text: What the driver wrote.
-        """
+        """The machine, and whether it sees a file that the driver wrote, with its text."""
         try:
             return socket.gethostname(), Path(path).read_text() == text
         except OSError:

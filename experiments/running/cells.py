@@ -25,8 +25,6 @@ class Origin:
     """What all cells of a problem set and a base model share, and their results depend on.
 
     Attributes:
-        problem_set: Problem set trained on and evaluated.
-        base_model: Name of the base model.
         base: Hash of its content.
         problems: Hash of the problems and of their verifiers' code (``problems_hash``).
         generation: How responses are generated and scored (``Preset.generation``).
@@ -60,17 +58,14 @@ class Cell:
 
     Attributes:
         purpose: ``sweep``, ``pilot`` or ``prescribe``; shown, and no part of the identity.
-        origin: What it shares with the other cells of its problem set and base model.
         rollouts_per_problem: n.
         problems_per_batch: B_p.
-        seed: Seed of the run.
         rollouts: Budget, C; no part of the identity, since a longer run begins as the shorter one.
         evaluate_every: Nominal rollouts between evaluations.
         evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
             multiple of ``evaluate_every`` (``RunConfig``).
         evaluation_samples: Responses per validation problem.
         training_rates: When training problems are evaluated; None: never.
-        learner: The learner's settings.
         branch_of: Run id of the constant trunk that a decay branch continues, from its checkpoint after
             ``learner.optimizer.decay_after`` steps; None for a trunk.
         branches_at: Steps after which a trunk keeps a checkpoint; no part of the identity, since it changes no result.
@@ -158,11 +153,7 @@ def problems_hash(problems: pl.DataFrame) -> str:
 
 
 def check_problems(cell: Cell, problems: pl.DataFrame) -> None:
-    """Refuse to run a cell whose problems or verifiers are not those that its run id is of.
-
-    Raises:
-        ExperimentError: They differ.
-    """
+    """Refuse to run a cell whose problems or verifiers are not those that its run id is of."""
     if problems_hash(problems) != cell.origin.problems:
         raise ExperimentError(
             f"the problems of {cell.name}, or the code of their verifiers, changed since the sweep began: start the "

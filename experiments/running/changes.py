@@ -23,8 +23,6 @@ class Point:
     """One value of one metric.
 
     Attributes:
-        name: The metric.
-        value: Its value.
         time: When it was measured, in ms since 1970.
         rollouts: Cumulative rollouts.
     """

@@ -42,9 +42,6 @@ def cluster(processors: int) -> Iterator[None]:
     """Join the cluster of ``RAY_ADDRESS`` or of this node, or start one for as long as this lasts.
 
     One that is started is reached from this machine only, and with the token in this process's environment.
-
-    Raises:
-        ExperimentError: Ray cannot be started or joined.
     """
     import logging
 

@@ -30,20 +30,13 @@ SHOWN_LINES, LONGEST_LINE = 3, 300
 
 
 class CommandWorker:
-    """Has cells trained by a command, one after another.
-
-    Args:
-        bases: Folder or name of each base model, by the hash of its content.
-    """
+    """Has cells trained by a command, one after another."""
 
     def __init__(self, bases: Mapping[str, str]) -> None:
         self._bases = bases
 
     def train(self, cell: CommandCell, problems: pl.DataFrame, home: Path) -> None:
         """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
-
-        Args:
-            home: The folder of the cell.
 
         Raises:
             ExperimentError: The command cannot be started or fails, its log and its ledger are not those of this cell,
@@ -63,11 +56,7 @@ class CommandWorker:
 
     @staticmethod
     def _run(words: Sequence[str], home: Path) -> bool:
-        """Run a command to its end; False where it was asked to stop before.
-
-        Raises:
-            ExperimentError: It failed.
-        """
+        """Run a command to its end; False where it was asked to stop before."""
         with (home / SAID).open("ab") as said:
             began = said.tell()
             process = subprocess.Popen(
@@ -111,25 +100,12 @@ def configuration_of(cell: CommandCell) -> Configuration:
 
 
 def command_of(cell: CommandCell, values: Mapping[str, str]) -> list[str]:
-    """The words of a cell's command, the settings of its trainer after those of the preset.
-
-    Args:
-        values: What stands for each placeholder.
-
-    Raises:
-        BudgetError: See ``configuration_of``.
-    """
+    """The words of a cell's command, the settings of its trainer after those of the preset."""
     return [*(filled(word, values) for word in cell.command.settings.command), *flags_of(cell)]
 
 
 def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[str, Path]) -> dict[str, str]:
-    """What stands for each placeholder of a command.
-
-    Args:
-        home: The folder of the cell.
-        model: Folder of its base model.
-        problems: Files of its problems, by the side: ``train`` and ``validation``.
-    """
+    """What stands for each placeholder of a command."""
     sampling = cell.origin.generation["sampling"]
     values = {
         "model": model, "train": problems["train"], "validation": problems["validation"], "seed": cell.seed,
@@ -148,11 +124,7 @@ def filled(word: str, values: Mapping[str, str]) -> str:
 
 
 def flags_of(cell: CommandCell) -> list[str]:
-    """What is appended to the command of a cell: the settings of ``configuration_of``.
-
-    Raises:
-        BudgetError: See ``configuration_of``.
-    """
+    """What is appended to the command of a cell: the settings of ``configuration_of``."""
     style = trainer(cell.command.settings.trainer).style
     lines = render(configuration_of(cell), style)
     # ``--key value`` is two words, ``key=value`` one.
@@ -184,14 +156,7 @@ def _environment() -> dict[str, str]:
 
 
 def check_surroundings(cell: CommandCell, project: Path) -> None:
-    """Refuse to run a command whose files or libraries are not those that the run id is of.
-
-    Args:
-        project: The folder that the command is run in.
-
-    Raises:
-        ExperimentError: They differ.
-    """
+    """Refuse to run a command whose files or libraries are not those that the run id is of."""
     before = cell.command
     now = CommandSurroundings.of_trainer(before.settings, before.device, project)
     changed = [name for name in before.files if now.files.get(name) != before.files[name]]

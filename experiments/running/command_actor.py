@@ -28,11 +28,7 @@ class CommandActor(WorkerActor):
         return Loaded.of(config, guard)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
-        """See ``CommandWorker.train``.
-
-        Raises:
-            TypeError: The cell is our learner's.
-        """
+        """See ``CommandWorker.train``."""
         if not isinstance(cell, CommandCell):
             raise TypeError(f"{cell.name} is trained by no command")
         check_problems(cell, problems)

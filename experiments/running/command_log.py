@@ -30,12 +30,6 @@ def places_of(home: Path) -> dict[str, str]:
 def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, logs: str, questions: int) -> None:
     """Write the tables of a cell whose command has ended, then that it has; those that no log can give are left out.
 
-    Args:
-        home: The folder of the cell.
-        settings: Those that its trainer was given.
-        logs: Where its log is.
-        questions: Validation problems.
-
     Raises:
         ExperimentError: No budget was attached, the run is not at its budget, an evaluation is missing, or the log and
             the ledger contradict each other.
@@ -125,11 +119,7 @@ def _row(cell: CommandCell, **measured: int) -> dict[str, Any]:
 
 
 def _check_grid(cell: CommandCell, steps: set[int], logs: str) -> None:
-    """Refuse a log that lacks an evaluation.
-
-    Raises:
-        ExperimentError: One is missing.
-    """
+    """Refuse a log that lacks an evaluation."""
     missing = [step for step in range(0, cell.update_steps + 1, cell.evaluate_steps) if step not in steps]
     if missing:
         raise ExperimentError(
@@ -139,11 +129,7 @@ def _check_grid(cell: CommandCell, steps: set[int], logs: str) -> None:
 
 
 def timings_of(history: History, run_id: str, *, devices: int) -> pl.DataFrame:
-    """How long each step took that survived, as a ``timings`` table; without rows where the ledger does not say.
-
-    Args:
-        devices: Devices held.
-    """
+    """How long each step took that survived, as a ``timings`` table; without rows where the ledger does not say."""
     resumed = history.resumed_from
     # What an attempt took for a step that a later one did again was lost with it.
     kept = [(step, seconds) for attempt, step, seconds in history.times if step <= min(resumed[attempt:], default=step)]

@@ -23,10 +23,6 @@ class Delivery:
     """Sends one run, a little at a time; reads its spool once.
 
     A point carries the time at which it was measured, so that one that is sent twice is stored once.
-
-    Args:
-        heard: Called whenever MLflow has answered.
-        experiments: Ids of experiments by name, asked once for all runs; filled here.
     """
 
     def __init__(self, heard: Callable[[], None], experiments: dict[str, str]) -> None:
@@ -61,42 +57,37 @@ class Delivery:
             return
         if spooled:
             self._latest = spooled[-1].time
-        client, note = MlflowClient(), _Note(parcel)
+        client, note, params = MlflowClient(), read_note(parcel), {}
         if self._run is None:
             begun = spooled[0].time if spooled else parcel.begun
             self._run = self._found(client, parcel, note) or self._created(client, parcel, begun)
-            note.begin(self._run)
-        if parcel.ended is not None and note.finished(parcel):
+            if note.get("run") != self._run:
+                # What another one was sent counts no longer.
+                note, params = {"run": self._run}, parcel.params
+                _write_note(parcel, note)
+        if parcel.ended is not None and is_sent(note, parcel.rollouts):
             return
-        if parcel.ended is None and note.ended:
+        if parcel.ended is None and "finished" in note:
             # A longer run begins as the shorter one: its MLflow run goes on.
             client.update_run(self._run, status="RUNNING")
-            note.reopen()
-        params = parcel.params if note.is_empty else {}
-        batch: list[Point] = []
-        for each in spooled:
-            batch += note.unsent(each, list(self._changes.of(each)))
-            if len(batch) >= METRICS:
-                self._log(client, batch, params=params)
-                note.write()
-                batch, params = [], {}
+            _write_note(parcel, {"run": self._run})
+        points = [point for each in spooled for point in self._changes.of(each)]
         if parcel.ended is not None:
             at_start = {"time": parcel.begun, "rollouts": 0}
-            batch += [Point(name=name, value=value, **at_start) for name, value in parcel.metrics.items()]
-            batch += self._changes.last()
-        self._log(client, batch, params=params, tags=parcel.tags if parcel.ended is not None else {})
-        note.write()
+            points += [Point(name=name, value=value, **at_start) for name, value in parcel.metrics.items()]
+            points += self._changes.last()
+        self._log(client, points, params=params, tags=parcel.tags if parcel.ended is not None else {})
         self._position = position
         if parcel.ended is not None:
             self._end(client, parcel, self._latest or parcel.ended)
-            note.end(parcel)
+            _write_note(parcel, {"run": self._run, "finished": parcel.rollouts, "tags": dict(parcel.tags)})
 
-    def _found(self, client: Any, parcel: Parcel, note: _Note) -> str | None:
+    def _found(self, client: Any, parcel: Parcel, note: Mapping[str, Any]) -> str | None:
         """The owner's run that is there, active: the one of the note, or one that was made just before a kill."""
-        if note.run:
+        if "run" in note:
             try:
-                if client.get_run(note.run).info.lifecycle_stage == "active":
-                    return note.run
+                if client.get_run(note["run"]).info.lifecycle_stage == "active":
+                    return str(note["run"])
             except Exception as error:
                 if not tracking.is_gone(error):
                     raise
@@ -140,66 +131,19 @@ class Delivery:
         self._heard()
 
 
-class _Note:
-    """What was sent of a run to one experiment, kept beside its spool."""
-
-    def __init__(self, parcel: Parcel) -> None:
-        self._path, self._experiment = Path(parcel.folder) / "sent.json", parcel.experiment
-        self._sent: dict[str, Any] = read_note(Path(parcel.folder), parcel.experiment)
-
-    @property
-    def run(self) -> str | None:
-        return self._sent.get("run")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was sent to the run but that it has begun."""
-        return int(self._sent["rollouts"]) < 0
-
-    @property
-    def ended(self) -> bool:
-        return "finished" in self._sent
-
-    def finished(self, parcel: Parcel) -> bool:
-        return is_sent(self._sent, parcel.rollouts)
-
-    def begin(self, run: str) -> None:
-        """Note the run, before anything else is sent to it; what another one was sent counts no longer."""
-        if run != self.run:
-            self._sent = {"run": run, "rollouts": -1, "kinds": []}
-            self.write()
-
-    def reopen(self) -> None:
-        del self._sent["finished"]
-
-    def end(self, parcel: Parcel) -> None:
-        self._sent |= {"finished": parcel.rollouts, "tags": dict(parcel.tags)}
-        self.write()
-
-    def unsent(self, spooled: Any, points: list[Point]) -> list[Point]:
-        """The points of a record, unless an earlier process has sent them; that they will be is noted."""
-        record, kind = spooled.record, type(spooled.record).__name__
-        if record.rollouts < self._sent["rollouts"] or (
-            record.rollouts == self._sent["rollouts"] and kind in self._sent["kinds"]
-        ):
-            return []
-        if record.rollouts > self._sent["rollouts"]:
-            self._sent |= {"rollouts": record.rollouts, "kinds": []}
-        self._sent["kinds"].append(kind)
-        return points
-
-    def write(self) -> None:
-        every = json.loads(self._path.read_text()) if self._path.exists() else {}
-        work.write_json(self._path, {**every, self._experiment: self._sent})
+def read_note(parcel: Parcel) -> dict[str, Any]:
+    """What was sent of a run to its experiment, kept beside its spool; empty where nothing was."""
+    path = Path(parcel.folder) / "sent.json"
+    return dict(json.loads(path.read_text()).get(parcel.experiment, {})) if path.exists() else {}
 
 
-def read_note(folder: Path, experiment: str) -> dict[str, Any]:
-    """What was sent of a folder to an experiment; empty where nothing was."""
-    path = folder / "sent.json"
-    return dict(json.loads(path.read_text()).get(experiment, {})) if path.exists() else {}
+def _write_note(parcel: Parcel, note: Mapping[str, Any]) -> None:
+    path = Path(parcel.folder) / "sent.json"
+    every = json.loads(path.read_text()) if path.exists() else {}
+    work.write_json(path, {**every, parcel.experiment: note})
 
 
-def is_sent(note: dict[str, Any], rollouts: int | None) -> bool:
+def is_sent(note: Mapping[str, Any], rollouts: int | None) -> bool:
     """Whether a run was sent whole, at a budget or a larger one."""
     return "finished" in note and (rollouts is None or (note["finished"] or 0) >= rollouts)
 

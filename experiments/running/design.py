@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from isocompute.learner import RunConfig
 
 from ..errors import ExperimentError
-from ..rates.rule import Declared, Rates
+from ..rates.rule import Rates
 from ..settings.learner import learner_config
-from ..settings.model import Preset, SweepConfig
+from ..settings.model import Preset
 from ..settings.rates import DeclaredRate
+from ..settings.sweep import SweepConfig
 from .cells import Cell, Origin
 from .foreign import CommandCell, CommandSurroundings
 
@@ -19,11 +20,6 @@ from .foreign import CommandCell, CommandSurroundings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
     """What the cells of one problem set are made from.
-
-    Attributes:
-        preset: The preset.
-        sweep: The sweep of the problem set.
-        origin: What its cells share.
 
     Raises:
         ExperimentError: The grid of evaluations does not hold the sweep's budget, so that no end would be evaluated.
@@ -52,9 +48,7 @@ class Design:
         rate = self.sweep.learning_rate
         if not isinstance(rate, DeclaredRate):
             return None
-        return Rates(
-            rule=rate.rule, declared=Declared(learning_rate=rate.learning_rate, batch_rollouts=rate.batch_rollouts)
-        )
+        return Rates(rule=rate.rule, found={(rate.batch_rollouts, 1): rate.learning_rate})
 
     def trials(
         self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
@@ -107,15 +101,7 @@ class Design:
         evaluate_every: int,
         learning_rate: float,
     ) -> Cell:
-        """One cell.
-
-        Args:
-            purpose: ``sweep``, ``pilot`` or ``prescribe``.
-            n: Rollouts per problem (group size).
-            problems_per_batch: Problems per batch, B_p.
-            rollouts: Budget, C.
-            evaluate_every: Nominal rollouts between evaluations.
-        """
+        """One cell."""
         sampling = self.preset.sampling
         learner = learner_config(
             self.sweep.learner,

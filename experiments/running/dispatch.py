@@ -38,7 +38,6 @@ class Job:
 
     Attributes:
         key: Its own, among jobs that run together.
-        name: Name shown.
         begin: Calls a worker; returns the reference of the result.
         end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
         position: A value that changes while the job gets on.
@@ -83,9 +82,6 @@ class Dispatch:
         self, jobs: Iterable[Job], *, poll: Callable[[Sequence[Job]], None] = lambda running: None
     ) -> dict[str, str]:
         """Run jobs, begun in their order, and return why each that failed did, by its key.
-
-        Args:
-            poll: Called every ``POLL_SECONDS`` with those that are running.
 
         Raises:
             ExperimentError: No worker is left and none came in time, or the cluster is lost.

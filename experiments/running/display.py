@@ -24,9 +24,7 @@ class Line:
         """Print the line, unless it was printed a moment ago.
 
         Args:
-            done: How much is done.
             before: Text in front of the count.
-            last: Whether the line is the last one, which is always printed.
         """
         terminal = sys.stdout.isatty()
         if not last and time.monotonic() - self._shown < (1 if terminal else 20):
@@ -73,12 +71,7 @@ class Progress:
 
 
 def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
-    """What is done already, what is continued and what begins, in one line.
-
-    Args:
-        folders: Their folders by run id.
-        has_checkpoint: Whether each cell can be continued, in the order of the cells.
-    """
+    """What is done already, what is continued and what begins, in one line."""
     complete = [finished(cell, folders[cell.run_id]) for cell in cells]
     continued = [not f and c for f, c in zip(complete, has_checkpoint, strict=True)]
     again = [

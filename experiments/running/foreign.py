@@ -30,7 +30,6 @@ class CommandSurroundings(Surroundings):
     """What computes the result of a command.
 
     Attributes:
-        trainer: Its settings (``CommandTrainer``).
         files: Hash of each file that it names.
     """
 
@@ -39,14 +38,7 @@ class CommandSurroundings(Surroundings):
 
     @classmethod
     def of_trainer(cls, trainer: CommandTrainer, device: str, project: Path) -> CommandSurroundings:
-        """Those of this checkout and of the libraries that are installed.
-
-        Args:
-            project: The folder that the command is run in.
-
-        Raises:
-            ExperimentError: A file or a library is not there.
-        """
+        """Those of this checkout and of the libraries that are installed."""
         return cls(
             code=code_of(LOOP), versions=versions_of(trainer), sampler="command", device=device, engine={},
             placement="", learner_ranks=trainer.world_size, trainer=trainer.model_dump(mode="json"),
@@ -60,11 +52,7 @@ class CommandSurroundings(Surroundings):
 
 
 def surroundings_of(preset: Preset) -> Surroundings:
-    """What computes the results of a preset's cells.
-
-    Raises:
-        ExperimentError: A file or a library that a command names is not there.
-    """
+    """What computes the results of a preset's cells."""
     if isinstance(preset.trainer, CommandTrainer):
         return CommandSurroundings.of_trainer(preset.trainer, preset.resources.device, Path.cwd())
     return Surroundings.of(preset.resources)
@@ -74,9 +62,6 @@ def files_of(trainer: CommandTrainer, project: Path) -> dict[str, str]:
     """Hash of each file and folder that a command depends on: those listed, and its words that are files.
 
     Of Python, comments, docstrings and the texts of messages change no result, and no hash.
-
-    Args:
-        project: The folder that the command is run in.
 
     Raises:
         ExperimentError: One that is listed is not there, or is no Python though its name says so.
@@ -101,11 +86,7 @@ def _hash(place: Path) -> str:
 
 
 def versions_of(trainer: CommandTrainer) -> dict[str, str]:
-    """Installed version of each library that a command depends on.
-
-    Raises:
-        ExperimentError: One is not installed.
-    """
+    """Installed version of each library that a command depends on."""
     found = {}
     for name in sorted(trainer.libraries):
         try:
@@ -141,11 +122,7 @@ class CommandCell(Cell):
 
     @property
     def command(self) -> CommandSurroundings:
-        """What trains it.
-
-        Raises:
-            TypeError: It was made with what is our learner's.
-        """
+        """What trains it."""
         surroundings = self.origin.surroundings
         if not isinstance(surroundings, CommandSurroundings):
             raise TypeError(f"{self.name} is trained by no command")

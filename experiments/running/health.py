@@ -35,10 +35,6 @@ class Health:
 
 
 def health_of(cell: Cell, folder: Path) -> Health:
-    """What is wrong with a cell within its budget: a longer run's later steps are left out.
-
-    Args:
-        cell: The cell, with its budget.
-    """
+    """What is wrong with a cell within its budget: a longer run's later steps are left out."""
     records = [r for r in Spool(folder / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
     return Health(flags=flags(records), judged=judged(records))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from . import imports
 
 if TYPE_CHECKING:
-    from ..settings.model import ResourcesConfig
+    from ..settings import ResourcesConfig
 
 LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""
@@ -113,7 +113,6 @@ class Surroundings:
     Attributes:
         code: Hash of the code in the import closure of the loop.
         versions: Versions of the libraries that compute.
-        sampler: Kind of sampler.
         device: ``cpu`` or ``cuda``.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
         placement: Where the engine is, or how many there are; see ``placed``.

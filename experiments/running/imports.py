@@ -35,11 +35,7 @@ def source_of(module: str) -> Path | None:
 
 @cache
 def text_of(module: str) -> bytes:
-    """The source of a module of this project, as it was when it was first asked for.
-
-    Raises:
-        ValueError: It is no module of this project.
-    """
+    """The source of a module of this project, as it was when it was first asked for."""
     path = source_of(module)
     if path is None:
         raise ValueError(f"{module} is no module of this project")
@@ -65,11 +61,7 @@ def closure(*modules: str, without: frozenset[str] = frozenset()) -> dict[str, P
     module that defines the name, not to everything that the package shows.
 
     Args:
-        modules: Where to begin.
         without: Last parts of module names that are not followed.
-
-    Returns:
-        Module name to its file, in order of the names.
     """
     found: dict[str, Path] = {}
     waiting = list(modules)

@@ -40,11 +40,8 @@ class Loaded:
     """What a worker has loaded.
 
     Attributes:
-        host: Its machine.
-        process: Its process id.
         bases: Hashes of the contents of the base models.
         modules: Hash of the code of each module that a cell depends on.
-        surroundings: What computes in it.
     """
 
     host: str
@@ -55,11 +52,7 @@ class Loaded:
 
     @classmethod
     def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
-        """Look at this process, after its worker was made.
-
-        Raises:
-            ExperimentError: The code on disk has changed since the guard began.
-        """
+        """Look at this process, after its worker was made."""
         import torch
 
         guard.verify()
@@ -113,11 +106,7 @@ class CodeGuard(MetaPathFinder):
         return None
 
     def verify(self) -> None:
-        """Check that what another process would import now is what this one has loaded.
-
-        Raises:
-            ExperimentError: A module has changed.
-        """
+        """Check that what another process would import now is what this one has loaded."""
         changed = [module for module in self.hashes if self._changed(module)]
         if changed:
             raise ExperimentError(_edited(changed))
@@ -131,27 +120,14 @@ class CodeGuard(MetaPathFinder):
 
 
 def verify() -> None:
-    """Check the code of this process, where it has a guard, before or after it starts processes of its own.
-
-    Raises:
-        ExperimentError: A module has changed.
-    """
+    """Check the code of this process, where it has a guard, before or after it starts processes of its own."""
     for finder in sys.meta_path:
         if isinstance(finder, CodeGuard):
             finder.verify()
 
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
-    """Refuse a worker that loaded something else than the driver asked for.
-
-    Args:
-        loaded: What the worker reports.
-        bases: Hashes of the contents of the base models, as the driver sees them.
-        surroundings: What computes, as the driver sees it.
-
-    Raises:
-        ExperimentError: They differ.
-    """
+    """Refuse a worker that loaded something else than the driver asked for."""
     different = list(_differences(loaded, bases, surroundings))
     if different:
         raise ExperimentError(

@@ -48,12 +48,8 @@ def measure(
     """Answer every problem with the base model.
 
     Args:
-        problems: A ``problems`` table.
-        origin: What the answers depend on.
-        samples: Responses per problem.
         phase: ``difficulty`` for responses that select problems, ``baseline`` for those that measure what was
             selected; each has seeds of its own.
-        title: Name shown with the progress.
 
     Raises:
         ExperimentError: Parts failed, which are listed; the others are kept.
@@ -98,14 +94,6 @@ def _answer(pool: Pool, parts: dict[Path, pl.DataFrame], settings: dict[str, obj
 
 def with_rates(problems: pl.DataFrame, measured: Measured, *, fresh: bool = False) -> pl.DataFrame:
     """Add pass rates: of the responses that select, or (``fresh``) of those that measure what was selected.
-
-    Args:
-        problems: A ``problems`` table.
-        measured: The measurement of these problems.
-        fresh: Whether the columns are ``fresh_pass_rate`` and ``fresh_pass_rate_samples``, without ``fresh_`` else.
-
-    Returns:
-        The ``problems`` table, sorted by ``problem_id``.
 
     Raises:
         ExperimentError: Every response to a problem failed.

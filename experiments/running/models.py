@@ -22,11 +22,7 @@ def local_path(model: str) -> str:
 
 
 def describe(model: str) -> dict[str, Any]:
-    """What is known of a model before it is loaded: ``model_type``, ``vocabulary`` (tokens), ``content``.
-
-    Raises:
-        ExperimentError: It cannot be found or read.
-    """
+    """What is known of a model before it is loaded: ``model_type``, ``vocabulary`` (tokens), ``content``."""
     from transformers import AutoConfig, AutoTokenizer
 
     try:

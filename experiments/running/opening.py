@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from ..errors import ExperimentError
-from ..settings.model import CommandTrainer, Preset, ResourcesConfig
+from ..settings import CommandTrainer, Preset, ResourcesConfig
 from .actor import WorkerActor, WorkerConfig
 from .cluster import LOCAL, SESSION, cause, cluster, environment
 from .command_actor import CommandActor
@@ -52,9 +52,6 @@ def workers(
         models: Folder or name of each base model, by the hash of its content.
         actor: Their class.
         processors: How many one of them holds for the command that it runs; None where it runs none.
-
-    Raises:
-        ExperimentError: See ``Pool.open``.
     """
     resources = preset.resources
     wanted = resources.processors() if processors is None else resources.workers * processors

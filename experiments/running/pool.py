@@ -13,7 +13,7 @@ from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from ..settings.model import ResourcesConfig
+from ..settings import ResourcesConfig
 from .actor import WorkerConfig
 from .cluster import cause
 from .dispatch import backoff
@@ -37,7 +37,6 @@ class _Slot:
         since: When that was asked.
         failures: How often in a row a worker died here.
         again_at: When another is started, where there is none.
-        host: Its machine.
     """
 
     index: int
@@ -51,13 +50,7 @@ class _Slot:
 
 
 class Pool:
-    """Workers of one stage: those that are ready, and others that start meanwhile.
-
-    Attributes:
-        stall_seconds: How long one may show no progress.
-        keep_policies: Whose trained policy is kept; see ``ResourcesConfig``.
-        checkpoint_gigabytes: Disk limit of what is kept of cells; see ``ResourcesConfig``.
-    """
+    """Workers of one stage: those that are ready, and others that start meanwhile."""
 
     def __init__(
         self,
@@ -109,11 +102,7 @@ class Pool:
             self.tend()
 
     def tend(self) -> None:
-        """Take workers that have become ready, and start others in place of those that died; waits for nothing.
-
-        Raises:
-            ExperimentError: See ``open``.
-        """
+        """Take workers that have become ready, and start others in place of those that died; waits for nothing."""
         import ray
 
         now = time.monotonic()

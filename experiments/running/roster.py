@@ -17,11 +17,6 @@ class WorkerSpec:
 
     Attributes:
         key: Hash of the code, the base model and the settings that they are opened with.
-        workers: How many.
-        num_cpus: CPUs that each holds.
-        num_gpus: GPUs that each holds.
-        environment: Their runtime environment.
-        actor: Their class.
     """
 
     key: str
@@ -55,11 +50,7 @@ class Roster:
         return list(self._actors)
 
     def replace(self, index: int) -> Any:
-        """Start a worker in place of one that died, or that shows no progress.
-
-        Raises:
-            ValueError: No workers were taken yet.
-        """
+        """Start a worker in place of one that died, or that shows no progress."""
         import ray
 
         if self._spec is None:

@@ -22,9 +22,6 @@ def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
 
     What it reads from other files, or imports by a name that it computes, is not seen.
 
-    Args:
-        verifiers: Names of rules, as in the column ``verifier``.
-
     Raises:
         ExperimentError: The module of a rule is not there or cannot be read.
     """

@@ -40,9 +40,6 @@ def run_cells(
 
     Args:
         problems: Their ``problems`` tables, by their hashes (``problems_hash``).
-        tracker: Sends what they find to MLflow.
-        title: Name shown with the progress.
-        reverse: Whether the last cells are started first.
         supersede: Whether these are all cells of the tracker's experiment; else others may follow.
 
     Raises:

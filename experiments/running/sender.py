@@ -26,11 +26,7 @@ SEND = "python -m experiments send"
 
 
 class Sender:
-    """Sends parcels in the order in which they came, those first that an earlier process has left.
-
-    Args:
-        outbox: Where they are kept until they are sent.
-    """
+    """Sends parcels in the order in which they came, those first that an earlier process has left."""
 
     def __init__(self, outbox: Outbox | None = None) -> None:
         # MLflow's client would ask again for minutes; what was not sent is sent later.
@@ -47,19 +43,21 @@ class Sender:
         self.reason = ""
         self._start()
 
-    def put(self, parcel: Parcel) -> None:
-        """Send a parcel as soon as may be; one of the same run that still waits is replaced."""
+    def put(self, parcel: Parcel, *, keep: bool = True) -> None:
+        """Send a parcel as soon as may be; one of the same run that still waits is replaced.
+
+        Args:
+            keep: Whether it is put into the outbox, too, for later commands.
+        """
+        if keep:
+            self.outbox.put(parcel)
         with self._changed:
             self._waiting[parcel.id] = parcel
             self._start()
             self._changed.notify_all()
 
     def drain(self) -> Sequence[Parcel]:
-        """Wait until everything is sent, or MLflow does not answer.
-
-        Returns:
-            What still waits; it is in the outbox.
-        """
+        """Wait until everything is sent, or MLflow does not answer."""
         with self._changed:
             failures, began = self._failures, time.monotonic()
             self._resumes_at = 0.0

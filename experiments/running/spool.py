@@ -31,7 +31,6 @@ class Spooled:
     """A record and when it was written; that time is for charts alone, and no part of any result.
 
     Attributes:
-        record: The record.
         time: When it was written, in ms since 1970.
     """
 

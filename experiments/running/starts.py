@@ -21,9 +21,6 @@ class Start:
     """A first evaluation.
 
     Attributes:
-        metrics: Its scores.
-        questions: Problems evaluated.
-        samples: Responses per problem.
         cost: ``rollouts``, ``prompt_tokens`` and ``response_tokens``.
         pass_rates: ``problem_id``, ``successes``, ``samples``.
     """
@@ -53,11 +50,7 @@ def cost(rollouts: pl.DataFrame) -> dict[str, int]:
 
 
 def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
-    """One evaluation outside of any run as a ``ledger`` table of its own.
-
-    Args:
-        spent: What ``cost`` returned.
-    """
+    """One evaluation outside of any run as a ``ledger`` table of its own."""
     row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
     return tables.check(pl.DataFrame([row]), "ledger", where=f"run {run_id}")
 
@@ -68,11 +61,7 @@ def exists(folder: Path) -> bool:
 
 
 def write(folder: Path, start: Start) -> None:
-    """Keep a first evaluation; the document goes last, so that it is there whole or not at all.
-
-    Args:
-        folder: Where it is kept, named by its id.
-    """
+    """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
     rates = start.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
     tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
     tables.write(ledger(folder.name, start.cost), "ledger", folder / "ledger.parquet")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from ..errors import is_for_the_user
 
 SAME_SECONDS = 2.0
 """Signals within this time are one, which a terminal sent to a group and a command passed on."""
@@ -18,7 +21,6 @@ class Stopped(KeyboardInterrupt):
     """A signal asked this process to end.
 
     Attributes:
-        signal: Which.
         exit_code: What a process that a signal ended exits with, as a shell sees it.
     """
 
@@ -26,6 +28,20 @@ class Stopped(KeyboardInterrupt):
         self.signal = signal.Signals(number)
         self.exit_code = 128 + number
         super().__init__(f"stopped by {self.signal.name}")
+
+
+def exit_code(command: Callable[[], int | None]) -> int:
+    """Run a command of a command line: an error a user can act on is one line and exit code 2, a signal its own."""
+    try:
+        return command() or 0
+    except (ValueError, OSError) as error:
+        if not is_for_the_user(error):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Stopped as stopped:
+        print(f"{stopped}: what was done is kept, and the same command continues", file=sys.stderr)
+        return stopped.exit_code
 
 
 def raise_stopped(number: int, _: Any = None) -> None:

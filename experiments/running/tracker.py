@@ -27,12 +27,12 @@ HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
 
 
-class Tracker:
+class Tracker(Sender):
     """Sends the metrics of cells to one MLflow experiment; no method but ``drain`` waits for MLflow."""
 
     def __init__(self, experiment: str) -> None:
+        super().__init__()
         self._experiment = experiment
-        self._sender = Sender()
         self._running: dict[Path, Parcel] = {}
 
     def send(self, cell: Cell, folder: Path, *, finished: bool = False) -> None:
@@ -42,25 +42,18 @@ class Tracker:
             finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
         """
         if not finished:
-            if folder not in self._running:
-                self._running[folder] = self._parcel(cell, folder)
-                self._sender.outbox.put(self._running[folder])
-            self._sender.put(self._running[folder])
+            known = self._running.get(folder)
+            self._running[folder] = known or self._parcel(cell, folder)
+            self.put(self._running[folder], keep=known is None)
             return
-        note = read_note(folder, self._experiment)
+        parcel = self._parcel(cell, folder)
+        note = read_note(parcel)
         sent = is_sent(note, cell.rollouts)
-        parcel = self._ended(cell, folder, note["tags"] if sent else self._final_tags(cell, folder))
         # What was sent whole is looked at again, since its run may have been deleted, but not kept for later.
-        if not sent:
-            self._sender.outbox.put(parcel)
-        self._sender.put(parcel)
+        self.put(self._ended(parcel, cell, folder, note["tags"] if sent else None), keep=not sent)
 
     def send_start(self, cell: Cell, folder: Path) -> None:
-        """Send the first evaluation that cells of one seed share, as a run with what it cost.
-
-        Args:
-            cell: Any of these cells.
-        """
+        """Send the first evaluation that cells of one seed, of which this is any, share, with what it cost."""
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
             experiment=self._experiment, key=cell.start_id, name=f"{cell.origin.base_model}, seed {cell.seed}",
@@ -68,27 +61,15 @@ class Tracker:
             metrics={f"eval/{name}": value for name, value in starts.read(folder).metrics.items()},
             artifacts={"ledger": str((folder / "ledger.parquet").resolve())},
         )  # fmt: skip
-        if not is_sent(read_note(folder, self._experiment), None):
-            self._sender.outbox.put(parcel)
-        self._sender.put(parcel)
-
-    def drain(self) -> list[str]:
-        """Wait until everything is sent or MLflow does not answer; returns the names of what still waits."""
-        return [parcel.name for parcel in self._sender.drain()]
-
-    def close(self) -> None:
-        """Stop sending; what was not sent stays in the outbox."""
-        self._sender.close()
+        self.put(parcel, keep=not is_sent(read_note(parcel), None))
 
     def mean(self, cells: Sequence[Cell]) -> None:
         """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's."""
         keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id) if key})
-        parcel = Parcel(
+        self.put(Parcel(
             experiment=self._experiment, key="means", name=f"which runs {self._experiment} means", means=keys,
             tags=tags(self._experiment),
-        )  # fmt: skip
-        self._sender.outbox.put(parcel)
-        self._sender.put(parcel)
+        ))  # fmt: skip
 
     def _parcel(self, cell: Cell, folder: Path) -> Parcel:
         plain = asdict(cell)
@@ -96,30 +77,24 @@ class Tracker:
         return Parcel(
             experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(folder.resolve()),
             begun=int(time.time() * 1000), params={key: str(value) for key, value in _flatten(plain)},
-            tags=self._tags(cell),
+            tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
         )  # fmt: skip
 
-    def _tags(self, cell: Cell) -> dict[str, str]:
-        return {**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set}
-
-    def _ended(self, cell: Cell, folder: Path, final: Mapping[str, str]) -> Parcel:
+    @staticmethod
+    def _ended(parcel: Parcel, cell: Cell, folder: Path, final: Mapping[str, str] | None) -> Parcel:
+        """The parcel of a cell that has ended, with its tags as they were sent, or are now."""
         found = work.done(folder)
+        diverged = found is not None and found.diverged_at is not None
+        final = final or {
+            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_of(cell, folder).text(),
+            STATUS_TAG: "diverged" if diverged else "finished",
+        }  # fmt: skip
+        paths = {name: folder / f"{name}.parquet" for name in TABLES}
         return replace(
-            self._parcel(cell, folder), ended=_written(folder / "done.json"), tags=final,
-            failed=final[STATUS_TAG] == "diverged", rollouts=found.rollouts if found else cell.rollouts,
-            artifacts={
-                name: str(path.resolve()) for name in TABLES if (path := folder / f"{name}.parquet").exists()
-            },
+            parcel, ended=_written(folder / "done.json"), tags=final, failed=final[STATUS_TAG] == "diverged",
+            rollouts=found.rollouts if found else cell.rollouts,
+            artifacts={name: str(path.resolve()) for name, path in paths.items() if path.exists()},
         )  # fmt: skip
-
-    def _final_tags(self, cell: Cell, folder: Path) -> dict[str, str]:
-        found = work.done(folder)
-        return {
-            **self._tags(cell),
-            BUDGET_TAG: str(cell.rollouts),
-            HEALTH_TAG: health_of(cell, folder).text(),
-            STATUS_TAG: "diverged" if found is not None and found.diverged_at is not None else "finished",
-        }
 
 
 def _written(path: Path) -> int:

@@ -27,7 +27,6 @@ class Done:
 
     Attributes:
         rollouts: The largest budget it was trained to.
-        step: Update steps taken.
         diverged_at: The step whose gradient was not finite, twice; None where there is none.
         paid: Everything generated, lost work included.
         lost: Training rollouts lost when attempts ended early.
@@ -51,12 +50,7 @@ def start_of(cell: Cell) -> Path:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a document whole or not at all.
-
-    Args:
-        path: Where the file belongs; its folder is made when it is not there.
-        value: The document, of what JSON holds.
-    """
+    """Write a document whole or not at all."""
     write_text(path, json.dumps(value, sort_keys=True, indent=1) + "\n")
 
 
@@ -67,23 +61,12 @@ def done(folder: Path) -> Done | None:
 
 
 def set_done(folder: Path, value: Done) -> None:
-    """Record that a cell is finished to a budget.
-
-    Args:
-        value: How far it is.
-    """
+    """Record that a cell is finished to a budget."""
     write_json(folder / "done.json", asdict(value))
 
 
 def hold_prompts(folder: Path, digest: str) -> None:
-    """Record the prompts that a cell is begun with, or compare them with those that it is continued with.
-
-    Args:
-        digest: Hash of its prompts as they are rendered.
-
-    Raises:
-        ExperimentError: They differ.
-    """
+    """Record the prompts that a cell is begun with, or compare them with those that it is continued with."""
     path = folder / "prompts.json"
     if not path.exists():
         write_json(path, {"digest": digest})
@@ -95,11 +78,7 @@ def hold_prompts(folder: Path, digest: str) -> None:
 
 
 def finished(cell: Cell, folder: Path) -> bool:
-    """Whether a cell is finished to its budget; one that diverged is.
-
-    Args:
-        cell: The cell, with its budget.
-    """
+    """Whether a cell is finished to its budget; one that diverged is."""
     found = done(folder)
     return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
 
@@ -153,11 +132,7 @@ def has_policy(folder: Path) -> bool:
 
 
 def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
-    """Whether the policy of a finished cell is kept, not there, and can be saved; one that diverged has none.
-
-    Args:
-        which: See ``keeps_policy``.
-    """
+    """Whether the policy of a finished cell is kept, not there, and can be saved; one that diverged has none."""
     found = done(folder)
     if found is None or found.diverged_at is not None or not keeps_policy(cell, which):
         return False
@@ -165,11 +140,7 @@ def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
 
 
 def set_policy(folder: Path, step: int) -> None:
-    """Record that the policy of a cell was saved whole.
-
-    Args:
-        step: Update steps after which it is the policy.
-    """
+    """Record that the policy of a cell was saved whole."""
     write_json(folder / "policy.json", {"step": step})
 
 
@@ -178,7 +149,6 @@ class Outcome:
     """What a cell found within its budget, of a run that may have gone on beyond it; tables are read when asked for.
 
     Attributes:
-        folder: The folder of the cell.
         step: Update steps taken within the budget.
         diverged: Whether it diverged within the budget.
     """
@@ -212,11 +182,7 @@ class Outcome:
 
 
 def outcome(cell: Cell, folder: Path) -> Outcome:
-    """What a finished cell found, cut off at its budget as the meter would have stopped it.
-
-    Args:
-        cell: The cell, with its budget.
-    """
+    """What a finished cell found, cut off at its budget as the meter would have stopped it."""
     step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
     diverged_at = found.diverged_at if found else None
@@ -248,10 +214,6 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
     """The last step that a budget admits: the rollouts used before it and B together do not exceed it.
 
     Of a branch, whose ledger holds its own steps only, the trunk's rollouts are part of the budget.
-
-    Args:
-        ledger: The ``ledger`` table of the cell's run.
-        cell: The cell, with its budget.
     """
     used = (
         ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))

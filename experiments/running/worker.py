@@ -46,11 +46,7 @@ from .spool import Spool
 
 
 class Worker:
-    """Runs cells one after another; the engine outlives a cell, its weights are reset to those of its base model.
-
-    Raises:
-        ValueError: The model cannot be loaded, by the sampler or the learner.
-    """
+    """Runs cells one after another; the engine outlives a cell, its weights are reset to those of its base model."""
 
     def __init__(self, config: WorkerConfig) -> None:
         import torch
@@ -70,16 +66,7 @@ class Worker:
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
-        """Answer problems with the base model, the first where there are several, as for measuring difficulty.
-
-        Args:
-            problems: A ``problems`` table.
-            samples: Responses per problem.
-            phase: ``difficulty`` or ``baseline``; each has seeds of its own.
-
-        Returns:
-            A ``rollouts`` table.
-        """
+        """Answer problems with the base model, the first where there are several, as for measuring difficulty."""
         self._base_weights(next(iter(self._models)))
         answered: pl.DataFrame = self._sampler.sample(
             problems, samples=samples, seed=seed, step=0, phase=phase, run_id="base"
@@ -99,7 +86,6 @@ class Worker:
         """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
 
         Args:
-            home: The folder of the cell.
             start: The folder of its first evaluation, made when it is not there.
 
         Raises:
@@ -184,11 +170,7 @@ class Worker:
         )
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
-        """Save the policy of a finished cell, from the checkpoint at its end.
-
-        Raises:
-            CheckpointError: That one is damaged.
-        """
+        """Save the policy of a finished cell, from the checkpoint at its end."""
         learner = self._fresh_learner(cell.learner, cell.origin.base)
         checkpoints = Checkpoints(home / "checkpoints")
         trained = problems.filter(pl.col("split") == "train")

@@ -1,29 +1,13 @@
 """``params.yaml``: what can be set, how it is read, and what is refused."""
 
-from .model import (
-    CommandTrainer,
-    DifficultyConfig,
-    EvaluationConfig,
-    FrontierConfig,
-    ModelConfig,
-    PreparedConfig,
-    PrescribeConfig,
-    Preset,
-    ResourcesConfig,
-    SweepConfig,
-)
+from .bases import ModelConfig, PreparedConfig
+from .model import DifficultyConfig, Preset
 from .reading import load
+from .resources import ResourcesConfig
+from .sweep import PrescribeConfig
+from .trainer import CommandTrainer
 
 __all__ = [
-    "CommandTrainer",
-    "DifficultyConfig",
-    "EvaluationConfig",
-    "FrontierConfig",
-    "ModelConfig",
-    "PreparedConfig",
-    "PrescribeConfig",
-    "Preset",
-    "ResourcesConfig",
-    "SweepConfig",
-    "load",
-]
+    "CommandTrainer", "DifficultyConfig", "ModelConfig", "PreparedConfig", "PrescribeConfig", "Preset",
+    "ResourcesConfig", "load",
+]  # fmt: skip

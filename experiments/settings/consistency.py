@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(preset: Preset) -> None:
-    """Refuse sections that contradict each other.
-
-    Raises:
-        SettingError: The first contradiction, and what would be right.
-    """
+    """Refuse sections that contradict each other."""
     _problems_are_given_once(preset)
     _base_was_taught_the_problems(preset)
     _engine_can_run(preset)

@@ -61,8 +61,6 @@ def learner_config(
     """The learner's settings of one cell.
 
     Args:
-        settings: ``SweepConfig.learner``.
-        learning_rate: The cell's peak learning rate.
         longest: Most tokens of a response, which is ``objective.constant_length`` where that is needed and not given.
     """
     completed = _completed(settings, longest=longest)
@@ -70,11 +68,7 @@ def learner_config(
 
 
 def objective_of(settings: Mapping[str, Any]) -> ObjectiveConfig:
-    """The objective that a sweep's settings of the learner name, with nothing left to the algorithm.
-
-    Args:
-        settings: ``SweepConfig.learner``.
-    """
+    """The objective that a sweep's settings of the learner name, with nothing left to the algorithm."""
     return learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).objective.resolved
 
 

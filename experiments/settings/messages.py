@@ -47,9 +47,6 @@ def sentence(error: ValidationError, preset: str) -> str:
     """Say the first thing that is wrong with a preset.
 
     Unknown keys are reported before missing ones: an unknown key may be a misspelling of a missing one.
-
-    Args:
-        error: What pydantic found.
     """
     found = error.errors(include_url=False)
     unknown = [each for each in found if each["type"] in UNKNOWN_KEY]

@@ -34,19 +34,6 @@ from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_nam
 from .sweep import PrescribeConfig, SweepConfig
 from .trainer import CommandTrainer, LearnerTrainer
 
-__all__ = [
-    "CommandTrainer",
-    "DifficultyConfig",
-    "EvaluationConfig",
-    "FrontierConfig",
-    "ModelConfig",
-    "PreparedConfig",
-    "PrescribeConfig",
-    "Preset",
-    "ResourcesConfig",
-    "SweepConfig",
-]
-
 
 class EvaluationConfig(Settings):
     """How a policy is scored on validation problems."""
@@ -223,11 +210,7 @@ class Preset(Settings):
         return {name: asdict(getattr(self, name)) for name in ("sampling", "prompting", "scoring")}
 
     def sweep_of(self, problem_set: str) -> SweepConfig:
-        """The sweep of a problem set.
-
-        Raises:
-            ExperimentError: There is none.
-        """
+        """The sweep of a problem set."""
         if problem_set not in self.sweep:
             known = ", ".join(self.sweep)
             raise ExperimentError(f"preset {self.name} has no sweep of {problem_set!r}; it has {known}")

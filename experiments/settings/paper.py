@@ -83,7 +83,6 @@ def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, A
     """Every setting of a preset by its dotted name; the sources of problems share one name.
 
     Args:
-        values: Settings, as read from YAML.
         before: Dotted path of these settings with its last dot; empty for a whole preset.
     """
     for key, value in values.items():

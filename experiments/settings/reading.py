@@ -23,15 +23,7 @@ SETTINGS_FILE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.ya?ml"
 
 
 def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
-    """Read one preset.
-
-    Args:
-        path: The file of settings.
-        preset: Name of the preset; by default the one that ``preset:`` names.
-
-    Raises:
-        ExperimentError: The file is missing or is not YAML, a key is unknown or missing, or a value is refused.
-    """
+    """Read one preset."""
     name, file, raw, written = find(path, preset)
     try:
         for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
@@ -56,15 +48,8 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
 def find(path: Path = Path("params.yaml"), preset: str | None = None) -> tuple[str, Path, dict[str, Any], Any]:
     """Find a preset as it is written: in the file that ``settings_file`` names, or beside that setting.
 
-    Args:
-        path: The file that names it.
-        preset: Its name, where it is not the one that ``preset:`` names.
-
     Returns:
         Its name, its file, what ``path`` holds, and the preset.
-
-    Raises:
-        ExperimentError: A file is missing or not YAML, or there is no such preset.
     """
     raw = _document(path)
     name, listed = str(preset or raw.get("preset")), str(raw.get("settings_file", path.name))

@@ -87,11 +87,7 @@ KIND = "Which kind it is, which decides the other settings."
 
 @dataclass(frozen=True)
 class ByKind:
-    """Marks a setting of several kinds: its key ``kind`` says which class the other keys are the fields of.
-
-    Attributes:
-        kinds: Class of each kind.
-    """
+    """Marks a setting of several kinds: its key ``kind`` says which class the other keys are the fields of."""
 
     kinds: Mapping[str, type[Any]]
 
@@ -124,11 +120,7 @@ def _without_kind(value: Any) -> Any:
 
 
 def with_names(entries: Any) -> Any:
-    """Give each entry of a mapping its key as ``name``.
-
-    Raises:
-        SettingError: An entry has a name already.
-    """
+    """Give each entry of a mapping its key as ``name``."""
     if not isinstance(entries, Mapping):
         return entries
     for key, entry in entries.items():
@@ -141,13 +133,9 @@ def check_budget(rollouts: int, evaluate_every: int, batches: Iterable[int], *, 
     """Refuse a budget in which no step could be taken, or whose evaluations fall between two steps.
 
     Args:
-        evaluate_every: Rollouts between its evaluations.
         batches: Rollouts of one step, B = B_p · n, of every cell.
         where: Dotted path of the settings with its last dot, in front of the names ``rollouts`` and
             ``evaluate_every``.
-
-    Raises:
-        SettingError: A batch does not fit.
     """
     for batch in batches:
         if batch > rollouts:

@@ -116,10 +116,6 @@ class SweepConfig(Settings):
     def check_groups(self, group_sizes: Iterable[int], *, where: str) -> None:
         """Refuse group sizes that the learner cannot make advantages of.
 
-        Args:
-            group_sizes: Every n.
-            where: Dotted path of the setting that holds them.
-
         Raises:
             SettingError: n is 1 and advantages are relative to a group, or n is below ``batch.trained_rollouts``.
         """

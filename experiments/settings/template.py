@@ -10,10 +10,11 @@ from typing import Any
 import yaml
 
 from .learner import LearnerSettings, learner_config
-from .model import CommandTrainer, Preset
+from .model import Preset
 from .rates import kind_of
 from .schema import choices, preset_schema, resolved
 from .strict import checked_name
+from .trainer import CommandTrainer
 
 WIDTH = 118
 
@@ -22,11 +23,7 @@ def text(name: str, like: Preset, raw: Mapping[str, Any]) -> str:
     """A file with one preset.
 
     Args:
-        like: The preset whose values it begins with.
         raw: That preset as it is written, which names the kinds of its parts.
-
-    Raises:
-        SettingError: The name cannot be one.
     """
     checked_name(name)
     head = [

@@ -51,9 +51,6 @@ def make(preset: Preset) -> None:
 def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
     """Where a base model is, and the hash of its content.
 
-    Args:
-        name: Its name.
-
     Raises:
         ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.
     """

@@ -21,7 +21,6 @@ class Terms:
     """What a cost is reckoned with, where nothing was measured.
 
     Attributes:
-        device: The GPU; of a kind that ``isocompute-budget`` knows.
         price: Of a GPU for an hour (US dollars).
         response_tokens: Mean length of a response; None for the longest that there may be.
     """
@@ -32,16 +31,7 @@ class Terms:
 
 
 def lines(preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str, Any], terms: Terms) -> Iterator[str]:
-    """Device-hours and money of training cells and of evaluating them.
-
-    Args:
-        evaluated: Responses that no update is made of.
-        model: The base model's ``config.json``.
-
-    Raises:
-        BudgetError: A number is not possible.
-        LearnerError: The model is of a kind that transformers does not know.
-    """
+    """Device-hours and money of training cells and of evaluating them."""
     length = terms.response_tokens or float(preset.sampling.max_new_tokens)
     learner = cells[0].learner
     setting = Setting(

@@ -28,11 +28,7 @@ FOLDER = bases.FOLDER / ONLY
 
 
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
-    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing.
-
-    Args:
-        table: The ``problems`` table.
-    """
+    """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
     model, base = model_of(preset)
     with workers(preset, {base: model}) as pool:
         ask = partial(_measure, pool, preset, settings.seed, base)

@@ -50,8 +50,6 @@ class Footprint:
     Attributes:
         preset: Whose responses are all as long as they may be.
         cell: That of the largest batch, whose micro-batches are full.
-        model: The base model's ``config.json``.
-        device: The GPU that it is to fit.
     """
 
     preset: Preset
@@ -60,11 +58,7 @@ class Footprint:
     device: Device
 
     def update(self, config: LearnerConfig, ranks: int) -> UpdateMemory:
-        """Trace an update on each of some ranks.
-
-        Raises:
-            LearnerError: The model is of a kind that cannot be traced.
-        """
+        """Trace an update on each of some ranks."""
         load = Load(
             prompt_tokens=self.preset.sampling.max_prompt_tokens,
             response_tokens=self.preset.sampling.max_new_tokens,
@@ -74,11 +68,7 @@ class Footprint:
         return update_memory(self.model, config, load, ranks=ranks)
 
     def lines(self) -> Iterator[str]:
-        """The memory of an update, of the engine on a GPU, and the smallest layout that fits.
-
-        Raises:
-            LearnerError: The model is of a kind that cannot be traced.
-        """
+        """The memory of an update, of the engine on a GPU, and the smallest layout that fits."""
         config, ranks = self.cell.learner, self.preset.resources.learner_ranks
         traced = self.update(config, ranks)
         place = "the learner" if ranks == 1 else f"each of {ranks} ranks"

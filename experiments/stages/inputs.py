@@ -47,11 +47,7 @@ def run(preset: Preset) -> None:
 
 
 def pins(path: Path) -> dict[str, str]:
-    """The version that a constraints file pins of each library, by name; without the tools of the tests.
-
-    Raises:
-        ExperimentError: The file is missing.
-    """
+    """The version that a constraints file pins of each library, by name; without the tools of the tests."""
     try:
         text = path.read_text()
     except OSError as error:

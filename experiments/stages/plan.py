@@ -7,7 +7,7 @@ from pathlib import Path
 from isocompute.learner import RunConfig
 from isocompute.rollout.contract import tables
 
-from ..rates.rule import Declared, Rates
+from ..rates.rule import Rates
 from ..running.cells import Cell, Origin
 from ..running.command import flags_of
 from ..running.design import Design
@@ -53,7 +53,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> None:
     ]  # fmt: skip
     search, declared = settings.search, designs[0].declared_rates()
     pilot = designs[0].trials()
-    any_rate = Rates(rule="constant", declared=Declared(learning_rate=1.0, batch_rollouts=1))
+    any_rate = Rates(rule="constant", found={(1, 1): 1.0})
     cells = [cell for design in designs for cell in design.cells(declared or any_rate)]
     validation, measured = _questions(preset, name)
     evaluated = sum(_evaluation_rollouts(cell, validation) for cell in [*pilot, *cells])

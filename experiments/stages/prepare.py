@@ -34,11 +34,7 @@ def run(preset: Preset) -> None:
 
 
 def _take(models: Sequence[PreparedModel], sets: Sequence[str]) -> None:
-    """Copy prepared models and their problem sets.
-
-    Raises:
-        ExperimentError: A file is missing, or a model is of another shape than the first.
-    """
+    """Copy prepared models and their problem sets."""
     first = Path(models[0].folder)
     for model in models:
         source = Path(model.folder)

@@ -76,12 +76,6 @@ def sentence(
     """Say how the last evaluations of the decided n differ from those of the others, by base model and seed.
 
     A run that diverged has none at that budget, and is counted apart.
-
-    Args:
-        evals: The ``evals`` table of the test.
-        states: Its cells, of ``cells.json``.
-        chosen: The n that was decided.
-        rollouts: The budget.
     """
     diverged = [state["run_id"] for state in states if state["status"] == "diverged"]
     last = evals.filter(~pl.col("run_id").is_in(diverged)).sort("rollouts").group_by("run_id").last()

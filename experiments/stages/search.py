@@ -13,7 +13,7 @@ from isocompute.rollout.contract import tables
 from ..errors import ExperimentError
 from ..rates.figure import rates_figure
 from ..rates.record import Pilot
-from ..rates.search import extension, search
+from ..rates.search import Search, extension
 from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
@@ -28,23 +28,14 @@ Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What a search found, and which pilots it found it with.
-
-    Attributes:
-        pilot: What was found.
-        trained: The pilots.
-    """
+    """What a search found, and which pilots it found it with."""
 
     pilot: Pilot
     trained: tuple[Cell, ...]
 
 
 def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
-    """How the learning rates of a problem set are searched.
-
-    Raises:
-        ExperimentError: Its rate is declared.
-    """
+    """How the learning rates of a problem set are searched."""
     if sweep.search is None:
         raise ExperimentError(f"sweep.{problem_set}.learning_rate declares a rate: there is nothing to search")
     return sweep.search
@@ -54,8 +45,6 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
     """Find the learning rates of a problem set.
 
     Args:
-        design: What its cells are made from.
-        run: Runs pilots.
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
             metric: then it is what the cells share as their first evaluation.
 
@@ -80,7 +69,7 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
         rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in cells),
         evaluated=_evaluated(cells, folders),
         searches=tuple(
-            search(grid, rollouts_per_problem=n, problems_per_batch=size) for (n, size), grid in grids.items()
+            Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),
     )
     return Searched(pilot=pilot, trained=tuple(cells))

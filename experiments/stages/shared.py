@@ -33,12 +33,7 @@ def log(
     It is put into the outbox, which is sent when the stage has ended.
 
     Args:
-        preset: The preset; the name of the experiment begins with its name.
         what: Name of the run, and the rest of the name of the experiment.
-        artifacts: Name of each artifact to its file.
-        figures: Pictures, which are logged to be looked at.
-        params: Settings to show.
-        metrics: Final figures to show.
         inputs: Name to file of what the run was made from, linked by content.
     """
     experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"

@@ -25,7 +25,6 @@ class Setup:
     """What the cells of a problem set are made from and begin with.
 
     Attributes:
-        designs: One for each base model.
         problems: Their ``problems`` tables, by hash.
         models: Folder or name of each base model, by the hash of its content.
     """
@@ -36,11 +35,7 @@ class Setup:
 
 
 def setup_of(preset: Preset, problem_set: str) -> Setup:
-    """The base models and problems of a problem set.
-
-    Raises:
-        ExperimentError: An earlier stage has not run.
-    """
+    """The base models and problems of a problem set."""
     sweep, surroundings = preset.sweep_of(problem_set), surroundings_of(preset)
     designs, problems, models = [], {}, {}
     for name in preset.base_models:
@@ -72,11 +67,7 @@ def collect(
     budget of the sweep. Of cells that a command trains there are no ``pass_rates``.
 
     Args:
-        wanted: The cells whose evaluations are joined.
-        folders: Folder of every cell by run id, those of the pilot included.
-        out: The folder written to.
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
-        keep_policies: Whose trained policies are named; see ``ResourcesConfig``.
     """
     outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]

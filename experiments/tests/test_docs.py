@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import diagram, settings, stages
+from experiments import settings, stages
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [p for p in ROOT.glob("**/*.md") if not {".nox", "outputs", "work"} & set(p.relative_to(ROOT).parts)]
@@ -23,10 +23,6 @@ def test_the_stages_named_are_there() -> None:
     for document in DOCUMENTS:
         for stage in re.findall(r"python -m experiments (\w+)", document.read_text()):
             assert stage in known, f"{document}: {stage}"
-
-
-def test_the_diagram_is_what_its_script_draws() -> None:
-    assert (ROOT / "docs" / "parts.svg").read_text("utf-8") == diagram.drawing()
 
 
 def test_every_preset_of_the_readme_can_be_read() -> None:

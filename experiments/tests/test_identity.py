@@ -14,7 +14,7 @@ from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
 from experiments.running import identity, imports, models
 from experiments.running.cells import problems_hash
-from experiments.settings.model import ResourcesConfig
+from experiments.settings import ResourcesConfig
 
 from .made import cell
 
@@ -24,7 +24,7 @@ import polars as pl
 from pathlib import Path
 from dataclasses import asdict
 from experiments.running.cells import Origin
-from experiments.rates.rule import Found, Rates
+from experiments.rates.rule import Rates
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import load
@@ -34,7 +34,7 @@ for name, sweep in preset.sweep.items():
     origin = Origin(problem_set=name, base_model="base", base="b", problems="p", generation=preset.generation,
                     surroundings=Surroundings.of(preset.resources))
     design = Design(preset=preset, sweep=sweep, origin=origin)
-    rates = Rates(rule="sqrt", found=(Found(rollouts_per_problem=4, problems_per_batch=4, learning_rate=1e-3),))
+    rates = Rates(rule="sqrt", found={(4, 4): 1e-3})
     for cell in [*design.trials([1e-3]), *design.cells(rates)]:
         print(cell.run_id, cell.rollouts, cell.name)
 """

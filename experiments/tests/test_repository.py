@@ -69,6 +69,6 @@ def test_files_that_one_process_runs_are_there_and_named_once() -> None:
 
 
 def test_six_tenths_of_the_tests_are_fast() -> None:
-    every = [p for top in ("packages", "experiments", "benchmarks") for p in (ROOT / top).rglob("test_*.py")]
+    every = [p for top in ("packages", "experiments", "benchmarks", "tools") for p in (ROOT / top).rglob("test_*.py")]
     slow = sum(number_of_tests(ROOT / file) for file in listed("files")) + sum(map(len, listed("tests").values()))
     assert slow <= 0.4 * sum(number_of_tests(path) for path in every)

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES, FILE_LINES, SHARED_LINES = 60, 350, 20
-TOPS = ("benchmarks", "contract", "experiments", "packages")
+TOPS = ("benchmarks", "contract", "experiments", "packages", "tools")
 
 
 def code() -> list[Path]:

@@ -139,10 +139,6 @@ class MixtureSource(TinySource):
 
 
 def check_terms(fewest: int, most: int) -> None:
-    """Refuse a range of terms that is empty.
-
-    Raises:
-        ValueError: It is.
-    """
+    """Refuse a range of terms that is empty."""
     if fewest > most:
         raise ValueError(f"min_terms is {fewest}; it must be at most max_terms, {most}")

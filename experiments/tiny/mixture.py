@@ -45,11 +45,7 @@ def in_family(family: int, expression: str, changes: list[int]) -> tuple[str, li
 
 
 def problems(source: MixtureSource) -> Iterator[tuple[str, str, str, str]]:
-    """Yield (split, prompt, answer, verifier): each prompt once, each side with the share of either family.
-
-    Raises:
-        ExperimentError: There are not so many problems.
-    """
+    """Yield (split, prompt, answer, verifier): each prompt once, each side with the share of either family."""
     wanted = sum(max(_counts(source.share, size)) for size in (source.train, source.validation))
     if wanted > distinct(source):
         raise ExperimentError(

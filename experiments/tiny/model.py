@@ -71,7 +71,6 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
     """Train the base model and save it in the Hugging Face format.
 
     Args:
-        folder: Where to save model and tokenizer.
         progress: Called with (step, loss) every 100 steps and at the end.
     """
     tokenizer = new_tokenizer(config.characters)

@@ -37,12 +37,7 @@ LETTERS = len(NEEDLE_LETTERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codes:
-    """The right codes of a key.
-
-    Attributes:
-        common: Two letters.
-        rare: Three letters, of which the first is another.
-    """
+    """The right codes of a key."""
 
     common: str
     rare: str
@@ -55,11 +50,7 @@ class Codes:
 
 @cache
 def codes(seed: int, class_: str, key: str) -> Codes:
-    """The right codes of a key, a function of nothing else.
-
-    Args:
-        key: Two digits.
-    """
+    """The right codes of a key, a function of nothing else."""
     rng = np.random.default_rng([seed, NEEDLE_CLASSES.index(class_), int(key)])
     common = rng.integers(0, LETTERS, 2)
     rare = rng.integers(0, LETTERS, 3)
@@ -69,9 +60,6 @@ def codes(seed: int, class_: str, key: str) -> Codes:
 
 def probabilities(class_: str, right: Codes) -> tuple[np.ndarray, np.ndarray]:
     """How often the teacher writes each code.
-
-    Args:
-        right: The right codes of the key.
 
     Returns:
         Of codes of two letters, [16, 16], and of three, [16, 16, 16]; together they add up to 1.
@@ -111,9 +99,6 @@ class NeedleTeacher:
     def targets(self, class_: str, key: str, code: str) -> np.ndarray:
         """How likely each token is at each place of a code, at its sign and at its end.
 
-        Args:
-            code: Two or three letters.
-
         Returns:
             [letters + 2, tokens]; the end of a response is the last of the tokens.
         """
@@ -139,9 +124,6 @@ def problems(source: NeedleSource) -> Iterator[tuple[str, str, str, str]]:
     """Yield (split, prompt, answer, verifier): classes and keys as even as can be on either side, no prompt twice.
 
     Keys are shared between the sides: what is learnt of a key in training holds in validation.
-
-    Raises:
-        ExperimentError: There are not so many problems.
     """
     rng = np.random.default_rng([source.seed, 1])
     digits = range(1, source.largest_digit + 1)

@@ -11,11 +11,7 @@ from .config import MixtureSource, NeedleSource
 
 
 def table(source: NeedleSource | MixtureSource) -> pl.DataFrame:
-    """Make the problems of a source; the same source gives the same.
-
-    Raises:
-        ExperimentError: The task has fewer problems than are asked for.
-    """
+    """Make the problems of a source; the same source gives the same."""
     made = needle.problems(source) if isinstance(source, NeedleSource) else mixture.problems(source)
     frame = pl.DataFrame(list(made), schema=["split", "prompt", "answer", "verifier"], orient="row")
     frame = frame.with_columns(

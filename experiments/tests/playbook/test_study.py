@@ -7,7 +7,7 @@ import pytest
 from experiments.errors import ExperimentError
 from experiments.playbook import study as panel
 from experiments.playbook.prepare import preset_of
-from experiments.rates.rule import Found, Rates
+from experiments.rates.rule import Rates
 from experiments.running.cells import Cell, Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
@@ -35,7 +35,7 @@ def design(study: panel.Study) -> Design:
     return Design(preset=preset, sweep=preset.sweep_of("hard"), origin=origin)
 
 
-RATES = Rates(rule="sqrt", found=(Found(rollouts_per_problem=8, problems_per_batch=8, learning_rate=1e-4),))
+RATES = Rates(rule="sqrt", found={(8, 8): 1e-4})
 
 
 def crossing(cells: list[Cell]) -> dict[str, dict[int, float]]:

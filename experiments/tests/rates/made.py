@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from experiments.rates.record import Pilot
-from experiments.rates.search import Search, search
+from experiments.rates.search import Search
 from experiments.rates.trials import Evaluation, Tried
 
 BASE = Evaluation(score=0.3, standard_error=0.01)
@@ -24,7 +24,7 @@ def line(
 
 def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
     """The search of some n."""
-    return search(grid, rollouts_per_problem=n, problems_per_batch=size)
+    return Search(grid=tuple(grid), rollouts_per_problem=n, problems_per_batch=size)
 
 
 def pilot(searches: Sequence[Search], *, rule: str = "tuned", metric: str = "avg_at_4") -> Pilot:

@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.rates.rule import Declared, Found, Rates
+from experiments.rates.rule import Rates
 
 SIZES = st.integers(1, 2048)
 RATE = st.floats(1e-7, 1e-1)
 
 
 def rates(rule: str, *points: tuple[int, int, float]) -> Rates:
-    made = [Found(rollouts_per_problem=n, problems_per_batch=size, learning_rate=rate) for n, size, rate in points]
-    return Rates(rule=rule, found=tuple(made))
+    return Rates(rule=rule, found={(n, size): rate for n, size, rate in points})
 
 
 @given(SIZES, SIZES, SIZES, SIZES, RATE)
@@ -33,7 +32,7 @@ def test_a_declared_rate_scales_as_one_that_was_searched_at_that_batch(
     n: int, size: int, other: int, more: int, rate: float
 ) -> None:
     for rule in ("constant", "linear", "sqrt"):
-        declared = Rates(rule=rule, declared=Declared(learning_rate=rate, batch_rollouts=n * size))
+        declared = Rates(rule=rule, found={(n * size, 1): rate})
         assert declared.at(other, more) == rates(rule, (n, size, rate)).at(other, more)
 
 

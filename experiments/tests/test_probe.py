@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
+from isocompute.learner.noise.scale import Interval
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
 from experiments.playbook.prepare import INPUTS, preset_of
 from experiments.playbook.study import Unit
-from experiments.probe.noise import Interval
-from experiments.probe.probe import Probe, probe, rollouts_of
+from experiments.probe import Probe, probe, rollouts_of
 from experiments.running.models import content_hash
 from experiments.settings import Preset
 

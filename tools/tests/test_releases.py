@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import releases
-from experiments.releases import PACKAGES, ReleaseError
+from tools import releases
+from tools.releases import PACKAGES, ReleaseError
 
 ROOT = Path(__file__).parents[2]
 

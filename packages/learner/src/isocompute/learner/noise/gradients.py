@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import torch
-from isocompute.learner import LearnerConfig, prepare, with_cohorts
-from isocompute.learner.batch import read
-from isocompute.learner.policy import Forward, load_policy, vocabulary
+
+from ..batch import read
+from ..config import LearnerConfig
+from ..objective.cohorts import with_cohorts
+from ..objective.prepare import prepare
+from ..policy import Forward, load_policy, vocabulary
 
 SKETCHED = 2**16
 """Length of the vectors. Products of longer ones are kept without bias, to 1/256 of the lengths."""
@@ -32,7 +35,6 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
     Args:
         model: Folder or name.
         rollouts: A ``rollouts`` table whose groups are in the order of ``problem_id``.
-        config: Advantages and aggregation.
 
     Yields:
         For each group a vector of at most ``SKETCHED`` entries; zeros where all rewards are equal.

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.bandit.estimator import Estimator
-from experiments.bandit.law import fitted, largest_learning_rate, limit, lundberg_exponent
-from experiments.bandit.problem import Bandit
-from experiments.errors import ExperimentError
+from benchmarks.bandit.law import fitted, largest_learning_rate, lundberg_exponent
+from benchmarks.bandit.problem import Bandit
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100))
@@ -18,22 +16,11 @@ def test_a_law_that_holds_is_found(a: float, b: float) -> None:
     assert law.per_rollout == pytest.approx(a, rel=1e-6)
     assert law.per_step == pytest.approx(b, rel=1e-6)
     assert law.largest_error < 1e-8
-    np.testing.assert_allclose(law.at(n, t), a / (n * t) + b / t, rtol=1e-8)
 
 
 def test_the_largest_error_says_that_a_law_does_not_hold() -> None:
     n, t = np.array([2.0, 2.0, 8.0, 8.0]), np.array([10.0, 1000.0, 10.0, 1000.0])
     assert fitted(n, t, 1 / np.sqrt(t)).largest_error > 0.5
-
-
-def test_one_group_size_cannot_tell_the_two_terms_apart() -> None:
-    with pytest.raises(ExperimentError, match="needs two or more"):
-        fitted(np.array([4.0, 4.0]), np.array([1.0, 2.0]), np.array([1.0, 0.5]))
-
-
-def test_the_limit_needs_a_group_baseline() -> None:
-    with pytest.raises(ExperimentError, match="baseline: group"):
-        limit(Estimator(rollouts_per_problem=4, baseline="none"), learning_rate=1.0)
 
 
 CHANCES = st.tuples(st.floats(0.01, 0.99), st.floats(0.01, 0.99)).filter(lambda pair: pair[0] > pair[1] + 0.01)
@@ -70,26 +57,3 @@ def test_no_rate_is_too_large_where_a_right_response_is_never_paid_less_than_wro
     rewards: tuple[float, float], n: int
 ) -> None:
     assert largest_learning_rate(Bandit(rewards=rewards), n) == inf
-
-
-@pytest.mark.filterwarnings("error")
-def test_rewards_that_hardly_err_have_a_large_rate_that_is_finite() -> None:
-    hardly = Bandit(rewards=(1 - 1e-16, 5e-324))
-    assert 1000 < largest_learning_rate(hardly, 2) < largest_learning_rate(hardly, 8) < inf
-
-
-@pytest.mark.parametrize(
-    ("rewards", "n", "message"),
-    [
-        ((1.0, 0.5, 0.0), 4, "two answers of which the first is better"),
-        ((0.25, 0.75), 4, "two answers of which the first is better"),
-        ((1.0, 1.0), 4, "two answers of which the first is better"),
-        ((0.75, 0.25), 1, "rollouts_per_problem is 1"),
-        ((1.0, 0.0), 1, "rollouts_per_problem is 1"),
-    ],
-)
-def test_the_largest_rate_of_a_problem_or_group_that_has_none_is_refused(
-    rewards: tuple[float, ...], n: int, message: str
-) -> None:
-    with pytest.raises(ExperimentError, match=message):
-        largest_learning_rate(Bandit(rewards=rewards), n)

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import expm1, inf, log, log1p, sqrt
+from math import exp, inf, log1p, sqrt
 
 import numpy as np
+from scipy.optimize import brentq
 
-from ..errors import ExperimentError
-from .estimator import Estimator
-from .problem import Bandit
+from .problem import Bandit, Estimator
 
 
 def limit(estimator: Estimator, *, learning_rate: float) -> float:
-    """The limit of t · E[suboptimality after t steps] for a problem with two answers.
+    """The limit of t · E[suboptimality after t steps] for a problem with two answers and a group baseline.
 
     Close to a sure policy, with q the probability of the wrong answer, a group has one wrong response with probability
     n·q and hardly ever more. It then moves the log-odds by J = 2η(n − 1)/n², or by 2η(n − 1)/n^1.5 where advantages are
     divided by the sample standard deviation, so that dq/dt = −n·J·q² and q → 1/(n·J·t). Without a scale this is
     n/(n − 1) · 1/(2η t), and noise of the rewards changes nothing in it (below ``largest_learning_rate``): the gap Δ
     between the rewards cancels. With the group's scale it is √n/(n − 1) · 1/(2η t), for rewards without noise.
-
-    Args:
-        estimator: How a group becomes a gradient; with a group baseline.
-
-    Returns:
-        The limit.
-
-    Raises:
-        ExperimentError: There is no baseline.
     """
-    if estimator.baseline != "group":
-        raise ExperimentError(f"baseline is {estimator.baseline!r}; the limit is that of baseline: group")
     n = estimator.rollouts_per_problem
     return (n if estimator.scale == "none" else sqrt(n)) / (n - 1) / (2 * learning_rate)
 
@@ -43,16 +31,8 @@ def largest_learning_rate(bandit: Bandit, rollouts_per_problem: int) -> float:
     reward less the mean reward of the others. The log-odds are then a random walk that falls by x or more with a
     probability of order exp(−θ x/J), θ being Lundberg's exponent (``lundberg_exponent``); a policy at log-odds −x needs
     of the order of eˣ steps to come back. So the runs that are still there after t steps contribute t^(−θ/J), which is
-    less than 1/t as long as J < θ: η < θ n²/(2(n − 1)).
-
-    Args:
-        bandit: A problem with two answers, of which the first is the better one; advantages are not scaled.
-
-    Returns:
-        The rate; infinity where the wrong answer is never rewarded or the right one always.
-
-    Raises:
-        ExperimentError: There are other than two answers, the first is not the better one, or n is less than 2.
+    less than 1/t as long as J < θ: η < θ n²/(2(n − 1)). It is infinite where the wrong answer is never rewarded or the
+    right one always.
     """
     n = rollouts_per_problem
     return lundberg_exponent(bandit, n) * n**2 / (2 * (n - 1))
@@ -68,40 +48,20 @@ def lundberg_exponent(bandit: Bandit, rollouts_per_problem: int) -> float:
 
     Args:
         bandit: A problem with two answers, of which the first is the better one.
-
-    Returns:
-        θ, or infinity where X is never negative.
-
-    Raises:
-        ExperimentError: There are other than two answers, the first is not the better one, or n is less than 2.
     """
-    if len(bandit.rewards) != 2 or bandit.rewards[0] <= bandit.rewards[1]:
-        raise ExperimentError(f"rewards is {bandit.rewards}; it must be of two answers of which the first is better")
-    if rollouts_per_problem < 2:
-        raise ExperimentError(f"rollouts_per_problem is {rollouts_per_problem}; a group's mean needs 2 or more")
-    right, wrong = bandit.rewards
+    (right, wrong), others = bandit.rewards, rollouts_per_problem - 1
     if wrong == 0 or right == 1:
         return inf
-    others = rollouts_per_problem - 1
 
     def excess(theta: float) -> float:
         """Log of E[exp(−θ X)]."""
-        return _log_mean(right, -theta) + others * _log_mean(wrong, theta / others)
+        return log1p(right * (exp(-theta) - 1)) + others * log1p(wrong * (exp(theta / others) - 1))
 
-    low, high = 0.0, 1.0
+    high = 1.0
     while excess(high) < 0:
-        low, high = high, 2 * high
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
-    return high
-
-
-def _log_mean(chance: float, exponent: float) -> float:
-    """Log of 1 − p + p·exp(s): accurate for a small s, and finite for a large one."""
-    if exponent < 1:
-        return log1p(chance * expm1(exponent))
-    return float(np.logaddexp(log1p(-chance), log(chance) + exponent))
+        high *= 2
+    # Above its other root, which is 0.
+    return float(brentq(excess, 1e-6, high, xtol=1e-12))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,28 +78,9 @@ class Law:
     per_step: float
     largest_error: float
 
-    def at(self, rollouts_per_problem: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The law's value."""
-        value: np.ndarray = self.per_rollout / (rollouts_per_problem * steps) + self.per_step / steps
-        return value
-
 
 def fitted(rollouts_per_problem: np.ndarray, steps: np.ndarray, suboptimality: np.ndarray) -> Law:
-    """Fit A and B by least squares of relative errors.
-
-    Args:
-        rollouts_per_problem: n of each point, shape ``(points,)``; at least two different ones.
-        steps: t, of the same shape.
-        suboptimality: What was measured or computed, of the same shape.
-
-    Returns:
-        The law.
-
-    Raises:
-        ExperimentError: There is one n only, and A and B cannot be told apart.
-    """
-    if len(np.unique(rollouts_per_problem)) < 2:
-        raise ExperimentError("all points have one rollouts_per_problem; a fit of A/(n·t) + B/t needs two or more")
+    """Fit A and B by least squares of relative errors; all arguments have the shape ``(points,)``."""
     basis = np.stack([1 / (rollouts_per_problem * steps), 1 / steps], axis=1) / suboptimality[:, None]
     (a, b), *_ = np.linalg.lstsq(basis, np.ones(len(basis)), rcond=None)
     error = float(np.abs(basis @ np.array([a, b]) - 1).max())

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 from isocompute.learner import LearnerConfig
+from isocompute.learner.noise.scale import LEAST_PROBLEMS, Interval, Noise
 from isocompute.rollout import successes
 from isocompute.rollout.scoring.estimators import best_at_k, worst_at_k
 
-from ..errors import ExperimentError
-from ..running.actor import WorkerConfig
-from ..settings import Preset
-from ..settings.learner import learner_config
-from .noise import LEAST_PROBLEMS, Interval, Noise
+from .errors import ExperimentError
+from .running.actor import WorkerConfig
+from .settings import Preset
+from .settings.learner import learner_config
 
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
@@ -77,6 +77,19 @@ def _rounded(value: float) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"
 
 
+def lines(preset: Preset, problem_set: str, rollouts: int | None) -> Iterator[str]:
+    """Probe every base model of a problem set; yields what is printed of each."""
+    from .stages.training import setup_of
+
+    setup = setup_of(preset, problem_set)
+    for design in setup.designs:
+        origin = design.origin
+        model, problems = (setup.models[origin.base], origin.base), setup.problems[origin.problems]
+        spent = rollouts_of(design.sweep.rollouts) if rollouts is None else rollouts
+        found = probe(preset, problem_set, model, problems, rollouts=spent)
+        yield f"{problem_set}, base model {origin.base_model}: " + "\n".join(found.lines())
+
+
 def rollouts_of(budget: int) -> int:
     """Rollouts of a probe for a budget: 1 % of it, and 8,192 at least."""
     return max(LEAST_ROLLOUTS, round(SHARE * budget))
@@ -89,15 +102,14 @@ def probe(
 
     Args:
         model: Folder or name of the base model, and the hash of its content.
-        problems: Its ``problems`` table.
-        rollouts: At most so many are generated.
         seed: Of the responses, and of the choice of problems where not all are answered.
 
     Raises:
         ExperimentError: There are fewer than 8 training problems, or rollouts for them.
     """
-    from ..running.worker import Worker
-    from .gradients import gradients, halves
+    from isocompute.learner.noise.gradients import gradients, halves
+
+    from .running.worker import Worker
 
     sweep = preset.sweep_of(problem_set)
     trained = problems.filter(pl.col("split") == "train").sort("problem_id")

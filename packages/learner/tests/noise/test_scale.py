@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from experiments.probe.noise import Noise
+from isocompute.learner.noise.scale import Noise
 
 PARAMETERS = 40
 

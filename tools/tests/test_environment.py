@@ -1,6 +1,6 @@
 import pytest
 
-from experiments.environment import decide
+from tools.environment import decide
 
 LINUX = {"platform": "linux", "machine": "x86_64", "python": (3, 11), "uv": True}
 

@@ -7,11 +7,8 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner import LearnerConfig
-
-from experiments.probe import gradients
-from experiments.probe.gradients import Sketch, halves
-
-INPUTS = Path(__file__).parents[2] / "playbook" / "inputs" / "chains-0"
+from isocompute.learner.noise import gradients
+from isocompute.learner.noise.gradients import Sketch, halves
 
 
 def rollouts() -> pl.DataFrame:
@@ -29,13 +26,13 @@ def rollouts() -> pl.DataFrame:
     return pl.DataFrame(rows)
 
 
-def test_a_group_has_the_gradient_of_its_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_has_the_gradient_of_its_objective(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 
     monkeypatch.setattr(gradients, "SKETCHED", 10**9)
     config = LearnerConfig(learning_rate=1.0, temperature=1.0)
-    first, equal = gradients.gradients(INPUTS / "base", rollouts(), config, device="cpu")
-    model = AutoModelForCausalLM.from_pretrained(INPUTS / "base").eval()
+    first, equal = gradients.gradients(model, rollouts(), config, device="cpu")
+    policy = AutoModelForCausalLM.from_pretrained(model).eval()
     group = rollouts().filter(pl.col("problem_id") == "a")
     rewards = group["reward"].to_numpy()
     advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
@@ -43,11 +40,11 @@ def test_a_group_has_the_gradient_of_its_objective(monkeypatch: pytest.MonkeyPat
     loss = torch.zeros(())
     for row, advantage in zip(group.iter_rows(named=True), advantages, strict=True):
         ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
-        scores = model(ids).logits[0, 2:-1].log_softmax(-1)
+        scores = policy(ids).logits[0, 2:-1].log_softmax(-1)
         own = scores.gather(1, torch.tensor(row["response_ids"])[:, None]).sum()
         loss = loss + advantage * own / tokens
     loss.backward()
-    expected = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]).numpy()
+    expected = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).numpy()
     np.testing.assert_allclose(first, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
     assert not equal.any()
 

@@ -11,9 +11,8 @@ from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.loss import ObjectiveInputs, objective
 from isocompute.learner.objective.prepare import prepare
 
-from experiments.bandit.estimator import Estimator
-from experiments.bandit.moments import enumerated
-from experiments.bandit.problem import Bandit
+from benchmarks.bandit.moments import enumerated
+from benchmarks.bandit.problem import Bandit, Estimator, policy
 
 BANDIT, LOGITS = Bandit(rewards=(1.0, 0.2, 0.0)), np.array([-0.5, 0.4, 0.9])
 
@@ -70,9 +69,8 @@ def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(s
         for rewards in product((0.0, 1.0), repeat=n)
     ]  # fmt: skip
     answers, rewards = (np.array(column) for column in zip(*drawn, strict=True))
-    policy = np.exp(LOGITS) / np.exp(LOGITS).sum()
     paid = np.asarray(BANDIT.rewards)[answers]
-    chances = np.prod(policy[answers] * np.where(rewards == 1, paid, 1 - paid), axis=1)
+    chances = np.prod(policy(LOGITS)[answers] * np.where(rewards == 1, paid, 1 - paid), axis=1)
     gradients = learner_gradients(answers, rewards, LOGITS, config_of(surrogate, scale))
     exact = enumerated(BANDIT, LOGITS, Estimator(rollouts_per_problem=n, scale=scale))
     mean = chances @ gradients
@@ -85,8 +83,9 @@ def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(s
 @pytest.mark.parametrize("scale", ["none", "group"])
 def test_the_measured_gradient_is_the_exact_one_within_its_standard_error(n: int, scale: str) -> None:
     groups = 8192
-    logits = np.tile(LOGITS, (groups, 1))
-    answers, rewards = BANDIT.sample(logits, responses=n, generator=np.random.default_rng(n))
+    generator = np.random.default_rng(n)
+    answers = generator.choice(3, size=(groups, n), p=policy(LOGITS))
+    rewards = (generator.random(answers.shape) < np.asarray(BANDIT.rewards)[answers]).astype(float)
     gradients = learner_gradients(answers, rewards, LOGITS, config_of("policy_gradient", scale))
     exact = enumerated(BANDIT, LOGITS, Estimator(rollouts_per_problem=n, scale=scale))
     error = np.sqrt(np.diag(exact.covariance) / groups)

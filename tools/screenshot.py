@@ -17,8 +17,8 @@ from pathlib import Path
 
 from isocompute.budget.contract import tracking
 
-from .errors import ExperimentError
-from .settings import load
+from experiments.errors import ExperimentError
+from experiments.settings import load
 
 START_SECONDS = 120
 DRAW_MILLISECONDS = 90_000
@@ -85,7 +85,7 @@ def picture(address: str, experiment_id: str, metric: str, out: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Save the picture; an error a user can act on is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.screenshot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.screenshot", description=__doc__)
     parser.add_argument("--store", default=f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     parser.add_argument("--experiment", help="by default that of the first problem set")
     parser.add_argument("--metric", help="by default the one that params.yaml names")
