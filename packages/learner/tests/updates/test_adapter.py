@@ -260,9 +260,7 @@ def test_gradient_checkpointing_gives_the_same_updates(model: Path) -> None:
 def test_layers_that_are_not_there_are_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lm_head", "embed_tokens", "query"):
         config = replace(CONFIG, adapter=AdapterConfig(target_modules=("q_proj", name)))
-        with pytest.raises(
-            LearnerError, match=f"has {name}, and no linear layer .* be one of down_proj, gate_proj"
-        ):
+        with pytest.raises(LearnerError, match=f"has {name}, and no linear layer .* be one of down_proj, gate_proj"):
             Learner(model, config)
     tiny_model(tiny_config("mixtral")).save_pretrained(tmp_path)
     with pytest.raises(LearnerError, match=r"experts of a MixtralForCausalLM .* name layers \(it has k_proj, o_proj"):
