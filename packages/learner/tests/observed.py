@@ -25,7 +25,7 @@ ROUNDING = 1e-6
 
 
 def options(config: Any, prefix: str = "") -> list[str]:
-    """Every setting by its dotted name, whatever group it is in."""
+    """Every setting by its dotted name, whatever group it is in; those of a group that is None are not."""
     found = []
     for field in fields(config):
         value, name = getattr(config, field.name), f"{prefix}{field.name}"
@@ -81,9 +81,10 @@ class Watched(Learner):
             parameter.register_post_accumulate_grad_hook(partial(self._keep, name))
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
-        """All parameters by their names."""
+        """All parameters that are learnt, by their names."""
         critic = [] if self.critic is None else self.critic.named_parameters()
-        return {f"policy.{n}": p for n, p in self.policy.named_parameters()} | {f"critic.{n}": p for n, p in critic}
+        learnt = ((n, p) for n, p in self.policy.named_parameters() if p.requires_grad)
+        return {f"policy.{n}": p for n, p in learnt} | {f"critic.{n}": p for n, p in critic}
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> Any:
         self.parts.append(batch)
@@ -176,7 +177,7 @@ def of_responses(parts: list[pl.DataFrame]) -> dict[str, Any]:
 def fixed_step(learner: Watched, config: LearnerConfig) -> dict[str, Any]:
     """What the second and the third step do, with gradients that are always the same, of the norms 0.5 and 10."""
     optimizer, found = Optimizer(learner.policy, learner.critic, config), {}
-    parts = {"policy step": learner.policy.parameters()}
+    parts = {"policy step": (p for p in learner.policy.parameters() if p.requires_grad)}
     parts |= {} if learner.critic is None else {"critic step": learner.critic.parameters()}
     parts = {name: list(parameters) for name, parameters in parts.items()}
     for parameters in parts.values():
@@ -223,7 +224,10 @@ def apart(before: Any, after: Any) -> float:
         # A mean of 0 has a rounding error, too.
         return abs(before - after) / max(abs(before), abs(after), 1e-2)
     if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        if torch.equal(before, after):
+        # Nothing is nothing, of whatever shape.
+        if torch.equal(before, after) or not (before.any() or after.any()):
             return 0.0
+        if before.shape != after.shape:
+            return np.inf
         return float((before - after).norm() / max(before.norm(), after.norm()))
     return 0.0 if before == after else np.inf

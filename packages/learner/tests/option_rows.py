@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import AdapterConfig, LearnerConfig
 from observed import given
 
 
@@ -41,6 +41,7 @@ def idle(base: LearnerConfig, value: Any, **where: Any) -> Case:
     return Case(base=base, value=value, changes=frozenset(), **where)
 
 
+ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 GRADIENT = ("policy", "gradient_norm")
 LOSS = ("loss", "policy_loss")
 LEARNT = (*GRADIENT, *LOSS)
@@ -73,6 +74,9 @@ AT_THE_END = given(PPO, {"optimizer.decay": "linear", "optimizer.decay_steps": 1
 COSINE = given(PPO, {"optimizer.decay": "cosine", "optimizer.decay_steps": 10})
 WARMING = given(COSINE, {"optimizer.warmup_steps": 4})
 LOWER = given(GRPO, {"compute.precision": "bfloat16"})
+
+ADAPTED = given(GRPO, {"adapter": AdapterConfig(rank=4)})
+STILL = given(ADAPTED, {"optimizer.decay": "linear", "optimizer.decay_steps": 1})
 
 OBJECTIVE: dict[str, tuple[Case, ...]] = {
     "objective.algorithm": (
@@ -229,6 +233,19 @@ BATCHES_AND_STEPS: dict[str, tuple[Case, ...]] = {
     "compute.float32_head": (acts(LOWER, False, *CORRECTED, *RATIOS, *SYNC, **SINGLE), idle(GRPO, False, **SINGLE)),
     "compute.head_chunk_tokens": (acts(TERMS, 3, "logits", **ROUNDED), idle(TERMS, 1024)),
     "compute.gradient_checkpointing": (acts(TERMS, True, "passes", **ROUNDED), idle(GRPO, True, kind="equal")),
+    "adapter.rank": (
+        acts(ADAPTED, 2, *GRADIENT, "policy step", start="base"),
+        idle(STILL, 2, kind="equal", start="base"),
+    ),
+    "adapter.alpha": (
+        acts(ADAPTED, 16.0, *GRADIENT, start="base"),
+        acts(ADAPTED, 16.0, *CORRECTED, *RATIOS, *SYNC),
+        idle(ADAPTED, 16.0, kind="equal", start="base"),
+    ),
+    "adapter.target_modules": (
+        acts(ADAPTED, ("q_proj", "down_proj"), *GRADIENT, "policy step", start="base"),
+        idle(ADAPTED, ALL_LAYERS),
+    ),
     "sync.tolerance": (acts(GRPO, 1e-4, "refused"), idle(GRPO, 1e-4, kind="agreeing")),
     # The mean is 0.39 and k3 is 0.19.
     "sync.mean": (acts(GRPO, 0.3, "refused"), idle(GRPO, 1e-4, kind="agreeing")),

@@ -53,7 +53,8 @@ class Done:
         norms: Of each optimizer step.
         weights: At the end, whole.
         moved: The weights' movement since the beginning.
-        held: Bytes of parameters, gradients and moments that the rank itself held in the last step.
+        held: Bytes of parameters, gradients and moments that the rank itself held in the last step; those of an
+            adapter's policy are not all learnt.
     """
 
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -87,8 +88,8 @@ class InStep(Learner):
         return report
 
     def held(self) -> int:
-        """Bytes of this rank's own parameters and moments, and of as many gradients as there are parameters."""
-        weights = [own(parameter) for parameter in self._optimizer.parameters]
+        """Bytes of this rank's own parameters and moments, and of as many gradients as there are of those learnt."""
+        weights = [own(parameter) for parameter in {*self.policy.parameters(), *self._optimizer.parameters}]
         moments = [own(tensor) for tensor in self._optimizer.state().values()]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*weights, *self._gradients, *moments))
 
@@ -100,6 +101,7 @@ class InStep(Learner):
 
     def _kept(self) -> float:
         named = {**dict(self.policy.named_parameters()), **dict(self.critic.named_parameters() if self.critic else ())}
+        named = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
         self._gradients = [own(parameter.grad) for parameter in named.values()]
         self.gradients.append({name: whole(parameter.grad).clone() for name, parameter in named.items()})
         return self._clip()

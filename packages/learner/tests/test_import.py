@@ -44,6 +44,12 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(isocompute.learner, "Trainer")
 
 
+def test_an_adapter_loads_nothing_until_a_learner_has_one() -> None:
+    code = "import sys; from isocompute.learner import AdapterConfig; AdapterConfig(); print('peft' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "False"
+
+
 def test_a_group_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(isocompute.learner.LearnerError, match=r'pip install "isocompute-learner\[ray\]"'):

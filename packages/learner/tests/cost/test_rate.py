@@ -3,8 +3,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import LearnerConfig
-from isocompute.learner.cost.rate import Shape, matmul_rate, shape_of, training_operations
+from isocompute.learner.config import AdapterConfig, LearnerConfig
+from isocompute.learner.cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
+from isocompute.learner.policy.adapter import adapt
 from isocompute.learner.updates.learner import Learner
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,6 +42,24 @@ def test_operations_are_those_that_torch_counts() -> None:
         policy(input_ids=ids, use_cache=False).logits.sum().backward()
     mine = training_operations(shape_of(policy), tokens=32, predictions=32, keys=32 * 32)
     assert mine == pytest.approx(counter.get_total_flops(), rel=0.03)
+
+
+def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
+    """But for the gradients of the first layer's inputs, which nothing needs."""
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=24, num_attention_heads=2,
+        attn_implementation="eager",
+    )  # fmt: skip
+    policy = adapt(LlamaForCausalLM(config), AdapterConfig(rank=4))
+    ids = torch.arange(32)[None]
+    with FlopCounterMode(display=False) as counter:
+        policy(input_ids=ids, use_cache=False).logits.sum().backward()
+    shape, passed = shape_of(policy), {"tokens": 32, "predictions": 32, "keys": 32 * 32}
+    assert shape is not None
+    assert training_operations(shape, **passed) == pytest.approx(counter.get_total_flops(), rel=0.03)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        policy(input_ids=ids, use_cache=False)
+    assert forward_operations(shape, **passed) == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from isocompute.learner.config import (
+    AdapterConfig,
     BatchConfig,
     ComputeConfig,
     CriticConfig,
@@ -59,8 +60,8 @@ def batch(config: LearnerConfig, *, vocabulary: int, lengths: Lengths) -> pl.Dat
 
 def measured(learner: Learner, rollouts: pl.DataFrame, file: Path) -> float:
     """Bytes of the tensors at the peak of an update: those there before it, and those that torch allocated in it."""
-    models = [learner.policy, *([learner._models.reference.policy] if learner._models.reference is not None else [])]
-    models += [learner.critic] if learner.critic is not None else []
+    models = {learner.policy, *([learner._models.reference.policy] if learner._models.reference is not None else [])}
+    models |= {learner.critic} if learner.critic is not None else set()
     held = sum(p.numel() * p.element_size() for model in models for p in model.parameters())
     held += sum(t.numel() * t.element_size() for t in learner._optimizer.state().values())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
@@ -95,7 +96,8 @@ def ratio(folder: Path, model: PretrainedConfig, config: LearnerConfig, *, lengt
 
 
 def settings(**given: Any) -> LearnerConfig:
-    parts = {name: given.pop(name) for name in ("objective", "kl", "entropy", "critic") if name in given}
+    names = ("objective", "kl", "entropy", "critic", "adapter")
+    parts = {name: given.pop(name) for name in names if name in given}
     return LearnerConfig(learning_rate=1e-3, sync=SyncConfig(tolerance=1e6), compute=ComputeConfig(**given), **parts)
 
 
@@ -139,6 +141,9 @@ KL, ENTROPY = KLConfig(coefficient=0.01), EntropyConfig(coefficient=0.01)
         ({"head_chunk_tokens": 32, "precision": "bfloat16", "float32_head": False}, {"vocabulary": 8192}, None),
         ({"precision": "bfloat16", "kl": KL}, {}, None),
         ({"precision": "bfloat16", "gradient_checkpointing": True}, {}, None),
+        ({"adapter": AdapterConfig(rank=8)}, {}, None),
+        ({"adapter": AdapterConfig(rank=8), "kl": KL, "gradient_checkpointing": True}, {}, None),
+        ({"adapter": AdapterConfig(rank=8), "kl": KL, "precision": "bfloat16", "float32_head": False}, {}, None),
     ],
     ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
 )
@@ -162,6 +167,24 @@ def test_ranks_share_weights_moments_and_gradients_and_not_activations() -> None
     assert one.parameters == four.parameters == parameters_of(llama(LARGE).to_dict())
     whole = update_memory(llama(LARGE).to_dict(), settings(sharding="none"), load(), ranks=4)
     assert whole == one
+
+
+def test_beneath_an_adapter_a_model_has_no_gradient_and_no_moments_and_may_be_in_bfloat16() -> None:
+    """On one rank and on two."""
+    adapter = AdapterConfig(rank=4)
+    for ranks in (1, 2):
+        whole = update_memory(llama(LARGE).to_dict(), settings(kl=KL), load(), ranks=ranks)
+        single, lower = (
+            update_memory(llama(LARGE).to_dict(), settings(kl=KL, adapter=adapter, **given), load(), ranks=ranks)
+            for given in ({}, {"precision": "bfloat16"})
+        )
+        learnt = single.moments / 8
+        assert 0 < single.moments == lower.moments < whole.moments / 20
+        assert single.gradients == lower.gradients == pytest.approx(4 * learnt, rel=0.01)
+        assert single.reference == lower.reference == 0 < whole.reference
+        assert single.weights == pytest.approx(whole.weights + 4 * learnt, rel=0.01)
+        assert lower.weights == pytest.approx(whole.weights / 2 + 4 * learnt, rel=0.01)
+        assert lower.peak < single.peak < whole.peak
 
 
 def test_a_process_that_has_ranks_of_its_own_traces_in_another_one(tmp_path: Path) -> None:

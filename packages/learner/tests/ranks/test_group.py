@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import ray
 import torch
-from isocompute.learner.config import LearnerConfig, ObjectiveConfig, SyncConfig
+from isocompute.learner.config import AdapterConfig, LearnerConfig, ObjectiveConfig, SyncConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.objective.minibatches import minibatches
 from isocompute.learner.objective.prepare import prepare
@@ -61,6 +61,23 @@ def test_two_ranks_judge_the_sampler_by_all_tokens_together(
     for name in ("sync_error", "sync_mean", "sync_k3"):
         assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-3)
     assert together.sync_quantile >= alone.sync_quantile > 0.01
+
+
+def test_two_ranks_hand_over_the_weights_with_the_adapter_and_the_state_without_the_model(
+    two: LearnerGroup, model: Path, rollouts: pl.DataFrame, config: LearnerConfig
+) -> None:
+    config = replace(config, adapter=AdapterConfig(rank=4))
+    alone = Learner(model, config)
+    two.reset(config)
+    alone.update(rollouts), two.update(rollouts)
+    for mine, theirs in ((alone.weights(), two.weights()), (alone.state()[0].items(), two.state()[0].items())):
+        expected, found = dict(mine), dict(theirs)
+        assert found.keys() == expected.keys()
+        assert distance(flat(expected), flat({name: found[name] for name in expected})) < 1e-5
+    state = two.state()
+    two.reset(config)
+    two.load_state(*state)
+    assert distance(flat(dict(alone.weights())), flat(dict(two.weights()))) < 1e-5
 
 
 def test_two_ranks_take_the_same_update_as_one(two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame) -> None:

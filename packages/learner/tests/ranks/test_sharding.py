@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from isocompute.learner.config import (
+    AdapterConfig,
     BatchConfig,
     ComputeConfig,
     CriticConfig,
@@ -42,16 +43,25 @@ CONFIGS = {
     "gspo, decoupled": replace(
         COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2)
     ),
+    "an adapter": replace(TERMS, adapter=AdapterConfig(rank=4)),
     "dr_grpo": replace(COMMON, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
     "cispo": replace(COMMON, objective=ObjectiveConfig(algorithm="cispo", updates_per_batch=2)),
     "dapo, filtered": replace(
         COMMON, objective=ObjectiveConfig(algorithm="dapo", epochs=2), batch=BatchConfig(filter_zero_variance=True)
     ),
     "grpo with a KL in the reward": replace(COMMON, kl=KLConfig(coefficient=0.01, place="reward")),
+    "an adapter, checkpointed": replace(
+        TERMS, adapter=AdapterConfig(rank=4), compute=replace(COMMON.compute, gradient_checkpointing=True)
+    ),
     "grpo, checkpointed": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
     "grpo, padded": replace(TERMS, compute=replace(COMMON.compute, layout="padded")),
 }
-DEFAULT = list(CONFIGS)[:3]
+ROUNDED = {
+    "an adapter on a model in bfloat16": replace(
+        CONFIGS["an adapter"], compute=replace(COMMON.compute, precision="bfloat16", float32_head=False)
+    )
+}
+DEFAULT = list(CONFIGS)[:4]
 CASES = (
     list(product(CONFIGS, (2, 3, 4), (None, 1)))
     if ALL
@@ -75,7 +85,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def work_of(model: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
     """Five updates."""
-    config = CONFIGS[name]
+    config = {**CONFIGS, **ROUNDED}[name]
     policy = tiny_model(tiny_config("qwen3", tie_word_embeddings=True))
     batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(5)]
     return Work(model=model, config=config, batches=batches, dtype=dtype, empty=empty)
@@ -84,7 +94,8 @@ def work_of(model: Path, name: str, dtype: torch.dtype = torch.float64, empty: i
 @pytest.fixture(scope="module")
 def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], tuple[Done, list[Done]]]:
     """Of each case what one learner and what each rank came to; the processes of a group take all of its cases."""
-    keys = [(*case, torch.float64) for case in CASES] + [(DEFAULT[0], 2, None, torch.float32)]
+    keys = [(*case, torch.float64) for case in CASES]
+    keys += [(name, 2, None, torch.float32) for name in (DEFAULT[0], *ROUNDED)]
     alone = {key: take(work_of(model, *key)) for key in {(name, dtype) for name, _, _, dtype in keys}}
     found = {}
     for ranks in sorted({ranks for _, ranks, _, _ in keys}):
@@ -128,6 +139,25 @@ def test_ranks_that_share_a_policy_take_the_updates_of_one_learner(
 def test_in_float32_they_differ_by_rounding(runs: dict[tuple[object, ...], tuple[Done, list[Done]]]) -> None:
     alone, shared = runs[DEFAULT[0], 2, None, torch.float32]
     check_same(alone, shared[0], gradients=1e-5)
+
+
+def test_beneath_an_adapter_they_share_a_model_in_bfloat16(
+    runs: dict[tuple[object, ...], tuple[Done, list[Done]]],
+) -> None:
+    """Alone the layers between are in float32, so that they agree to what bfloat16 rounds."""
+    alone, shared = runs[(*ROUNDED, 2, None, torch.float32)]
+    assert {gradient.dtype for step in shared[0].gradients for gradient in step.values()} == {torch.float32}
+    assert shared[0].norms == pytest.approx(alone.norms, rel=0.1)
+    assert all(torch.equal(shared[1].weights[name], weight) for name, weight in shared[0].weights.items())
+    model, adapter = parts(alone.weights, rank=4)
+    # Two bytes a weight, and beside each number of A and B its gradient and two moments in float32.
+    assert alone.held == pytest.approx(2 * model + 16 * adapter, rel=0.01)
+
+
+def parts(weights: dict[str, torch.Tensor], *, rank: int) -> tuple[int, int]:
+    """Numbers of a model, and of an adapter on all of its layers."""
+    layers = [weight for name, weight in weights.items() if "_proj" in name]
+    return sum(w.numel() for w in weights.values()), sum(rank * (w.shape[0] + w.shape[1]) for w in layers)
 
 
 def test_a_rank_holds_its_part_of_weights_gradients_and_moments(

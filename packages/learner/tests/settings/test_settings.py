@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from isocompute.learner.config import (
+    AdapterConfig,
     BatchConfig,
     ComputeConfig,
     CriticConfig,
@@ -43,6 +44,10 @@ NAN = float("nan")
         (ComputeConfig, {"micro_batch_tokens": 0}, "micro_batch_tokens is 0; it must be a whole number, 1 or more"),
         (ComputeConfig, {"micro_batch_tokens": 2.5}, r"micro_batch_tokens is 2\.5"),
         (ComputeConfig, {"layout": "ragged"}, "layout is 'ragged'; it must be one of auto, packed, padded"),
+        (AdapterConfig, {"rank": 0}, "rank is 0; it must be a whole number, 1 or more"),
+        (AdapterConfig, {"alpha": 0}, "alpha is 0; it must be a positive number"),
+        (AdapterConfig, {"target_modules": "q_proj"}, "target_modules is 'q_proj'; it must be all-linear or a list"),
+        (AdapterConfig, {"target_modules": ()}, r"target_modules is \(\); it must be all-linear or a list of names"),
         (SyncConfig, {"mean": 0.0}, r"mean is 0\.0; it must be a positive number"),
         (SyncConfig, {"k3": "1e-3"}, "k3 is '1e-3'; it must be a positive number"),
         (SyncConfig, {"tolerance": None}, "tolerance, mean, k3, quantile of sync are all off; one must be a number"),

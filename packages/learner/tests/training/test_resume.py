@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import (
+    AdapterConfig,
     BatchConfig,
     ComputeConfig,
     KLConfig,
@@ -29,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cispo in two updates": {"objective": ObjectiveConfig(algorithm="cispo", updates_per_batch=2)},
     "KL in the reward": {"kl": KLConfig(coefficient=0.1, place="reward", estimator="k1")},
     "fewer trained than sampled": {"batch": BatchConfig(trained_rollouts=2)},
+    "an adapter": {"adapter": AdapterConfig(rank=4)},
 }
 
 

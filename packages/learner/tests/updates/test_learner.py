@@ -25,6 +25,7 @@ from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner
 from recordings import moved, recorded, scored
 from small_run import weights
+from written_out import written_out
 
 
 def gradient(learner: Learner) -> torch.Tensor:
@@ -60,41 +61,6 @@ def test_micro_batches_of_one_and_of_all_give_the_same_update(
     assert first.gradient_norm == pytest.approx(second.gradient_norm, rel=1e-5)
     # Gradients, not weights: Adam's first step is a sign, which rounding decides where a gradient is 0.
     assert torch.allclose(gradient(one), gradient(all_at_once), rtol=1e-4, atol=1e-7)
-
-
-def written_out(
-    policy: Any, base: Any, batch: pl.DataFrame, config: LearnerConfig
-) -> tuple[torch.Tensor, float, float]:
-    """The gradient token by token, without padding or micro-batches; see the parity chain in ``sync``.
-
-    Args:
-        policy: The policy, whose gradients are filled in.
-        base: The base model.
-        batch: Prepared rollouts.
-        config: The coefficients, and the cap of the importance weight.
-
-    Returns:
-        The gradient, the mean entropy (nats), and the largest difference from the sampler's log-probabilities (nats).
-    """
-    marks = batch["sampled"] if "sampled" in batch.columns else [[True] * len(r) for r in batch["response_ids"]]
-    tokens = sum(map(sum, marks))
-    entropy, worst = 0.0, 0.0
-    for row, sampled in zip(batch.iter_rows(named=True), marks, strict=True):
-        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
-        scores, known = (torch.log_softmax(m(ids).logits[0], -1) for m in (policy, base))
-        for place, token in enumerate(row["response_ids"]):
-            if not sampled[place]:
-                continue
-            i = len(row["prompt_ids"]) + place - 1
-            own, spread = scores[i, token], -(scores[i].exp() * scores[i]).sum()
-            weight = (own.detach() - row["logprobs"][place]).exp().clamp(max=config.importance.cap)
-            apart = known[i, token].detach() - own
-            term = -weight * row["advantage"] * own
-            term += config.kl.coefficient * (apart.exp() - apart - 1) - config.entropy.coefficient * spread
-            (term / tokens).backward(retain_graph=True)
-            entropy += float(spread.detach()) / tokens
-            worst = max(worst, abs(float(own.detach()) - row["logprobs"][place]))
-    return torch.cat([p.grad.flatten() for p in policy.parameters()]), entropy, worst
 
 
 NUMBERS = pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-6)])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from isocompute.learner.config import LearnerConfig
+from isocompute.learner.config import AdapterConfig, LearnerConfig
 from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.training.learning import learn
 from isocompute.learner.updates.adam import Optimizer
@@ -20,7 +20,7 @@ OF_RANKS = {"compute.sharding"}
 
 
 def test_every_option_has_a_case_in_which_it_acts_and_one_in_which_it_does_not() -> None:
-    assert CASES.keys() == set(options(LearnerConfig(learning_rate=1.0))) - OF_RANKS
+    assert CASES.keys() == set(options(LearnerConfig(learning_rate=1.0, adapter=AdapterConfig()))) - OF_RANKS
     for option, cases in CASES.items():
         assert any(case.changes for case in cases), option
         least = min((case.changes for case in cases), key=len)

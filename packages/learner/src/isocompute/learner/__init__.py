@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .config import (
+    AdapterConfig,
     BatchConfig,
     ComputeConfig,
     CriticConfig,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     )
     from .records.timings import timings_table
     from .saving.checkpoint import Checkpoint, Checkpoints
-    from .saving.export import save_policy
+    from .saving.export import save_adapter, save_policy
     from .training.defaults import UpdateSteps
     from .training.loop import canary, train
     from .training.order import Place, ProblemOrder
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "saving.checkpoint": ("Checkpoint", "Checkpoints"),
-    "saving.export": ("save_policy",),
+    "saving.export": ("save_adapter", "save_policy"),
     "ranks.group": ("LearnerGroup",),
     "records.health": ("Flag", "Thresholds", "flags", "judged"),
     "updates.learner": ("Learner",),
@@ -85,6 +86,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "AdapterConfig",
     "AdvantageStatistics",
     "Agreement",
     "Average",
@@ -132,6 +134,7 @@ __all__ = [
     "minibatches",
     "prepare",
     "restore",
+    "save_adapter",
     "save_policy",
     "through_deaths",
     "timings_table",

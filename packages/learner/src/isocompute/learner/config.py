@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .errors import LearnerError
+from .settings.adapter import AdapterConfig
 from .settings.batch import BatchConfig
 from .settings.checks import positive
 from .settings.compute import ComputeConfig
@@ -19,6 +20,7 @@ from .settings.optimizer import OptimizerConfig
 from .settings.sync import SyncConfig
 
 __all__ = [
+    "AdapterConfig",
     "BatchConfig",
     "ComputeConfig",
     "CriticConfig",
@@ -44,6 +46,7 @@ class LearnerConfig:
         entropy: The entropy bonus.
         importance: The correction for a sampler that is not quite the learner.
         critic: The value head of ``ppo``.
+        adapter: A low-rank adapter (LoRA) that is learnt in place of the model's weights; None: the weights are.
         batch: Which responses are learnt from.
         optimizer: AdamW and its schedule.
         compute: How an update is computed.
@@ -60,6 +63,7 @@ class LearnerConfig:
     entropy: EntropyConfig = field(default_factory=EntropyConfig)
     importance: ImportanceConfig = field(default_factory=ImportanceConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    adapter: AdapterConfig | None = None
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)

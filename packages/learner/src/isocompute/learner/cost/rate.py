@@ -51,12 +51,14 @@ class Shape:
         head: Weights of the output head, which multiply the hidden states that a sampled token is predicted from.
         layers: Number of layers.
         width: Width of all attention heads together.
+        frozen: Weights of ``body`` that are not learnt, as beneath an adapter; where there are any, the head is not.
     """
 
     body: int
     head: int
     layers: int
     width: int
+    frozen: int = 0
 
 
 def shape_of(policy: Any) -> Shape | None:
@@ -73,6 +75,7 @@ def shape_of(policy: Any) -> Shape | None:
     weights = [p for p in policy.parameters() if p.dim() >= 2 and id(p) not in tables]
     return Shape(
         body=sum(_multiplying(weight, config) for weight in weights),
+        frozen=sum(_multiplying(weight, config) for weight in weights if not weight.requires_grad),
         head=policy.get_output_embeddings().weight.numel(),
         layers=config.num_hidden_layers,
         width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
@@ -91,7 +94,8 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
     """Arithmetic of forward and backward: 6 per weight and token that it multiplies, 12·L·w·K for attention.
 
     As in PaLM (arXiv 2204.02311, appendix B), but with the keys that tokens do attend to, and not with the full length
-    for each. What is computed a second time to save memory is not counted.
+    for each. A weight that is not learnt takes 4, since it has no gradient of its own. What is computed a second time
+    to save memory is not counted.
 
     Args:
         shape: The model's.
@@ -102,8 +106,22 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
     Returns:
         Operations, a multiplication and an addition counted as two.
     """
-    weights = shape.body * tokens + shape.head * predictions
-    return 6.0 * weights + 12.0 * shape.layers * shape.width * keys
+    forward = forward_operations(shape, tokens=tokens, predictions=predictions, keys=keys)
+    frozen = shape.frozen * tokens + (shape.head * predictions if shape.frozen else 0)
+    return 3.0 * forward - 2.0 * frozen
+
+
+def forward_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
+    """Arithmetic of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention.
+
+    Args:
+        shape: The model's.
+        tokens: As in ``training_operations``, like the others.
+
+    Returns:
+        Operations, a multiplication and an addition counted as two.
+    """
+    return 2.0 * (shape.body * tokens + shape.head * predictions) + 4.0 * shape.layers * shape.width * keys
 
 
 def _timed(left: torch.Tensor, right: torch.Tensor, *, on_cpu: bool) -> float:

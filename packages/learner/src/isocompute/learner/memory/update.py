@@ -21,7 +21,9 @@ from ..batch.responses import OF_TOKENS, Lists, Responses
 from ..config import LearnerConfig
 from ..errors import LearnerError
 from ..objective.loss import objective
+from ..policy.adapter import adapt
 from ..policy.sharding import shard
+from ..settings.adapter import AdapterConfig
 from ..settings.compute import ATTENDED
 from ..updates.adam import Optimizer
 from ..updates.models import Models
@@ -86,8 +88,9 @@ class UpdateMemory:
     Attributes:
         parameters: Number of parameters of the policy, on all ranks together.
         ranks: Ranks that share the policy; 1 where each has the whole of it.
-        weights: Its share of the policy, and the critic.
-        reference: Its share of the base model as the reference of a KL; 0 without one.
+        weights: Its share of the policy, an adapter included, and the critic.
+        reference: Its share of the base model as the reference of a KL; 0 without one, and where it is the model
+            beneath an adapter.
         moments: AdamW's two moments.
         gradients: Gradients that are there at the peak.
         temporary: Activations, weights that are gathered or cast, gradients on their way, logits, the micro-batch.
@@ -186,8 +189,9 @@ def _trace(
         optimizer.forget_gradients()
         peak.start(optimizer.parameters)
         _passes(models, config, responses)
-        weights = size_of(optimizer.parameters)
-        reference = 0 if models.reference is None else size_of(models.reference.policy.parameters())
+        weights = size_of({*models.policy.parameters(), *optimizer.parameters})
+        own = models.reference is not None and models.reference.policy is not models.policy
+        reference = size_of(models.reference.policy.parameters()) if own else 0
         moments = size_of(optimizer.state().values())
     return UpdateMemory(
         parameters=parameters,
@@ -213,20 +217,20 @@ def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) ->
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
 
-    def run(dtype: torch.dtype, *, learns: bool) -> policies.Forward:
-        policy = AutoModelForCausalLM.from_config(model, dtype=dtype).eval()
+    def run(dtype: torch.dtype, *, learns: bool, adapter: AdapterConfig | None = None) -> policies.Forward:
+        policy = AutoModelForCausalLM.from_config(model, dtype=dtype).eval().requires_grad_(learns)
+        policy = policy if adapter is None else adapt(policy, adapter)
         policy = policy if sharding is None else shard(policy, sharding)
         like: Any = SimpleNamespace(packs=packs, _window=None)
-        forward = policies.Forward(
-            policy.requires_grad_(learns), compute, temperature=config.temperature, device=DEVICE, like=like
-        )
+        forward = policies.Forward(policy, compute, temperature=config.temperature, device=DEVICE, like=like)
         if packs:
             policy.set_attn_implementation(PACKED)
         return forward
 
-    forward = run(torch.float32, learns=True)
-    reference = run(lower, learns=False) if config.kl.coefficient else None
-    critic = None
+    forward = run(torch.float32 if config.adapter is None else lower, learns=True, adapter=config.adapter)
+    reference, critic = None, None
+    if config.kl.coefficient:
+        reference = run(lower, learns=False) if config.adapter is None else forward.without_adapter()
     if config.objective.resolved.baseline == "gae":
         share = config.critic.coefficient if config.critic.through_policy else 0.0
         size = forward.policy.get_output_embeddings().weight.shape[1]

@@ -6,15 +6,17 @@ from .head import Terms, token_terms
 from .loading import load_policy, reference_of
 from .probe import probe
 from .sharding import Sharding, copy_into, is_sharded, whole
-from .weights import load_tensors, tensors, vocabulary
+from .weights import WholeTensors, learnt, load_tensors, tensors, vocabulary, weights
 
 __all__ = [
     "Forward",
     "Sharding",
     "Terms",
     "ValueHead",
+    "WholeTensors",
     "copy_into",
     "is_sharded",
+    "learnt",
     "load_policy",
     "load_tensors",
     "probe",
@@ -22,5 +24,6 @@ __all__ = [
     "tensors",
     "token_terms",
     "vocabulary",
+    "weights",
     "whole",
 ]

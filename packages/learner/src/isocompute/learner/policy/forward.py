@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from ..batch.responses import Responses
 from ..batch.splitting import Piece, micro_batches
 from ..errors import LearnerError
 from ..settings.compute import ComputeConfig
-from . import attention
+from . import adapter, attention
 from .head import Terms, token_terms
 from .probe import (
     SAME,
@@ -52,7 +54,9 @@ class Forward:
         self, policy: Any, config: ComputeConfig, *, temperature: float, device: str, like: Forward | None = None
     ) -> None:
         self.policy, self._temperature, self._device = policy, temperature, device
-        self._dtype: torch.dtype = next(policy.parameters()).dtype
+        # With an adapter the model beneath it may be of a lower type.
+        self._dtype: torch.dtype = reduce(torch.promote_types, (each.dtype for each in policy.parameters()))
+        self._adapted = True
         # What the model means is found out in float32: in bfloat16 rounding would look like another meaning.
         self._config = replace(config, precision="float32")
         self.packs = False
@@ -64,9 +68,15 @@ class Forward:
         elif like is None:
             with at_least_float32(policy):
                 self._settle()
-        if like is not None and config.gradient_checkpointing and next(policy.parameters()).requires_grad:
+        if like is not None and config.gradient_checkpointing and any(p.requires_grad for p in policy.parameters()):
             _checkpointed(policy)
         self._config = config
+
+    def without_adapter(self) -> Forward:
+        """How the model beneath the policy's adapter is run: the same policy, not a second one."""
+        base = copy(self)
+        base._adapted = False
+        return base
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,7 +141,8 @@ class Forward:
             terms = self._terms(policy, hidden, batch, entropy=entropy, entropy_gradient=entropy_gradient)
             return hidden, terms.logprobs, terms.entropy
 
-        hidden, logprobs, entropies = inside(self.policy, use)
+        with nullcontext() if self._adapted else adapter.without_adapter(self.policy):
+            hidden, logprobs, entropies = inside(self.policy, use)
         return hidden, Terms(logprobs=logprobs, entropy=entropies)
 
     def logprobs(self, batch: MicroBatch) -> torch.Tensor:

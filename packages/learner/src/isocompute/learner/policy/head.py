@@ -102,7 +102,9 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
         temperature, chunk, dtype, entropy_gradient = context.settings
         whole = weight.to(dtype)
         of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(whole, dtype=_wide(dtype))
+        # A head that is not learnt has no gradient.
+        learnt = context.needs_input_grad[1]
+        of_weight = torch.zeros_like(whole, dtype=_wide(dtype)) if learnt else None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(dtype))
         for part in _parts(hidden.shape[0], chunk):
             logits = _logits(hidden[part], whole, bias, temperature)
@@ -121,13 +123,13 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
             del logits, surprise, shares, by
             slope = slope.to(dtype)
             of_hidden[part] = (slope @ whole).to(hidden.dtype)
-            if of_weight.dtype == dtype:
+            if learnt and of_weight.dtype == dtype:
                 of_weight.addmm_(slope.T, hidden[part].to(dtype))
-            else:
+            elif learnt:
                 of_weight += slope.T @ hidden[part].to(dtype)
             del slope
         grown = None if of_bias is None or bias is None else of_bias.to(bias.dtype)
-        return of_hidden, of_weight.to(weight.dtype), grown, *[None] * 6
+        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), grown, *[None] * 6
 
 
 def _parts(count: int, chunk: int) -> list[slice]:

@@ -15,6 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ..errors import LearnerError
 from ..saving.stored import stored_tensors
+from ..settings.adapter import AdapterConfig
+from .adapter import adapt, begin
 from .sharding import Sharding, copy_into, inside, own, rows_of, shard
 from .weights import body, tensors
 
@@ -22,7 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def load_policy(
-    model: str | Path, *, device: str, dtype: torch.dtype = torch.float32, sharding: Sharding | None = None
+    model: str | Path,
+    *,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    sharding: Sharding | None = None,
+    adapter: AdapterConfig | None = None,
 ) -> Any:
     """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
 
@@ -30,15 +37,21 @@ def load_policy(
         model: A folder or a name, in the Hugging Face format.
         dtype: Type of the weights.
         sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
+        adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
 
     Returns:
         The model.
 
     Raises:
         LearnerError: The model cannot be loaded, lacks weights (they would be random), or scales or caps its logits
-            after the head, which is computed apart here.
+            after the head, which is computed apart here; or the adapter does not fit it.
     """
-    policy = _whole(model, device, dtype) if sharding is None else _shared(model, device, dtype, sharding)
+    if sharding is None:
+        policy = _whole(model, device, dtype)
+        policy = policy if adapter is None else adapt(policy, adapter)
+    else:
+        policy = _shared(model, device, dtype, sharding, adapter)
+    begin(policy)
     policy.eval()
     try:
         with torch.no_grad():
@@ -77,7 +90,9 @@ def _whole(model: str | Path, device: str, dtype: torch.dtype) -> Any:
     return policy.to(device)
 
 
-def _shared(model: str | Path, device: str, dtype: torch.dtype, sharding: Sharding) -> Any:
+def _shared(
+    model: str | Path, device: str, dtype: torch.dtype, sharding: Sharding, adapter: AdapterConfig | None
+) -> Any:
     """The model shared out, without ever being whole on a rank where its files hold its tensors as they are."""
     with _refused(model):
         with _parameters_on_meta():
@@ -88,6 +103,7 @@ def _shared(model: str | Path, device: str, dtype: torch.dtype, sharding: Shardi
     given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
     if stored is None:
         logger.warning("every rank loads %s whole before it keeps its share: its files must be converted", model)
+    policy = policy if adapter is None else adapt(policy, adapter)
     computed = {name: buffer.clone() for name, buffer in policy.named_buffers()}
     policy = shard(policy, sharding).to_empty(device=device)
     policy.tie_weights()

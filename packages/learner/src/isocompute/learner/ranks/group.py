@@ -18,10 +18,9 @@ from ..config import LearnerConfig
 from ..errors import LearnerError, RankError
 from ..records.updates import Agreement, UpdateReport
 from ..saving.tensors import parts
-from ..updates.adam import POLICY
 from ..updates.skipping import skipped
 from .handing import PART, RemoteTensors
-from .rank import RankActor
+from .rank import STATE, WEIGHTS, RankActor
 from .waiting import outcomes
 
 
@@ -139,21 +138,20 @@ class LearnerGroup:
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
-        for name, tensor in self._tensors(f"{POLICY}.").items():
-            yield name.removeprefix(f"{POLICY}."), tensor
+        yield from self._tensors(WEIGHTS).items()
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
         """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
-        return self._tensors(), {"version": self.version}
+        return self._tensors(STATE), {"version": self.version}
 
-    def _tensors(self, prefix: str = "") -> RemoteTensors:
-        (sizes,) = self._wait([self._in_use()[0].sizes.remote()], "name the state")
-        return RemoteTensors({name: size for name, size in sizes.items() if name.startswith(prefix)}, self._fetch)
+    def _tensors(self, of: str) -> RemoteTensors:
+        def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
+            calls = [rank.tensors.remote(of, names) for rank in self._in_use()]
+            found: dict[str, torch.Tensor] = self._wait(calls, f"hand over the {of}")[0]
+            return found
 
-    def _fetch(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        calls = [rank.tensors.remote(names) for rank in self._in_use()]
-        found: dict[str, torch.Tensor] = self._wait(calls, "hand over the state")[0]
-        return found
+        (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
+        return RemoteTensors(sizes, fetch)
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
         """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.

@@ -11,8 +11,11 @@ import torch
 import torch.distributed as dist
 
 from ..config import LearnerConfig
+from ..policy import WholeTensors, weights
 from ..records.updates import Agreement, UpdateReport
 from ..updates.learner import Learner
+
+STATE, WEIGHTS = "state", "weights"
 
 
 class RankActor:
@@ -85,24 +88,32 @@ class RankActor:
         """See ``Learner.agreement``."""
         return self._learner.agreement(rollouts)
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor of ``Learner.state``, by its name."""
-        return self._learner.state()[0].sizes()
-
-    def tensors(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Some tensors of ``Learner.state``, on the CPU, as the driver may have no device; the first rank's only.
+    def sizes(self, of: str) -> dict[str, int]:
+        """Bytes of each tensor, by its name.
 
         Args:
+            of: The learner's ``state`` or its ``weights``.
+        """
+        return self._held(of).sizes()
+
+    def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Some tensors, on the CPU, as the driver may have no device; the first rank's only.
+
+        Args:
+            of: As for ``sizes``.
             names: Their names, the same on all ranks.
         """
-        state, first = self._learner.state()[0], self._rank == 0
+        held, first = self._held(of), self._rank == 0
         found = {}
         for name in names:
             # Gathered on all ranks, and at once let go on the others.
-            tensor = state[name]
+            tensor = held[name]
             if first:
                 found[name] = tensor.cpu()
         return found
+
+    def _held(self, of: str) -> WholeTensors:
+        return self._learner.state()[0] if of == STATE else weights(self._learner.policy)
 
     def expect(self, names: Sequence[str]) -> None:
         """See ``Learner.expect``.

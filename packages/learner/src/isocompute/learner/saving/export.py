@@ -1,4 +1,4 @@
-"""The trained policy as a plain Hugging Face folder, which transformers and vLLM load like any other model."""
+"""The trained policy as a Hugging Face folder, which transformers and vLLM load as any model; its adapter as peft's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ..errors import LearnerError
+from ..settings.adapter import AdapterConfig
 from .folders import whole_folder
 from .stored import INDEX, WHOLE, file_of
 from .tensors import parts
@@ -23,7 +24,7 @@ TOKENIZER_FILES = (
     "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tekken.json",
 )  # fmt: skip
 """What a tokenizer is saved as; a model has some of them."""
-GENERATION = "generation_config.json"
+CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
 
@@ -62,6 +63,44 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
             found = file_of(str(base), name)
             if found is not None:
                 shutil.copyfile(found, aside / name)
+    return final
+
+
+def save_adapter(
+    state: Mapping[str, torch.Tensor], adapter: AdapterConfig, base: str | Path, folder: str | Path
+) -> Path:
+    """Save a policy's adapter as a peft folder, whole or not at all: what was there is replaced.
+
+    ``peft.PeftModel.from_pretrained`` puts it on the base model.
+
+    Args:
+        state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
+        adapter: Its settings.
+        base: The base model that it was trained on: a folder or a name.
+        folder: Where it belongs.
+
+    Returns:
+        The folder.
+
+    Raises:
+        LearnerError: The state has no adapter, the folder holds something else than an adapter, or it cannot be
+            written.
+    """
+    final = Path(folder).absolute()
+    _check_place(final, base, holds=ADAPTER)
+    names = [name for name in state if name.startswith("policy.") and (".lora_A." in name or ".lora_B." in name)]
+    if not names:
+        raise LearnerError("the state to save an adapter of has none: it must be one of a learner with config.adapter")
+    described = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "inference_mode": True,
+        "r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": 0.0, "bias": "none",
+        "target_modules": sorted({name.removeprefix("policy.").partition(".lora_")[0] for name in names}),
+    }  # fmt: skip
+    with whole_folder(final, what="the adapter", error=LearnerError) as aside:
+        # Peft leaves out the name that the adapter had in the model.
+        given = {name: f"base_model.model.{name.removeprefix('policy.').replace('.default.', '.')}" for name in names}
+        save_file({given[name]: state[name] for name in names}, aside / "adapter_model.safetensors")
+        (aside / ADAPTER).write_text(json.dumps(described, indent=2))
     return final
 
 
@@ -129,16 +168,20 @@ def _write_converted(given: Iterable[tuple[str, torch.Tensor]], policy: Any, fol
     (folder / GENERATION).unlink(missing_ok=True)
 
 
-def _check_place(folder: Path, base: str | Path) -> None:
+def _check_place(folder: Path, base: str | Path, *, holds: str = CONFIG) -> None:
     """Refuse a folder that would lose what it holds.
 
+    Args:
+        holds: The file by which one is known that may be replaced.
+
     Raises:
-        LearnerError: It is the base model's, or holds something else than a model.
+        LearnerError: It is the base model's, or holds something else.
     """
+    what, saved = ("model", "policy") if holds == CONFIG else ("adapter", "adapter")
     if folder.resolve() == Path(base).absolute().resolve():
-        raise LearnerError(f"{folder} is the base model; the policy must be saved somewhere else")
-    if folder.is_dir() and not (folder / "config.json").exists() and any(folder.iterdir()):
+        raise LearnerError(f"{folder} is the base model; the {saved} must be saved somewhere else")
+    if folder.is_dir() and not (folder / holds).exists() and any(folder.iterdir()):
         raise LearnerError(
-            f"{folder} holds files and no model, and saving the policy there would delete them: name an empty folder, "
-            "a new one, or one with a model to be replaced"
+            f"{folder} holds files and no {what}, and saving the {saved} there would delete them: name an empty "
+            f"folder, a new one, or one with such a {what} to be replaced"
         )

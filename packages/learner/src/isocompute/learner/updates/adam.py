@@ -35,8 +35,10 @@ class Optimizer:
         total: Callable[[float], float] | None = None,
     ) -> None:
         self._config, self._total = config, total
-        self._names = [f"{POLICY}.{name}" for name, _ in policy.named_parameters()]
-        groups: list[dict[str, Any]] = [{"params": list(policy.parameters()), "lr": config.learning_rate}]
+        # With an adapter the model beneath it is frozen.
+        learnt = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+        self._names = [f"{POLICY}.{name}" for name in learnt]
+        groups: list[dict[str, Any]] = [{"params": list(learnt.values()), "lr": config.learning_rate}]
         if critic is not None:
             self._names += [f"{CRITIC}.{name}" for name, _ in critic.named_parameters()]
             groups.append({"params": list(critic.parameters()), "lr": config.critic.learning_rate})

@@ -26,10 +26,10 @@ from ..records.updates import Agreement, Average, UpdateReport
 from .adam import Optimizer
 from .collective import Collective
 from .models import load_models
-from .passes import inputs_of, operations_of, passes
+from .passes import inputs_of, measured, operations_of, passes
 from .refusals import check_outcome, check_prepared, check_versions
 from .skipping import skipped
-from .state import WholeTensors, make_ready, take_over, tensors_of
+from .state import make_ready, take_over, tensors_of
 from .sync import agreement, check_sync, compare
 
 
@@ -100,12 +100,11 @@ class Learner:
         self._shape = shape_of(self.policy)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The policy's tensors by their Hugging Face names, one at a time; see ``policy.tensors``.
+        """The policy's tensors by their Hugging Face names, one at a time, an adapter merged; see ``policy.weights``.
 
         Ranks that share the policy must all take all of them, before the next update.
         """
-        for name, tensor in policies.tensors(self.policy).items():
-            yield name, policies.whole(tensor.detach())
+        yield from policies.weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """How far the sampler's log-probabilities are from this rank's, over all responses.
@@ -150,29 +149,18 @@ class Learner:
         found["old_logprobs"] += responses.logprobs.values[responses.sampled]
         compared = [self._nothing(3, 0)]
         for piece, batch in self._passes(responses, np.flatnonzero(used)):
-            measured = self._measured(batch)
+            numbers = measured(self._models, batch)
             if piece is None:
                 continue
             tokens = responses.tokens_of(piece.rows)
-            compared.append(compare(measured["old_logprobs"], batch.sampler_logprobs))
-            for name, values in measured.items():
+            compared.append(compare(numbers["old_logprobs"], batch.sampler_logprobs))
+            for name, values in numbers.items():
                 found[name][tokens] = values.double().cpu().numpy()
         self._verify(torch.cat(compared, dim=1))
         lengths = sampled_counts(rollouts)
         return rollouts.with_columns(
             listed(name, Ragged(values=values, lengths=lengths)) for name, values in found.items()
         )
-
-    def _measured(self, batch: MicroBatch) -> dict[str, torch.Tensor]:
-        """A number for each sampled token of a micro-batch, by the name of its column."""
-        with torch.no_grad(), self._forward.attending(batch):
-            hidden, terms = self._forward.run(batch)
-            found = {"old_logprobs": terms.logprobs}
-            if self.critic is not None:
-                found["values"] = self.critic(hidden)
-        if self._models.reference is not None:
-            found["reference_logprobs"] = self._models.reference.logprobs(batch)
-        return found
 
     def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
         """Take one optimizer step; none where that would change no weight, as of a first batch of equal rewards.
@@ -263,8 +251,7 @@ class Learner:
                 loss, parts = objective(inputs, self.config)
                 loss.backward()
             means = added(means, parts)
-            # A forward pass of the reference is a third of the policy's two.
-            operations += operations_of(self._shape, batch) * (4 / 3 if refers else 1)
+            operations += operations_of(self._shape, batch, with_reference=refers)
             broken += torch.stack([(~each.isfinite()).sum() for each in (inputs.logprobs, inputs.sampler_logprobs)])
         assert found is not None
         self._together.sum(broken)
@@ -302,10 +289,11 @@ class Learner:
     def _nothing(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
-    def state(self) -> tuple[WholeTensors, dict[str, Any]]:
+    def state(self) -> tuple[policies.WholeTensors, dict[str, Any]]:
         """Return what a checkpoint must hold: tensors, to be read before the next update, and plain values.
 
         Tensors are the live ones and not copies; those that ranks share are gathered one at a time, as they are read.
+        With an adapter it is the policy's only part here, since the model beneath it is the base model.
         """
         return tensors_of(self.policy, self.critic, self._optimizer), {"version": self.version}
 

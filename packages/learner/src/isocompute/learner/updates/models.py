@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from .. import policy as policies
 from ..config import LearnerConfig
+from ..settings.adapter import AdapterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,8 @@ class Models:
 
     Attributes:
         forward: How the policy is run.
-        reference: How the base model of a KL is run, without gradient; None without a KL.
+        reference: How the base model of a KL is run, without gradient: a model of its own, or that beneath the
+            policy's adapter. None without a KL.
         critic: The critic, whole on every rank; None without one.
     """
 
@@ -53,9 +55,15 @@ def load_models(
         sharding = policies.Sharding(ranks=ranks, device=device, activations=lower, head=head)
 
     def run(
-        dtype: torch.dtype, shared: policies.Sharding | None, like: policies.Forward | None, *, learns: bool = True
+        dtype: torch.dtype,
+        shared: policies.Sharding | None,
+        like: policies.Forward | None,
+        adapter: AdapterConfig | None = None,
+        *,
+        learns: bool = True,
     ) -> policies.Forward:
-        loaded = policies.load_policy(model, device=device, dtype=dtype, sharding=shared).requires_grad_(learns)
+        loaded = policies.load_policy(model, device=device, dtype=dtype, sharding=shared, adapter=adapter)
+        loaded = loaded if adapter is not None else loaded.requires_grad_(learns)
         return policies.Forward(loaded, compute, temperature=config.temperature, device=device, like=like)
 
     tried = None
@@ -63,10 +71,14 @@ def load_models(
         # What the model means is found out in float32, and a policy that is shared out computes in one type for good.
         tried = run(torch.float32, replace(sharding, activations=None, head=None), None)
         tried.policy = None
-    forward = run(dtype, sharding, tried)
+    # Weights that are not learnt may be rounded to what is computed with.
+    frozen = lower or dtype
+    forward = run(dtype if config.adapter is None else frozen, sharding, tried, config.adapter)
     reference, critic = None, None
-    if config.kl.coefficient:
-        reference = run(lower or dtype, sharding, forward, learns=False)
+    if config.kl.coefficient and config.adapter is not None:
+        reference = forward.without_adapter()
+    elif config.kl.coefficient:
+        reference = run(frozen, sharding, forward, learns=False)
     if config.objective.resolved.baseline == "gae":
         share = config.critic.coefficient if config.critic.through_policy else 0.0
         size = forward.policy.get_output_embeddings().weight.shape[1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import torch
 
 from .. import policy as policies
 from ..batch import MicroBatch, Responses
 from ..batch.splitting import Piece
-from ..cost.rate import Shape, training_operations
+from ..cost.rate import Shape, forward_operations, training_operations
 from ..objective.loss import ObjectiveInputs
 from ..settings.objective import EntropyConfig
 from .models import Models
@@ -53,12 +54,13 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
         batch: The micro-batch; ``Forward.attending`` holds it.
         with_reference: Whether the reference runs; else its log-probabilities are what was measured, if anything.
     """
+    reference = batch.measured.get("reference_logprobs")
+    if with_reference and models.reference is not None:
+        # First, as it may be the policy without its adapter, whose passes must not come between the other two.
+        reference = models.reference.logprobs(batch)
     hidden, terms = models.forward.run(
         batch, entropy=bool(entropy.coefficient) or entropy.measured, entropy_gradient=bool(entropy.coefficient)
     )
-    reference = batch.measured.get("reference_logprobs")
-    if with_reference and models.reference is not None:
-        reference = models.reference.logprobs(batch)
     return ObjectiveInputs(
         logprobs=terms.logprobs,
         sampler_logprobs=batch.sampler_logprobs,
@@ -76,12 +78,26 @@ def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with
     )
 
 
-def operations_of(shape: Shape | None, batch: MicroBatch) -> float:
+def measured(models: Models, batch: MicroBatch) -> dict[str, torch.Tensor]:
+    """A number for each sampled token of a micro-batch, by the name of its column."""
+    with torch.no_grad(), models.forward.attending(batch):
+        hidden, terms = models.forward.run(batch)
+        found = {"old_logprobs": terms.logprobs}
+        if models.critic is not None:
+            found["values"] = models.critic(hidden)
+    if models.reference is not None:
+        found["reference_logprobs"] = models.reference.logprobs(batch)
+    return found
+
+
+def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: bool) -> float:
     """Arithmetic of a forward and a backward pass; see ``rate.training_operations``.
 
     Args:
         shape: The model's; None where it is not known, and counts as 0.
+        with_reference: Whether a forward pass of the reference is part of it.
     """
     if shape is None:
         return 0.0
-    return training_operations(shape, tokens=batch.passed, predictions=len(batch.tokens), keys=batch.keys)
+    passed = {"tokens": batch.passed, "predictions": len(batch.tokens), "keys": batch.keys}
+    return training_operations(shape, **passed) + with_reference * forward_operations(shape, **passed)

@@ -1,11 +1,12 @@
-"""What a learner must have back to continue: its policy, its critic and the optimizer's moments, by name.
+"""What a learner must have back to continue: what it has learnt and the optimizer's moments, by name.
 
-It is given whole, a tensor at a time, so that another number of ranks can continue from it.
+It is given whole, a tensor at a time, so that another number of ranks can continue from it. Of a policy with an adapter
+it is the adapter alone: the model beneath is the base model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,37 +16,13 @@ from ..errors import LearnerError
 from .adam import CRITIC, POLICY, Optimizer
 
 
-class WholeTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, of which one that ranks share is gathered each time that it is read: all of them must read it.
-
-    Args:
-        live: The tensors, whole or this rank's shares.
-    """
-
-    def __init__(self, live: Mapping[str, torch.Tensor]) -> None:
-        self._live = live
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return policies.whole(self._live[name]).contiguous()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._live)
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor when it is whole."""
-        return {name: tensor.numel() * tensor.element_size() for name, tensor in self._live.items()}
-
-
-def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> WholeTensors:
+def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> policies.WholeTensors:
     """The tensors of a learner, the live ones and not copies where they are not gathered.
 
     Args:
         critic: The critic; None without one.
     """
-    return WholeTensors(_weights(policy, critic) | optimizer.state())
+    return policies.WholeTensors(_weights(policy, critic) | optimizer.state())
 
 
 def make_ready(
@@ -62,7 +39,7 @@ def make_ready(
         LearnerError: They are of another model, or of a learner with a critic where there is none.
     """
     if {name for name in names if not name.startswith("optimizer.")} != _weights(policy, critic).keys():
-        raise LearnerError(f"the state to continue from is not one of the model {model}")
+        raise LearnerError(f"the state to continue from is not one of the model {model} with this adapter or none")
     optimizer.check(names)
     optimizer.forget()
 
@@ -98,7 +75,7 @@ def take_over(
 
 
 def _weights(policy: Any, critic: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    found = {f"{POLICY}.{name}": tensor for name, tensor in policies.tensors(policy).items()}
+    found = {f"{POLICY}.{name}": tensor for name, tensor in policies.learnt(policy).items()}
     if critic is not None:
         found |= {f"{CRITIC}.{name}": tensor for name, tensor in critic.state_dict().items()}
     return found

@@ -1,0 +1,150 @@
+"""A low-rank adapter (LoRA) on a policy, which is frozen beneath it: peft's layers, whose own names stay in here.
+
+An adapted layer computes x·Wᵀ + s·(x·Aᵀ)·Bᵀ with s = α/r, which is what a model with W + s·B·A computes. Every function
+here takes a policy without an adapter, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import LearnerError
+from ..settings.adapter import ALL_LINEAR, AdapterConfig
+from .sharding import copy_into, whole
+
+NAME = "default"
+"""Peft's name of the one adapter."""
+SEED = 0
+
+
+def adapt(policy: Any, config: AdapterConfig) -> Any:
+    """Freeze a policy and put adapters on its linear layers, in place; their values are for ``begin`` to set.
+
+    Args:
+        policy: A transformers model, whole, which may still be on the device ``meta``.
+        config: Which layers, and the rank.
+
+    Returns:
+        The policy, of its own class.
+
+    Raises:
+        LearnerError: peft is not installed, or the policy has no such layers.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError:
+        raise LearnerError('an adapter needs peft: pip install "isocompute-learner[lora]"') from None
+    names = _targets(policy, config)
+    chosen = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=names)
+    # Made without memory, and so without a number from the generator of the run.
+    inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
+    found = layers(policy)
+    if sorted(found) != names:
+        others = ", ".join(sorted(set(found) ^ set(names))[:3])
+        raise LearnerError(f"peft does not adapt the layers of a {type(policy).__name__} that it was to ({others})")
+    for layer in found.values():
+        base = layer.base_layer.weight
+        for part in (layer.lora_A, layer.lora_B):
+            part.to(torch.promote_types(base.dtype, torch.float32)).to_empty(device=base.device)
+    return policy
+
+
+def begin(policy: Any) -> None:
+    """Make an adapter one that changes nothing: A uniform on ±1/√in and the same in every run, B = 0."""
+    generator = torch.Generator().manual_seed(SEED)
+    for layer in layers(policy).values():
+        down, up = _factors(layer)
+        bound = down.shape[1] ** -0.5
+        values = torch.empty(down.shape, dtype=torch.float64).uniform_(-bound, bound, generator=generator)
+        copy_into(down, values)
+        copy_into(up, torch.zeros(up.shape))
+
+
+def layers(policy: Any) -> dict[str, Any]:
+    """The adapted layers by their names; none without an adapter."""
+    return {
+        name: module
+        for name, module in policy.named_modules()
+        if isinstance(getattr(module, "lora_A", None), torch.nn.ModuleDict)
+    }
+
+
+@contextmanager
+def without_adapter(policy: Any) -> Iterator[None]:
+    """Run a policy as the model beneath its adapter meanwhile."""
+    adapted = layers(policy).values()
+    try:
+        for layer in adapted:
+            # What peft has for it also turns gradients off, and parameters that are shared out remember that.
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer in adapted:
+            layer._disable_adapters = False
+
+
+def model_name(name: str, adapted: dict[str, Any]) -> str | None:
+    """The name of a tensor in the model without its adapter; None for one of the adapter's own.
+
+    Args:
+        name: Its name in the policy.
+        adapted: The policy's ``layers``.
+    """
+    layer, _, rest = name.rpartition(".base_layer.")
+    if layer in adapted:
+        return f"{layer}.{rest}"
+    return None if name.partition(".lora_")[0] in adapted else name
+
+
+def merged(weight: torch.Tensor, layer: Any) -> torch.Tensor:
+    """W + s·B·A, whole and in the type of A and B.
+
+    Args:
+        weight: W, whole.
+        layer: The adapted layer; where ranks share it, all of them call this.
+    """
+    down, up = (whole(factor.detach()) for factor in _factors(layer))
+    change = (up @ down) * layer.scaling[NAME]
+    return weight.to(change.dtype) + (change.T if layer.fan_in_fan_out else change)
+
+
+def _factors(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B."""
+    return layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+
+
+def _targets(policy: Any, config: AdapterConfig) -> list[str]:
+    """Full names of the layers to adapt, in order.
+
+    Raises:
+        LearnerError: There are none of a name, or all are asked for and experts are no layers.
+    """
+    head = policy.get_output_embeddings()
+    linear = [
+        name
+        for name, module in policy.named_modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+    ]
+    last = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    if config.target_modules == ALL_LINEAR:
+        if any(parameter.dim() == 3 for parameter in policy.parameters()):
+            raise LearnerError(
+                f"adapter.target_modules is {ALL_LINEAR}, and the experts of a {type(policy).__name__} are one tensor "
+                f"and no linear layers, so that they would not be adapted: name layers (it has {last})"
+            )
+        return sorted(linear)
+    found: set[str] = set()
+    for given in config.target_modules:
+        mine = {name for name in linear if name == given or name.endswith(f".{given}")}
+        if not mine:
+            raise LearnerError(
+                f"adapter.target_modules has {given}, and no linear layer of the {type(policy).__name__} beneath its "
+                f"output head has that name: it must be one of {last}"
+            )
+        found |= mine
+    return sorted(found)
