@@ -30,8 +30,9 @@ class WorkerConfig:
         sampler: Kind of sampler.
         device: Torch device of the learner.
         engine: Settings of vLLM (``engine_from``).
-        placement: Whether vLLM is in this process (``colocated``) or in a Ray actor of its own (``separate``).
-        replicas: Engines; several are Ray actors.
+        placement: Whether engines are on the learner's devices (``colocated``) or on their own (``separate``).
+        replicas: Engines. A colocated one is in this process, all others are Ray actors.
+        transport: How weights reach engines that are Ray actors.
         learner_ranks: Learner ranks; one is in this process, several are Ray actors.
         start_seconds: How long an engine in a process of its own may take to load the model.
         answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
@@ -46,6 +47,7 @@ class WorkerConfig:
     engine: Mapping[str, Any] = field(default_factory=dict)
     placement: str = "colocated"
     replicas: int = 1
+    transport: str = "auto"
     learner_ranks: int = 1
     start_seconds: float = 900.0
     answer_seconds: float = 1800.0
@@ -68,6 +70,7 @@ class WorkerConfig:
             engine=asdict(resources.resolved_engine()),
             placement=resources.placement,
             replicas=resources.replicas,
+            transport=resources.transport,
             learner_ranks=resources.learner_ranks,
             start_seconds=resources.start_seconds,
             answer_seconds=resources.stall_seconds,

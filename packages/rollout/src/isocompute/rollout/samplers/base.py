@@ -33,6 +33,7 @@ class Sampler:
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         faults: Problems that could not be scored so far.
+        sleeps: Whether it leaves its device to others after each training batch, until it is used again.
     """
 
     plan = ""
@@ -41,6 +42,7 @@ class Sampler:
         self.model = str(model)
         self.sampling = self._opened = sampling
         self.faults = Faults()
+        self.sleeps = False
         self._version = 0
         self._whole = True
         self._streams = 0
@@ -123,6 +125,8 @@ class Sampler:
             yield from self._batches(problems, draw)
         finally:
             self._streams -= 1
+        if self.sleeps and phase == "train":
+            self.sleep()
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
@@ -249,6 +253,9 @@ class Sampler:
     def probe(self) -> list[float]:
         """Return log-probabilities (nats) of the likeliest tokens after fixed prompts, which tell policies apart."""
         raise NotImplementedError
+
+    def sleep(self) -> None:
+        """Leave the device's memory to others; whatever is asked for next wakes it."""
 
     def close(self) -> None:
         """Free the engine."""

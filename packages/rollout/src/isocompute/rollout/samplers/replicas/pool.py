@@ -115,7 +115,7 @@ class Replicas(Sampler):
         opened: dict[int, Opened] = self.crew.gather(self.crew.members)
         if len(opened) < len(self.crew.members):
             raise self.crew.nobody("start")
-        self.plan = opened[0].plan
+        self.plan, self.sleeps = opened[0].plan, opened[0].sleeps
         self._agree({index: one.probe for index, one in opened.items()})
 
     def use(self, sampling: Sampling) -> None:
@@ -124,9 +124,17 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
+        self._all("use", sampling, task="take other sampling options")
+
+    def sleep(self) -> None:
+        """Let all replicas sleep; see ``Sampler.sleep``."""
+        self._all("sleep", task="sleep")
+
+    def _all(self, method: str, *arguments: Any, task: str) -> None:
+        """Ask all replicas that are up, and wait for them."""
         members = [member for member in self.crew.members if member.idle]
         for member in members:
-            self.crew.ask(member, "use", sampling, task="take other sampling options")
+            self.crew.ask(member, method, *arguments, task=task)
         self.crew.gather(members)
 
     @property

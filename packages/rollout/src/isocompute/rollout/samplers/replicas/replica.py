@@ -37,6 +37,7 @@ class Opened:
         host: Its machine.
         place: The device that its model is on (``Sampler.place``).
         workers: Processes that share its model.
+        sleeps: Whether it is to sleep after each training batch.
         sync: Number of the sync that these weights are of: none.
     """
 
@@ -46,6 +47,7 @@ class Opened:
     host: str
     place: str
     workers: int
+    sleeps: bool
     sync: int = 0
 
 
@@ -101,6 +103,8 @@ class Replica(SamplerActor):
         """
         self._sampler = self._opener()
         self._sampler.use(sampling)
+        # A batch has ended when all replicas have answered their parts.
+        sleeps, self._sampler.sleeps = self._sampler.sleeps, False
         return Opened(
             plan=self._sampler.plan,
             probe=self._sampler.probe(),
@@ -108,7 +112,12 @@ class Replica(SamplerActor):
             host=socket.gethostname(),
             place=self._sampler.place,
             workers=self._sampler.workers,
+            sleeps=sleeps,
         )
+
+    def sleep(self) -> None:
+        """Leave the device to others; see ``Sampler.sleep``."""
+        self._sampler.sleep()
 
     def manifest(self) -> Manifest:
         """Return which tensors a sync must bring."""

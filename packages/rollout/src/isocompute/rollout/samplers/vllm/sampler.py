@@ -24,6 +24,7 @@ from .capacity import available_to, has_cuda
 from .lifetime import keep
 from .loop import EngineLoop
 from .memory import GIB, MemoryPlan, ModelSize, estimate, size_of
+from .sleep import Sleep
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
 for _name, _value in {
@@ -113,10 +114,11 @@ class VllmSampler(LocalSampler):
         except Exception as error:
             raise not_loaded(self.model, error) from error
         self._end = keep(self._llm, self)
+        name = f"the vLLM engine of {self.model}"
+        self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
+        self.sleeps = self.engine.sleep > 0
         # Twice as many as are generated together: a step never waits for requests, and the rest stay out of its lists.
-        self._loop = EngineLoop(
-            self._llm.llm_engine, name=f"the vLLM engine of {self.model}", ahead=2 * self.engine.max_concurrent
-        )
+        self._loop = EngineLoop(self._llm.llm_engine, name=name, ahead=2 * self.engine.max_concurrent)
 
     def _planned(self) -> MemoryPlan | None:
         available = available_to(self.engine)
@@ -140,6 +142,7 @@ class VllmSampler(LocalSampler):
         return size_of(config, parameters=self.manifest.elements, stored=float(stored))
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
+        self._sleep.on("sample")
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
 
     @property
@@ -157,6 +160,7 @@ class VllmSampler(LocalSampler):
         self._worker("join_link", {"meeting": meeting, "rank": rank})
 
     def _begin_load(self) -> None:
+        self._sleep.on("load")
         self._worker("begin_weights", {})
 
     def _load(self, parcel: Parcel) -> None:
@@ -170,15 +174,20 @@ class VllmSampler(LocalSampler):
 
     def _end_load(self) -> None:
         self._worker("end_weights", {})
+        self._sleep.on("loaded")
         self._loop.reset_prefix_cache()
 
     def _worker(self, method: str, arguments: dict[str, Any]) -> None:
         """Call a method of each of vLLM's workers (``worker.WeightWorker``)."""
         self._llm.collective_rpc(method, kwargs=arguments)
 
+    def sleep(self) -> None:
+        """Leave the GPU to others; see ``EngineConfig.sleep``."""
+        self._sleep.on("sleep")
+
     def close(self) -> None:
         """Free the engine."""
-        self._llm = None
+        self._llm, self._sleep = None, Sleep(None, level=0, name=self.model)
         self._loop.close()
         self._end()
 
@@ -218,6 +227,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         arguments["async_scheduling"] = engine.async_scheduling
     if engine.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = "uni"
+    if engine.sleep:
+        arguments["enable_sleep_mode"] = True
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.memory_share
     # With a size given, vLLM on CPU skips a warm-up that eager engines have no use for.
