@@ -38,6 +38,7 @@ class WorkerConfig:
     engine: Mapping[str, Any] = field(default_factory=dict)
     placement: str = "colocated"
     replicas: int = 1
+    transport: str = "auto"
     learner_ranks: int = 1
     start_seconds: float = 900.0
     answer_seconds: float = 1800.0
@@ -56,6 +57,7 @@ class WorkerConfig:
             engine=asdict(resources.resolved_engine()),
             placement=resources.placement,
             replicas=resources.replicas,
+            transport=resources.transport,
             learner_ranks=resources.learner_ranks,
             start_seconds=resources.start_seconds,
             answer_seconds=resources.stall_seconds,

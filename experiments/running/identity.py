@@ -21,7 +21,7 @@ LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""
 CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
 """Modules that only send away, or save once more, what was found."""
-MEMORY = frozenset({"memory_share", "kv_cache_gib"})
+MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
 """Settings of an engine that change how much it holds, and no response."""
 SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
 """Names whose methods say something and compute nothing."""

@@ -34,6 +34,7 @@ from isocompute.rollout import (
     scoring_from,
 )
 from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
 
@@ -42,6 +43,7 @@ from .actor import WorkerConfig
 from .cells import Cell
 from .evaluations import PASS_RATES, TRAINING_PASS_RATES, Evaluations
 from .models import local_path
+from .places import Layout, reserve
 from .spool import Spool
 
 
@@ -60,7 +62,12 @@ class Worker:
         """The base model of the learner."""
         self._sampled = self._base
         """The base model whose weights the sampler has at version 0."""
-        self._sampler = _opened_sampler(config, self._models[self._base])
+        self._layout = Layout.of(config)
+        self._group: Any = None
+        if self._layout.bundles:
+            connected_ray()
+            self._group = reserve(self._layout, seconds=config.start_seconds)
+        self._sampler = self._opened_sampler()
         ranks = config.learner_ranks
         self._devices = 1 + (ranks if ranks > 1 else 0) + config.replicas * (config.placement == "separate")
         self._learner: Learner | LearnerGroup | None = None
@@ -185,6 +192,26 @@ class Worker:
         save_policy(learner.weights(), self._models[cell.origin.base], work.policy_of(home))
         work.set_policy(home, progress.step)
 
+    def _opened_sampler(self) -> Any:
+        config, generation = self.config, self.config.generation
+        options: dict[str, Any] = {
+            "prompting": prompting_from(generation.get("prompting", {})),
+            "scoring": scoring_from(generation.get("scoring", {})),
+        }
+        if config.sampler == "vllm":
+            options["engine"] = engine_from(config.engine)
+        else:
+            options["device"] = config.device
+        engines, share = self._layout.engines, self._layout.share
+        if engines:
+            options["replicas"] = {
+                "replicas": len(engines), "placement": self._group, "bundles": engines, "transport": config.transport,
+                "start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds,
+            }  # fmt: skip
+            if share < 1:
+                options["replicas"]["num_gpus"] = share if config.device == "cuda" else 0.0
+        return open_sampler(config.sampler, self._models[self._base], sampling_from(generation["sampling"]), **options)
+
     def _base_weights(self, base: str) -> None:
         if self._sampler.weights_version or self._sampled != base:
             self._sampler.sync(self._fresh_learner(LearnerConfig(learning_rate=1.0), base).weights(), 0)
@@ -204,6 +231,7 @@ class Worker:
         else:
             self._learner = LearnerGroup(
                 model, config, world_size=self.config.learner_ranks, device=self.config.device,
+                placement=self._group, bundles=self._layout.ranks, gpu_share=self._layout.share,
                 update_patience=self.config.answer_seconds,
             )  # fmt: skip
             # The ranks have imported what is on disk now.
@@ -236,25 +264,6 @@ def _progress(cell: Cell, home: Path, learner: Updater, checkpoints: Checkpoints
         # Its ledger begins where the trunk's steps end.
         ledger.charge(progress.step, {})
     return progress
-
-
-def _opened_sampler(config: WorkerConfig, model: str) -> Any:
-    generation, kind = config.generation, config.sampler
-    options: dict[str, Any] = {
-        "prompting": prompting_from(generation.get("prompting", {})),
-        "scoring": scoring_from(generation.get("scoring", {})),
-    }
-    if kind == "vllm":
-        options["engine"] = engine_from(config.engine)
-    else:
-        options["device"] = config.device
-    timeouts = {"start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds}
-    if config.replicas > 1:
-        options["replicas"] = {"replicas": config.replicas, **timeouts}
-    elif config.placement == "separate":
-        kind = "vllm-remote"
-        options |= timeouts
-    return open_sampler(kind, model, sampling_from(generation["sampling"]), **options)
 
 
 def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:

@@ -36,9 +36,9 @@ class CheckpointsConfig(Settings):
 class ResourcesConfig(Settings):
     """Workers, engines, devices and time limits.
 
-    ``workers``, ``reverse``, ``start_seconds``, ``stall_seconds``, ``checkpoints``, ``checkpoint_gigabytes`` and
-    ``keep_policies`` do not affect results; the others are part of a run's identity, because engines, dtypes and sums
-    over ranks round differently.
+    ``workers``, ``reverse``, ``transport``, ``start_seconds``, ``stall_seconds``, ``checkpoints``,
+    ``checkpoint_gigabytes``, ``keep_policies`` and ``engine.sleep`` do not affect results; the others are part of a
+    run's identity, because engines, dtypes and sums over ranks round differently.
     """
 
     workers: Count = 2
@@ -52,11 +52,14 @@ class ResourcesConfig(Settings):
     engine: EngineConfig = EngineConfig()
     """How vLLM runs: its profile, and what differs from it."""
     placement: Literal["colocated", "separate"] = "colocated"
-    """``colocated``: the engine is in the worker's process; ``separate``: vLLM is a Ray actor of its own, on a
-    processor of its own."""
+    """``colocated``: the engine is in the worker's process, or one is on each learner rank's device; ``separate``:
+    engines are Ray actors on processors of their own."""
     replicas: Count = 1
-    """Engines that answer the batches of a cell together, with the same weights; several are Ray actors, each on
-    processors of its own (placement ``separate``)."""
+    """Engines that answer the batches of a cell together, with the same weights; several are Ray actors, in one
+    placement group with the learner ranks."""
+    transport: Literal["auto", "object_store", "gloo", "nccl", "ipc"] = "auto"
+    """How weights reach engines that are Ray actors; ``auto``: ``object_store`` on CPU, ``nccl`` between GPUs, ``ipc``
+    on one GPU."""
     learner_ranks: Count = 1
     """Learner ranks of a cell. One is in the worker's process; several are Ray actors, each on a processor of its
     own."""
@@ -77,15 +80,18 @@ class ResourcesConfig(Settings):
     the prescription; or that of ``all`` cells, pilots and sweep included."""
 
     @model_validator(mode="after")
-    def _separate_engines_are_vllm(self) -> Self:
-        if self.placement == "separate" and self.sampler == "transformers" and self.replicas == 1:
-            raise SettingError(
-                "placement", "is 'separate', which needs vLLM or several replicas, and sampler is 'transformers'"
-            )
-        if self.replicas > 1 and self.placement == "colocated":
+    def _colocated_engines_are_one_on_each_device(self) -> Self:
+        if self.placement == "colocated" and self.replicas not in (1, self.learner_ranks):
             raise SettingError(
                 "replicas",
-                f"is {self.replicas}, and an engine in the worker's process is alone: set placement to separate",
+                f"is {self.replicas}, and colocated engines are one in all or one on each of {self.learner_ranks} "
+                "learner ranks' devices: set placement to separate",
+            )
+        if self.engine.sleep and self.placement == "separate":
+            raise SettingError("engine.sleep", "is set, and no learner is on a separate engine's device: set it to 0")
+        if self.engine.sleep == 2:
+            raise SettingError(
+                "engine.sleep", "is 2, and a batch of which nothing is learnt is followed by no sync: set it to 1"
             )
         return self
 
@@ -133,7 +139,11 @@ class ResourcesConfig(Settings):
 
     def processors_of_a_worker(self) -> int:
         """Processors that one worker holds, with its engine and learner ranks."""
-        engine = self.replicas * (self.engine.tensor_parallel or 1) if self.placement == "separate" else 0
+        engine = 0
+        if self.placement == "separate":
+            engine = self.replicas * (self.engine.tensor_parallel or 1)
+        elif self.replicas > 1 and self.device == "cpu":
+            engine = self.replicas
         return 1 + (self.learner_ranks if self.learner_ranks > 1 else 0) + engine
 
     def processors(self) -> int:

@@ -16,9 +16,9 @@ import pyarrow as pa
 from isocompute.rollout import RolloutError, Sampling, response_seed
 from isocompute.rollout.samplers.actor import GATHER_SECONDS
 from isocompute.rollout.samplers.base import Sampler
-from isocompute.rollout.samplers.buckets import Bucket
 from isocompute.rollout.samplers.groups import Group, Layout
-from isocompute.rollout.samplers.manifest import Manifest, check_shapes
+from isocompute.rollout.samplers.manifest import Manifest
+from isocompute.rollout.samplers.parcels import Parcel
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.scoring.scorer import Verdict
 
@@ -58,9 +58,6 @@ class HashedSampler(Sampler):
     def manifest(self) -> Manifest:
         return Manifest(shapes=SHAPES, tied={})
 
-    def check(self, given: Any) -> dict[str, str]:
-        return check_shapes(self.manifest, given)
-
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         self.faults.check()
         if (too_long := problems.filter(pl.col("prompt").str.len_chars() > self.sampling.max_prompt_tokens)).height:
@@ -77,12 +74,9 @@ class HashedSampler(Sampler):
     def _begin_load(self) -> None:
         self._weights = {}
 
-    def take(self, bucket: Bucket) -> None:
-        for name, array in zip(bucket.names, bucket.arrays, strict=True):
-            self._weights[name] = bytes(array)
-
-    def _load(self, tensors: list[tuple[str, Any]]) -> None:
-        self._weights = {name: tensor.numpy().tobytes() for name, tensor in tensors}
+    def _load(self, parcel: Parcel) -> None:
+        for name, tensor in parcel.tensors("cpu"):
+            self._weights[name] = tensor.numpy().tobytes()
 
     def _end_load(self) -> None:
         if self._told("mangle"):

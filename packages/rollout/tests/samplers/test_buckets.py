@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from isocompute.rollout.samplers.buckets import buckets
+from isocompute.rollout.samplers.buckets import buckets, pack
 
 torch = pytest.importorskip("torch")
 
@@ -17,9 +17,14 @@ def test_tensors_come_back_in_their_order_with_their_types_and_shapes() -> None:
         "transposed": torch.randn(4, 6).T,
         "scalar": torch.tensor(2.5),
         "integers": torch.arange(7),
+        "of odd length": torch.randn(3).to(torch.bfloat16),
+        "after it": torch.randn(2, dtype=torch.float64),
         "with gradient": torch.randn(2, requires_grad=True),
     }
-    found = [pair for bucket in buckets(given.items(), size=60) for pair in bucket.tensors()]
+    found = []
+    for bucket in buckets(given.items(), size=60):
+        contents, packed = pack(bucket, "cpu")
+        found += contents.unpacked(packed)
     assert [name for name, _ in found] == list(given)
     for name, tensor in found:
         assert tensor.dtype == given[name].dtype
@@ -29,7 +34,8 @@ def test_tensors_come_back_in_their_order_with_their_types_and_shapes() -> None:
 def test_a_bucket_holds_as_much_as_it_may_and_a_larger_tensor_has_one_of_its_own() -> None:
     sizes = {"a": 10, "b": 15, "c": 40, "d": 5, "e": 20}
     given = {name: torch.zeros(size) for name, size in sizes.items()}
-    assert [bucket.names for bucket in buckets(given.items(), size=100)] == [["a", "b"], ["c"], ["d", "e"]]
+    names = [[name for name, _ in bucket] for bucket in buckets(given.items(), size=100)]
+    assert names == [["a", "b"], ["c"], ["d", "e"]]
 
 
 def test_a_stream_is_never_held_whole() -> None:

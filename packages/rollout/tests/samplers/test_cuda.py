@@ -1,16 +1,18 @@
-"""vLLM with the profile for CUDA, on a tiny random model; only where there is a CUDA device."""
+"""vLLM on CUDA on a tiny random model, its sleep, and pools over CUDA IPC and NCCL; only where there are the GPUs."""
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from isocompute.rollout import open_sampler
+from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.samplers.engine import EngineConfig
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
-    pytest.skip("there is no CUDA device", allow_module_level=True)
+    pytest.skip("there is no CUDA device: all of this file needs one", allow_module_level=True)
 pytest.importorskip("vllm")
 
 
@@ -53,3 +55,73 @@ def test_responses_to_a_problem_share_its_prompt_and_a_sync_forgets_it(
     worst = (again["logprobs"].list.first() - first["logprobs"].list.first()).abs().max()
     assert worst is not None
     assert worst < 0.1
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_engine_frees_the_gpu_while_it_sleeps_and_has_the_weights_of_the_sync_that_wakes_it(
+    level: int, tiny: Any, tmp_path: Path
+) -> None:
+    engine = EngineConfig(profile="cuda", memory_share=0.3, dtype="bfloat16", sleep=level)
+    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=engine)
+    awake = torch.cuda.mem_get_info()[0]
+    first = tiny.sample(opened)
+    # The KV cache is nearly all of its 0.3 of the GPU.
+    assert torch.cuda.mem_get_info()[0] - awake > 0.1 * torch.cuda.mem_get_info()[1]
+    if level == 1:
+        assert tiny.sample(opened)["response_ids"].to_list() == first["response_ids"].to_list()
+    else:
+        with pytest.raises(RolloutError, match="its weights were discarded when it went to sleep"):
+            tiny.sample(opened)
+    for version, seed in ((1, 5), (2, 6)):
+        policy = tiny.save(tmp_path, seed=seed)
+        opened.sync({name: tensor.to("cuda") for name, tensor in policy.state_dict().items()}, version)
+        assert tiny.largest_difference(policy, tiny.sample(opened)) < 0.2
+    opened.close()
+
+
+@pytest.mark.parametrize("transport", ["object_store", "ipc", "nccl"])
+def test_a_pool_on_gpus_has_the_weights_of_every_sync(transport: str, tiny: Any, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    gpus = torch.cuda.device_count()
+    if transport == "nccl" and gpus < 2:
+        pytest.skip("NCCL connects two GPUs, and there is one")
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+    # Ray gives a replica the first GPU: NCCL needs the weights on another one, CUDA IPC on the same.
+    torch.cuda.set_device(gpus - 1 if transport == "nccl" else 0)
+    pool = {"replicas": 1, "num_gpus": 1.0 if transport == "nccl" else 0.5, "bucket_bytes": 20_000}
+    engine = EngineConfig(profile="cuda", memory_share=0.3, dtype="bfloat16", sleep=1)
+    opened: Any = open_sampler(
+        "vllm", str(tiny.folder), tiny.sampling, engine=engine, replicas={**pool, "transport": transport}
+    )
+    for version, seed in ((1, 5), (2, 6), (3, 0)):
+        policy = tiny.save(tmp_path, seed=seed)
+        opened.sync({name: tensor.to("cuda") for name, tensor in policy.state_dict().items()}, version)
+        after = tiny.sample(opened)
+        assert set(after["weights_version"]) == {version}
+        assert tiny.largest_difference(policy, after) < 0.2
+    opened.close()
+    ray.shutdown()
+    torch.cuda.set_device(0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 3, reason="two replicas and the weights need three GPUs")
+def test_two_replicas_get_one_broadcast_and_a_dead_one_is_replaced(tiny: Any, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    gpus = torch.cuda.device_count()
+    ray.init(num_cpus=4, num_gpus=gpus, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+    torch.cuda.set_device(gpus - 1)
+    engine = EngineConfig(profile="cuda", memory_share=0.3, dtype="bfloat16")
+    opened: Any = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=engine, replicas={"replicas": 2})
+    assert opened.transport == "nccl"
+    policy = tiny.save(tmp_path, seed=5)
+    weights = {name: tensor.to("cuda") for name, tensor in policy.state_dict().items()}
+    for version, current in ((1, [1, 1]), (2, [2, None]), (3, [3, 3])):
+        opened.sync(weights, version)
+        assert [member.sync for member in opened.crew.members] == current
+        assert tiny.largest_difference(policy, tiny.sample(opened)) < 0.2
+        if version == 1:
+            os.kill(opened.crew.members[1].opened.process, signal.SIGKILL)
+        opened.settle()
+    opened.close()
+    ray.shutdown()
+    torch.cuda.set_device(0)

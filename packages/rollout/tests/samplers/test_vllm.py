@@ -87,7 +87,7 @@ def test_a_sync_in_this_process_is_refused_where_gpus_share_a_model(
 ) -> None:
     own, version = tiny.save(tiny.folder, seed=0).state_dict(), sampler.weights_version
     monkeypatch.setattr(sampler, "engine", replace(sampler.engine, tensor_parallel=4))
-    with pytest.raises(RolloutError, match=r"shares the model over 4 GPUs, .* the sampler must be vllm-remote"):
+    with pytest.raises(RolloutError, match=r"shares the model over 4 GPUs, .* must be opened with replicas="):
         sampler.sync(own, version)
     monkeypatch.undo()
     sampler.sync(own, version)

@@ -12,6 +12,7 @@ import pytest
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.replicas import Replicas
+from isocompute.rollout.samplers.replicas.sending import transport_of
 
 SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
 ASKED: dict[str, Any] = {"samples": 3, "seed": 7, "step": 1}
@@ -43,6 +44,12 @@ def pool(cluster: Any, folder: Path) -> Iterator[Replicas]:
     opened = Replicas(partial(hashed.HashedSampler, SAMPLING, folder), "hashed", SAMPLING, replicas=2, bucket_bytes=300)
     yield opened
     opened.close()
+
+
+def opened_over(transport: str, folder: Path) -> Replicas:
+    """Two replicas that get weights in three buckets."""
+    opener = partial(hashed.HashedSampler, SAMPLING, folder)
+    return Replicas(opener, "hashed", SAMPLING, replicas=2, bucket_bytes=400, transport=transport, answer_seconds=60.0)
 
 
 def process(pool: Replicas, index: int) -> int:
@@ -85,6 +92,70 @@ def test_a_replica_that_mangles_the_weights_is_found_by_its_probe_and_answers_no
     pool.sync(hashed.weights(1), 1)
     alone.sync(hashed.weights(1), 1)
     assert pool.sample(hashed.problems(4), **ASKED).equals(alone.sample(hashed.problems(4), **ASKED))
+
+
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+def test_every_transport_brings_the_weights_of_every_sync(
+    transport: str, cluster: Any, alone: Any, folder: Path
+) -> None:
+    opened = opened_over(transport, folder)
+    problems = hashed.problems(5)
+    for version in (1, 2):
+        opened.sync(hashed.weights(version), version)
+        alone.sync(hashed.weights(version), version)
+        assert opened.sample(problems, **ASKED).equals(alone.sample(problems, **ASKED))
+    with pytest.raises(RolloutError, match=r"a sync lacks the tensor layer.5"):
+        opened.sync(list(hashed.weights(3).items())[:5], 3)
+    with pytest.raises(RolloutError, match="the last sync failed"):
+        opened.sample(problems, **ASKED)
+    opened.sync(hashed.weights(4), 4)
+    alone.sync(hashed.weights(4), 4)
+    assert opened.sample(problems, **ASKED).equals(alone.sample(problems, **ASKED))
+    opened.close()
+
+
+@pytest.mark.parametrize("transport", ["gloo", "ipc"])
+def test_a_replica_that_dies_in_a_sync_ends_a_broadcast_and_no_other_sync(
+    transport: str, cluster: Any, alone: Any, folder: Path
+) -> None:
+    opened = opened_over(transport, folder)
+
+    def arriving() -> Iterator[tuple[str, Any]]:
+        for number, item in enumerate(hashed.weights(1).items()):
+            if number == 3:
+                os.kill(process(opened, 1), signal.SIGKILL)
+            yield item
+
+    opened.sync(hashed.weights(7), 1)
+    if transport == "gloo":
+        with pytest.raises(EngineError, match="replica 1 broke the group that weights are broadcast to: it died"):
+            opened.sync(arriving(), 2)
+        with pytest.raises(RolloutError, match="the last sync failed"):
+            opened.sample(hashed.problems(4), **ASKED)
+        opened.settle()
+        opened.sync(hashed.weights(1), 2)
+    else:
+        opened.sync(arriving(), 2)
+    alone.sync(hashed.weights(1), 2)
+    assert opened.sample(hashed.problems(4), **ASKED).equals(alone.sample(hashed.problems(4), **ASKED))
+    opened.settle()
+    opened.sync(hashed.weights(3), 3)
+    assert [member.sync for member in opened.crew.members] == [opened.sync_number] * 2
+    opened.close()
+
+
+def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_refused() -> None:
+    assert [transport_of("auto", num_gpus=gpus) for gpus in (0.0, 0.5, 1.0, 4.0)] == [
+        "object_store", "ipc", "nccl", "nccl"
+    ]  # fmt: skip
+    assert transport_of("auto", num_gpus=1.0, keep=True) == "object_store"
+    assert transport_of("gloo", num_gpus=1.0) == "gloo"
+    with pytest.raises(RolloutError, match="transport is 'mpi'; it must be auto or one of object_store, gloo"):
+        transport_of("mpi", num_gpus=0.0)
+    with pytest.raises(RolloutError, match="'nccl', and the replicas have no GPU; it must be object_store or gloo"):
+        transport_of("nccl", num_gpus=0.0)
+    with pytest.raises(RolloutError, match="keep_weights keeps what Ray's object store holds"):
+        transport_of("ipc", num_gpus=0.5, keep=True)
 
 
 def test_a_group_that_ends_two_replicas_is_named_and_the_next_table_is_whole(

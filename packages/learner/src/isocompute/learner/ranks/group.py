@@ -19,7 +19,7 @@ from ..errors import LearnerError, RankError
 from ..records.updates import Agreement, UpdateReport
 from ..saving.tensors import parts
 from ..updates.skipping import skipped
-from .handing import PART, RemoteTensors
+from .handing import PART, OnRank, RankWeights, RemoteTensors
 from .rank import STATE, WEIGHTS, RankActor
 from .waiting import outcomes
 
@@ -33,7 +33,10 @@ class LearnerGroup:
 
     Args:
         config: The learner's settings.
-        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` one GPU.
+        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` ``gpu_share`` of a GPU.
+        placement: A Ray placement group to be in, such as one shared with engines; by default one of its own.
+        bundles: The bundle of each rank in it; by default the first ones.
+        gpu_share: Share of its GPU that a rank takes; the engine on the same GPU takes the rest.
         patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
         load_patience: Timeout for loading the model, s.
         update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
@@ -52,6 +55,9 @@ class LearnerGroup:
         *,
         world_size: int,
         device: str = "cpu",
+        placement: Any = None,
+        bundles: Sequence[int] | None = None,
+        gpu_share: float = 1.0,
         patience: float = 300.0,
         load_patience: float = 1800.0,
         update_patience: float = 1800.0,
@@ -59,6 +65,8 @@ class LearnerGroup:
     ) -> None:
         if world_size < 1:
             raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
+        if bundles is not None and len(bundles) != world_size:
+            raise LearnerError(f"bundles names {len(bundles)} bundles; it must name one for each of {world_size} ranks")
         try:
             import ray  # noqa: F401
         except ModuleNotFoundError:
@@ -68,7 +76,8 @@ class LearnerGroup:
         self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
         self._grace = grace
         self._ranks: list[Any] = []
-        self._placement: Any = None
+        self._given, self._placement = placement, placement
+        self._bundles, self._gpu_share = bundles or range(world_size), gpu_share
         self._start(config)
 
     @property
@@ -136,8 +145,14 @@ class LearnerGroup:
         found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
         return found
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> RankWeights:
         """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
+        return RankWeights(self._policy, self._use_weights)
+
+    def _use_weights(self, function: OnRank) -> list[Any]:
+        return self._wait([rank.use_weights.remote(function) for rank in self._in_use()], "hand over the weights")
+
+    def _policy(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._tensors(WEIGHTS).items()
 
     def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
@@ -180,9 +195,9 @@ class LearnerGroup:
 
         for rank in self._ranks:
             ray.kill(rank)
-        if self._placement is not None:
+        if self._placement is not self._given:
             remove_placement_group(self._placement)
-        self._ranks, self._placement = [], None
+        self._ranks, self._placement = [], self._given
 
     def _start(self, config: LearnerConfig) -> None:
         """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
@@ -190,14 +205,18 @@ class LearnerGroup:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         try:
-            self._reserve_places()
-            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else 1)(RankActor)
-            strategy = PlacementGroupSchedulingStrategy(placement_group=self._placement)
+            if self._given is None:
+                self._reserve_places()
+            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else self._gpu_share)(RankActor)
+            places = [
+                PlacementGroupSchedulingStrategy(placement_group=self._placement, placement_group_bundle_index=bundle)
+                for bundle in self._bundles
+            ]
             longest = max(self._update_patience, self._load_patience)
             # An actor without a name ends with the process that started it.
             self._ranks = [
-                actor.options(scheduling_strategy=strategy).remote(rank, self._world_size, self._device, longest)
-                for rank in range(self._world_size)
+                actor.options(scheduling_strategy=place).remote(rank, self._world_size, self._device, longest)
+                for rank, place in enumerate(places)
             ]
             (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
             self._wait(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -36,6 +37,41 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
+"""Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
+
+
+class RankWeights(Iterable[tuple[str, torch.Tensor]]):
+    """The policy's tensors by their Hugging Face names, whole: handed over one after the other, or used on the ranks.
+
+    Args:
+        tensors: Hands them over to this process.
+        spread: Calls a function on every rank.
+    """
+
+    def __init__(
+        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], spread: Callable[[OnRank], list[Any]]
+    ) -> None:
+        self._tensors, self._spread = tensors, spread
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._tensors()
+
+    def on_ranks(self, function: OnRank) -> list[Any]:
+        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
+
+        Args:
+            function: It is pickled.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        return self._spread(function)
 
 
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import polars as pl
 import torch
@@ -14,6 +15,7 @@ from ..config import LearnerConfig
 from ..policy import WholeTensors, weights
 from ..records.updates import Agreement, UpdateReport
 from ..updates.learner import Learner
+from .handing import OnRank
 
 STATE, WEIGHTS = "state", "weights"
 
@@ -87,6 +89,10 @@ class RankActor:
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``."""
         return self._learner.agreement(rollouts)
+
+    def use_weights(self, function: OnRank) -> Any:
+        """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
+        return function(self._rank, self._learner.weights())
 
     def sizes(self, of: str) -> dict[str, int]:
         """Bytes of each tensor, by its name.

@@ -90,11 +90,6 @@ class SamplerActor:
         if isinstance(stream, Generator):
             stream.close()
 
-    def check(self, given: list[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
-        """Compare the names and shapes that a sync brings with the model's, where the model is."""
-        tied: dict[str, str] = self._sampler.check(given)
-        return tied
-
 
 def connected_ray() -> Any:
     """Return Ray, connected to the cluster of ``RAY_ADDRESS`` or to one started here.

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from ..errors import RolloutError
-from .buckets import Bucket
+from . import links
+from .buckets import BUCKET_BYTES, buckets
 from .faults import Faults
 from .groups import Layout
-from .manifest import check_tied, shapes_of
+from .links import Meeting
+from .manifest import Manifest, checked
+from .parcels import Given, Parcel, loading, place_of
 from .sampling import Draw, Sampling
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Sampler:
     """Answers problems with a policy whose weights a learner may replace.
 
-    A subclass says how problems are answered (``_batches``), which tensors its model has (``check``) and how weights
+    A subclass says how problems are answered (``_batches``), which tensors its model has (``manifest``) and how weights
     reach its engine (``_load``).
 
     Args:
@@ -33,6 +33,7 @@ class Sampler:
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         faults: Problems that could not be scored so far.
+        sleeps: Whether it leaves its device to others after each training batch, until it is used again.
     """
 
     plan = ""
@@ -41,6 +42,7 @@ class Sampler:
         self.model = str(model)
         self.sampling = self._opened = sampling
         self.faults = Faults()
+        self.sleeps = False
         self._version = 0
         self._whole = True
         self._streams = 0
@@ -123,6 +125,8 @@ class Sampler:
             yield from self._batches(problems, draw)
         finally:
             self._streams -= 1
+        if self.sleeps and phase == "train":
+            self.sleep()
 
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
@@ -166,11 +170,17 @@ class Sampler:
             RolloutError: A stream is open.
         """
         self._tear()
-        self._begin_load()
+        with loading():
+            self._begin_load()
 
-    def take(self, bucket: Bucket) -> None:
-        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes."""
-        self._load_part(bucket.tensors())
+    def take(self, parcel: Parcel) -> None:
+        """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes.
+
+        Raises:
+            RolloutError: The engine does not take them.
+        """
+        with loading():
+            self._load(parcel)
 
     def end_sync(self, version: int) -> None:
         """Take note that all parts came, and stamp what is sampled with ``version``.
@@ -178,9 +188,28 @@ class Sampler:
         Args:
             version: Policy version of the weights.
         """
-        self._end_load()
+        with loading():
+            self._end_load()
         self._stamp(version)
         self._whole = True
+
+    @property
+    def workers(self) -> int:
+        """Processes that share the model."""
+        return 1
+
+    @property
+    def place(self) -> str:
+        """The device that the model is on (``parcels.place_of``)."""
+        return place_of("cpu")
+
+    def join(self, meeting: Meeting, rank: int) -> None:
+        """Join the group over which weights are broadcast.
+
+        Args:
+            rank: That of this sampler's first process, from 1.
+        """
+        links.join(meeting, rank)
 
     def _tear(self) -> None:
         """Sample nothing until weights are whole again; refused while a stream is open."""
@@ -190,33 +219,23 @@ class Sampler:
             )
         self._whole = False
 
-    def _take_over(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Check the weights of a sync and hand them to the engine."""
+    def _take_over(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
+        """Check the weights of a sync and hand them to the engine, a bucket at a time."""
         del version
-        tensors = list(weights)
-        check_tied(self.check(shapes_of(tensors)), tensors)
-        try:
-            self._load(tensors)
-        except RolloutError:
-            raise
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise RolloutError(
-                f"the engine did not take over the weights ({type(error).__name__}: {reason}); "
-                "sync again before sampling"
-            ) from error
+        wanted = self.manifest
+        with loading():
+            self._begin_load()
+        for bucket in buckets(checked(weights, wanted), size=BUCKET_BYTES):
+            self.take(Given(bucket))
+        with loading():
+            self._end_load()
 
-    def check(self, given: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
-        """Compare the names and shapes that a sync brings with the model's.
-
-        Args:
-            given: Pairs of a Hugging Face name and a shape.
-
-        Returns:
-            From name to name, the tied tensors that it brings under both.
+    @property
+    def manifest(self) -> Manifest:
+        """Which tensors the model has, and so what a sync must bring.
 
         Raises:
-            RolloutError: They differ.
+            RolloutError: Its configuration cannot be read.
         """
         raise NotImplementedError
 
@@ -235,6 +254,9 @@ class Sampler:
         """Return log-probabilities (nats) of the likeliest tokens after fixed prompts, which tell policies apart."""
         raise NotImplementedError
 
+    def sleep(self) -> None:
+        """Leave the device's memory to others; whatever is asked for next wakes it."""
+
     def close(self) -> None:
         """Free the engine."""
 
@@ -246,14 +268,10 @@ class Sampler:
         """Return a batch without rows, for a table without problems."""
         return pa.RecordBatch.from_pylist([], Layout().schema)
 
-    def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        """Hand checked weights to the engine."""
-        raise NotImplementedError
-
     def _begin_load(self) -> None:
         """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
 
-    def _load_part(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
+    def _load(self, parcel: Parcel) -> None:
         """Hand one part of checked weights to the engine."""
         raise NotImplementedError
 

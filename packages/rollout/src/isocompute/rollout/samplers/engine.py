@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import RolloutError
 
 PROFILES = ("auto", "cpu", "cuda")
+SLEEPS = (0, 1, 2)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 CPU_BATCHED_TOKENS = 16_384
 CUDA_BATCHED_TOKENS = 8_192
@@ -25,6 +26,7 @@ class EngineConfig:
     | `max_batched_tokens` | 16,384, or the longest request | 8,192 |
     | `chunked_prefill`, `prefix_caching`, `cuda_graphs` | off | on |
     | `async_scheduling` | off | as vLLM decides |
+    | `sleep` | – | 0 |
     | `memory_share` | of free memory: 0.9 | of the GPU: 0.9 |
 
     Attributes:
@@ -42,6 +44,8 @@ class EngineConfig:
             on CPU the share of the free memory.
         kv_cache_gib: Size of the KV cache (GiB); by default all that is left on CUDA, and on CPU what
             ``max_concurrent`` of the longest requests need, but at most half of what is left.
+        sleep: Whether the engine leaves the GPU to a learner after each training batch: 0 not; 1 its weights move to
+            the host's memory; 2 they are discarded, so that a sync must come before anything is sampled.
 
     Raises:
         RolloutError: A value is out of its range, or cannot be combined with another.
@@ -58,6 +62,7 @@ class EngineConfig:
     tensor_parallel: int | None = None
     memory_share: float | None = None
     kv_cache_gib: float | None = None
+    sleep: int | None = None
 
     def __post_init__(self) -> None:
         if self.profile not in PROFILES:
@@ -71,6 +76,10 @@ class EngineConfig:
         for name in ("chunked_prefill", "prefix_caching", "cuda_graphs", "async_scheduling"):
             if not isinstance(getattr(self, name), bool | None):
                 raise RolloutError(f"engine {name} is {getattr(self, name)!r}; it must be true or false")
+        if self.sleep is not None and (isinstance(self.sleep, bool) or self.sleep not in SLEEPS):
+            raise RolloutError(
+                f"engine sleep is {self.sleep!r}; it must be 0 (stay), 1 (weights offloaded) or 2 (weights discarded)"
+            )
         if self.memory_share is not None and not 0 < number("memory_share", self.memory_share) <= 1:
             raise RolloutError(f"engine memory_share is {self.memory_share}; it must lie above 0 and be at most 1")
         if self.kv_cache_gib is not None and not number("kv_cache_gib", self.kv_cache_gib) > 0:
@@ -111,6 +120,10 @@ class EngineConfig:
             raise RolloutError(
                 f"engine max_batched_tokens is {batched}; it must be at least max_concurrent = {concurrent}"
             )
+        if not cuda and self.sleep:
+            raise RolloutError(
+                f"engine sleep is {self.sleep}, and vLLM on CPU frees nothing when it sleeps; it must be 0"
+            )
         if not cuda and (self.tensor_parallel or 1) > 1:
             raise RolloutError(f"engine tensor_parallel is {self.tensor_parallel}; on CPU it must be 1")
         return Engine(
@@ -125,6 +138,7 @@ class EngineConfig:
             tensor_parallel=self.tensor_parallel or 1,
             memory_share=self.memory_share or 0.9,
             kv_cache_gib=self.kv_cache_gib,
+            sleep=self.sleep or 0,
         )
 
 
@@ -144,6 +158,7 @@ class Engine:
         tensor_parallel: GPUs that share a model.
         memory_share: Share of the memory.
         kv_cache_gib: Size of the KV cache (GiB); None as the memory allows.
+        sleep: Level of sleep after each training batch; 0 for none.
     """
 
     device: str
@@ -157,6 +172,7 @@ class Engine:
     tensor_parallel: int
     memory_share: float
     kv_cache_gib: float | None
+    sleep: int
 
     @property
     def block_tokens(self) -> int:

@@ -20,7 +20,7 @@ from .base import Sampler
 from .control import controlled
 from .faults import Faults
 from .groups import Group, Layout
-from .manifest import Manifest, check_shapes, manifest
+from .manifest import Manifest, manifest
 from .models import load_tokenizer, stop_tokens
 from .prompts import Prompting, PromptMaker
 from .sampling import Continue, Draw, Finished, Request, Response, Sampling, as_it_is
@@ -70,11 +70,7 @@ class LocalSampler(Sampler):
 
     @property
     def manifest(self) -> Manifest:
-        """Which tensors the model has.
-
-        Raises:
-            RolloutError: Its configuration cannot be read.
-        """
+        """Which tensors the model has; see ``Sampler.manifest``."""
         if self._manifest is None:
             self._manifest = manifest(self.model)
         return self._manifest
@@ -83,10 +79,6 @@ class LocalSampler(Sampler):
         """Sample differently from now on; see ``Sampler.use``."""
         super().use(sampling)
         self.prompts = PromptMaker(self.tokenizer, self._prompting, max_prompt_tokens=sampling.max_prompt_tokens)
-
-    def check(self, given: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
-        """Compare the names and shapes that a sync brings with the model's; see ``Sampler.check``."""
-        return check_shapes(self.manifest, given)
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         """Return the length of each problem's prompt (tokens); see ``Sampler.lengths``."""

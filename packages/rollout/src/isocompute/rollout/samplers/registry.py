@@ -15,7 +15,7 @@ from .sampling import Sampling
 if TYPE_CHECKING:
     from .base import Sampler
 
-KINDS = ("vllm", "vllm-remote", "transformers", "openai")
+KINDS = ("vllm", "transformers", "openai")
 REPLICATED = ("vllm", "transformers")
 """Those of which there may be several replicas."""
 
@@ -32,13 +32,12 @@ def open_sampler(
     """Open a sampler for a model.
 
     Args:
-        kind: ``vllm`` (in this process), ``vllm-remote`` (in a Ray actor of its own), ``transformers``, or
-            ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
+        kind: ``vllm``, ``transformers``, or ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
         model: Directory or name of a model in the Hugging Face format.
         sampling: How responses are sampled.
         scoring: How responses are scored; by default by the scorer that this process's samplers share.
-        replicas: Several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options of
-            ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
+        replicas: One or several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options
+            of ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
         **options: Passed to the sampler's constructor.
 
     Returns:
@@ -56,10 +55,6 @@ def open_sampler(
         from .vllm.sampler import VllmSampler
 
         return VllmSampler(model, sampling, **options)
-    if kind == "vllm-remote":
-        from .vllm.remote import RemoteSampler
-
-        return RemoteSampler(model, sampling, **options)
     if kind == "transformers":
         from .transformers import TransformersSampler
 

@@ -14,6 +14,7 @@ from ..scoring.scorer import Scorer
 from .distribution import distribution, draw
 from .local import LocalSampler
 from .models import check_folder, not_loaded
+from .parcels import Parcel, place_of
 from .prompts import Prompting
 from .sampling import Continue, Finished, Request, Response, Sampling
 from .stopping import StopTexts
@@ -79,16 +80,18 @@ class TransformersSampler(LocalSampler):
         takes = inspect.signature(self._policy.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in takes else {}
 
-    def _load(self, tensors: list[tuple[str, Any]]) -> None:
-        self._load_part(tensors)
+    @property
+    def place(self) -> str:
+        """The device that the model is on; see ``Sampler.place``."""
+        return place_of(self._device)
 
-    def _load_part(self, tensors: list[tuple[str, Any]]) -> None:
+    def _load(self, parcel: Parcel) -> None:
         import torch
 
         mine = self._policy.state_dict()
         with torch.no_grad():
             # A tied tensor may come under one of its names or under both; names and shapes were checked.
-            for name, tensor in tensors:
+            for name, tensor in parcel.tensors(self._device):
                 mine[name].copy_(tensor.detach())
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:

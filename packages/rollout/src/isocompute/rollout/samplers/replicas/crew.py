@@ -130,7 +130,7 @@ class Crew:
         late = [member for member in asked if member.call not in done and member.deadline <= monotonic()]
         if late:
             member = late[0]
-            return self._lose(member, self._late(member))
+            return self.lose(member, self._late(member))
         ready = [member for member in asked if member.call in done]
         return self._outcome(ready[0]) if ready else self.next()
 
@@ -183,7 +183,7 @@ class Crew:
             value = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             if why := death(error):
-                return self._lose(member, f"it died before it could {member.task} ({why})")
+                return self.lose(member, f"it died before it could {member.task} ({why})")
             if member.opened is None:
                 # It has no model.
                 self.end(member)
@@ -205,7 +205,8 @@ class Crew:
             )
         return f"it did not {member.task} within {self._timeouts.answer:g} s and was ended"
 
-    def _lose(self, member: Member, why: str) -> Event:
+    def lose(self, member: Member, why: str) -> Event:
+        """End a replica that died or hangs; ``why`` begins with "it"."""
         self.end(member)
         member.deaths += 1
         self.last_lost = f"replica {member.index}: {why}"

@@ -14,13 +14,13 @@ from ...errors import RolloutError
 from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler
 from ..buckets import BUCKET_BYTES
-from ..manifest import Manifest, check_shapes
+from ..manifest import Manifest
 from ..sampling import Draw, Sampling
 from .crew import Crew, Timeouts
 from .dispatch import Dispatch
 from .replica import Opened, Opener
 from .schedule import Expected
-from .sending import Sender, Sync, agreed
+from .sending import Sender, Sync, agreed, transport_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +45,7 @@ class Replicas(Sampler):
             with a bundle for each.
         bundles: The bundle of each replica in it; by default the first ones.
         num_cpus: Processors of each.
+        transport: How weights travel; see ``sending.transport_of``.
         bucket_bytes: Most bytes of weights that are sent at a time.
         keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
             are started again before the next.
@@ -55,6 +56,7 @@ class Replicas(Sampler):
 
     Attributes:
         crew: The replicas.
+        transport: How weights travel.
         expected: Expected lengths of responses, for the order of groups.
         sync_number: Number of the sync whose weights answer; 0 where the model's own do.
 
@@ -74,6 +76,7 @@ class Replicas(Sampler):
         placement: Any = None,
         bundles: Sequence[int] | None = None,
         num_cpus: float = 1.0,
+        transport: str = "auto",
         bucket_bytes: int = BUCKET_BYTES,
         keep_weights: bool = False,
         tolerance: float = 1e-3,
@@ -84,6 +87,7 @@ class Replicas(Sampler):
         super().__init__(model, sampling)
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
             raise RolloutError(f"replicas is {replicas!r}; it must be a whole number of at least 1")
+        self.transport = transport_of(transport, num_gpus=num_gpus, keep=keep_weights)
         self._ray = connected_ray()
         self._own_placement: Any = None
         self._tolerance = tolerance
@@ -94,7 +98,10 @@ class Replicas(Sampler):
         places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
         timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
         self.crew = Crew(self._ray, opener, places, timeouts, restarts=restarts)
-        self._sender = Sender(self._ray, self.crew, size=bucket_bytes, keep=keep_weights)
+        self._sender = Sender(
+            self._ray, self.crew, transport=self.transport, size=bucket_bytes, seconds=answer_seconds,
+            keep=keep_weights,
+        )  # fmt: skip
         try:
             self._open()
         except BaseException:
@@ -108,7 +115,7 @@ class Replicas(Sampler):
         opened: dict[int, Opened] = self.crew.gather(self.crew.members)
         if len(opened) < len(self.crew.members):
             raise self.crew.nobody("start")
-        self.plan = opened[0].plan
+        self.plan, self.sleeps = opened[0].plan, opened[0].sleeps
         self._agree({index: one.probe for index, one in opened.items()})
 
     def use(self, sampling: Sampling) -> None:
@@ -117,14 +124,25 @@ class Replicas(Sampler):
             raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
         super().use(sampling)
         self._look()
+        self._all("use", sampling, task="take other sampling options")
+
+    def sleep(self) -> None:
+        """Let all replicas sleep; see ``Sampler.sleep``."""
+        self._all("sleep", task="sleep")
+
+    def _all(self, method: str, *arguments: Any, task: str) -> None:
+        """Ask all replicas that are up, and wait for them."""
         members = [member for member in self.crew.members if member.idle]
         for member in members:
-            self.crew.ask(member, "use", sampling, task="take other sampling options")
+            self.crew.ask(member, method, *arguments, task=task)
         self.crew.gather(members)
 
-    def check(self, given: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, str]:
-        """Compare the names and shapes that a sync brings with the model's; see ``Sampler.check``."""
-        return check_shapes(self._wanted(), given)
+    @property
+    def manifest(self) -> Manifest:
+        """Which tensors the model has; at least one replica is up then. See ``Sampler.manifest``."""
+        self._look()
+        found: Manifest = self._one("manifest", task="list the model's tensors")
+        return found
 
     def settle(self) -> None:
         """Wait until the replicas that were started again have loaded the model, or are left out."""
@@ -180,7 +198,7 @@ class Replicas(Sampler):
             dispatch.close()
 
     def _take_over(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        wanted = self._wanted()
+        wanted = self.manifest
         self.sync_number += 1
         probes = self._sender.send(Sync(number=self.sync_number, version=version), weights, wanted)
         self._agree(probes)
@@ -190,12 +208,6 @@ class Replicas(Sampler):
         self._reference = agreed(probes, tolerance=self._tolerance)
         for index in probes:
             self.crew.members[index].sync, self.crew.members[index].deaths = self.sync_number, 0
-
-    def _wanted(self) -> Manifest:
-        """The tensors of the model; at least one replica is up then."""
-        self._look()
-        found: Manifest = self._one("manifest", task="list the model's tensors")
-        return found
 
     def _one(self, method: str, *arguments: Any, task: str) -> Any:
         """Ask one replica, whichever is up, and another one where it dies."""

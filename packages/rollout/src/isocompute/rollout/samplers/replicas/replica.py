@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,10 @@ import pyarrow as pa
 
 from ...errors import RolloutError
 from ..actor import SamplerActor, Verifiers
-from ..buckets import Bucket
 from ..faults import Faults
+from ..links import Meeting
 from ..manifest import Manifest
+from ..parcels import Parcel
 from ..sampling import Sampling
 
 if TYPE_CHECKING:
@@ -32,12 +34,20 @@ class Opened:
         plan: ``Sampler.plan``.
         probe: ``Sampler.probe`` of the model's own weights.
         process: Its process id.
+        host: Its machine.
+        place: The device that its model is on (``Sampler.place``).
+        workers: Processes that share its model.
+        sleeps: Whether it is to sleep after each training batch.
         sync: Number of the sync that these weights are of: none.
     """
 
     plan: str
     probe: list[float]
     process: int
+    host: str
+    place: str
+    workers: int
+    sleeps: bool
     sync: int = 0
 
 
@@ -93,11 +103,21 @@ class Replica(SamplerActor):
         """
         self._sampler = self._opener()
         self._sampler.use(sampling)
+        # A batch has ended when all replicas have answered their parts.
+        sleeps, self._sampler.sleeps = self._sampler.sleeps, False
         return Opened(
             plan=self._sampler.plan,
             probe=self._sampler.probe(),
             process=os.getpid(),
+            host=socket.gethostname(),
+            place=self._sampler.place,
+            workers=self._sampler.workers,
+            sleeps=sleeps,
         )
+
+    def sleep(self) -> None:
+        """Leave the device to others; see ``Sampler.sleep``."""
+        self._sampler.sleep()
 
     def manifest(self) -> Manifest:
         """Return which tensors a sync must bring."""
@@ -149,10 +169,14 @@ class Replica(SamplerActor):
         self._sync, self._buckets, self._whole = sync, 0, False
         self._sampler.begin_sync()
 
-    def take(self, bucket: Bucket, sync: int) -> None:
+    def join(self, meeting: Meeting, rank: int) -> None:
+        """Join the group over which weights are broadcast; see ``Sampler.join``."""
+        self._sampler.join(meeting, rank)
+
+    def take(self, parcel: Parcel, sync: int) -> None:
         """Take over one bucket of a sync's weights."""
         self._expect(sync)
-        self._sampler.take(bucket)
+        self._sampler.take(parcel)
         self._buckets += 1
 
     def end_sync(self, version: int, sync: int, buckets: int) -> Synced:

@@ -1,20 +1,17 @@
-"""The weights of one sync to all replicas: a bucket is put into Ray's object store once, and all of them read it.
-
-On GPUs they pass through the memory of the replicas' hosts, too: this is where a transport over NCCL or CUDA IPC would
-take the buckets' place.
-"""
+"""The weights of one sync to all replicas: which way they go, and what is done about replicas that are lost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import RolloutError
-from ..buckets import buckets
-from ..manifest import Arriving, Manifest, check_tied
-from ..models import first_line
+from ..manifest import Manifest
+from .courier import Addressee, Carried, Courier
 from .crew import Crew, Member
+
+TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,28 +27,57 @@ class Sync:
     version: int
 
 
+def transport_of(asked: str, *, num_gpus: float, keep: bool = False) -> str:
+    """Return how weights travel: of ``auto``, what the replicas' devices suggest.
+
+    Args:
+        asked: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
+            those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
+        num_gpus: GPUs of each replica.
+        keep: Whether the weights are kept in the object store.
+
+    Raises:
+        RolloutError: There is no such transport, or the replicas cannot use it.
+    """
+    if asked not in ("auto", *TRANSPORTS):
+        raise RolloutError(f"transport is {asked!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
+    if asked == "nccl" and not num_gpus:
+        raise RolloutError("transport is 'nccl', and the replicas have no GPU; it must be object_store or gloo")
+    if keep and asked not in ("auto", "object_store"):
+        raise RolloutError(
+            f"transport is {asked!r}, and keep_weights keeps what Ray's object store holds; it must be object_store"
+        )
+    if asked != "auto":
+        return asked
+    if keep or not num_gpus:
+        return "object_store"
+    return "nccl" if num_gpus >= 1 else "ipc"
+
+
 class Sender:
     """Sends weights to replicas.
 
     Args:
         ray: Ray, connected.
         crew: The replicas.
+        transport: One of ``TRANSPORTS``.
         size: Most bytes in a bucket.
+        seconds: How long a replica may take over a bucket.
         keep: Whether the buckets stay in the object store until the next sync, for replicas that come later.
     """
 
-    def __init__(self, ray: Any, crew: Crew, *, size: int, keep: bool) -> None:
+    def __init__(self, ray: Any, crew: Crew, *, transport: str, size: int, seconds: float, keep: bool) -> None:
         self._ray, self._crew, self._size, self._keep = ray, crew, size, keep
+        self._transport, self._seconds = transport, seconds
         self._kept: list[Any] = []
         self._kept_of: Sync | None = None
 
     def send(self, sync: Sync, weights: Iterable[tuple[str, Any]], wanted: Manifest) -> dict[int, list[float]]:
         """Send weights to every replica that is up; those that die or hang meanwhile are ended.
 
-        The next bucket is made while the replicas load the one before, so that two are in memory at a time.
-
         Args:
-            weights: Pairs of a Hugging Face name and a tensor, read once.
+            weights: Pairs of a Hugging Face name and a tensor, read once. Where it has a method ``on_ranks``, as the
+                weights of learner ranks do, they are sent from these, and none passes through this process.
             wanted: The model's tensors.
 
         Returns:
@@ -59,29 +85,36 @@ class Sender:
 
         Raises:
             RolloutError: The weights are not those of the model, or a replica refuses them.
-            EngineError: No replica is left.
+            EngineError: No replica is left, or one was lost that others receive a broadcast with.
         """
         self._kept, self._kept_of = [], None
         task = f"take over the weights of version {sync.version}"
         members = [member for member in self._crew.members if member.idle]
         for member in members:
             member.sync = None
-        self._ask(members, "begin_sync", sync.number, task=task)
-        arriving, count, kept = Arriving(wanted), 0, []
-        for bucket in buckets(_checked(weights, arriving, wanted), size=self._size):
-            reference = self._ray.put(bucket)
-            del bucket
-            self._ask(self._answering(members, task), "take", reference, sync.number, task=task)
-            count += 1
-            if self._keep:
-                kept.append(reference)
-        arriving.end()
-        self._ask(self._answering(members, task), "end_sync", sync.version, sync.number, count, task=task)
+            self._crew.ask(member, "begin_sync", sync.number, task=task)
+        answered = self._crew.gather(members)
+        members = [member for member in members if member.index in answered]
+        if not members:
+            raise self._crew.nobody(task)
+        courier = Courier(
+            transport=self._transport, addressees=[_addressee(member) for member in members], number=sync.number,
+            task=task, wanted=wanted, size=self._size, seconds=self._seconds, keep=self._keep,
+        )  # fmt: skip
+        # What a rank puts into the object store would end with it.
+        on_ranks = None if self._keep else getattr(weights, "on_ranks", None)
+        carried = [courier.carry(0, weights)] if on_ranks is None else on_ranks(courier)
+        members = self._taken(carried, members)
+        if not members:
+            raise self._crew.nobody(task)
+        count = max(one.buckets for one in carried)
+        for member in members:
+            self._crew.ask(member, "end_sync", sync.version, sync.number, count, task=task)
         probes = {index: answer.probe for index, answer in self._crew.gather(members).items()}
         if not probes:
             raise self._crew.nobody(task)
         if self._keep:
-            self._kept, self._kept_of = kept, sync
+            self._kept, self._kept_of = list(carried[0].kept), sync
         return probes
 
     def keeps(self, number: int) -> bool:
@@ -96,46 +129,35 @@ class Sender:
         member.actor.begin_sync.remote(sync.number)
         for reference in self._kept:
             member.actor.take.remote(reference, sync.number)
-        # Calls of an actor are carried out in their order; where one of these fails, the last one says so.
         task = f"take over the weights of version {sync.version}"
         self._crew.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
 
-    def _ask(self, members: Sequence[Member], method: str, *arguments: Any, task: str) -> None:
+    def _taken(self, carried: Sequence[Carried], members: Sequence[Member]) -> list[Member]:
+        """End the replicas that were lost; return those that were sent all weights."""
+        lost = {index: why for one in carried for index, why in one.lost.items()}
         for member in members:
-            self._crew.ask(member, method, *arguments, task=task)
+            if member.index in lost:
+                self._crew.lose(member, lost[member.index])
+        for one in carried:
+            if one.failure is not None:
+                raise one.failure
+        reached = {index for one in carried for index in one.reached}
+        for member in members:
+            if member.index not in reached and member.opened is not None:
+                raise RolloutError(
+                    f"no rank that has the weights is on the {member.opened.place} of replica {member.index}; the "
+                    "transport must be nccl or object_store"
+                )
+        return [member for member in members if member.index not in lost]
 
-    def _answering(self, members: Sequence[Member], task: str) -> list[Member]:
-        """Wait for what replicas were asked; return those that are still there.
 
-        Raises:
-            EngineError: None of them is.
-        """
-        answered = self._crew.gather(members)
-        left = [member for member in members if member.index in answered]
-        if not left:
-            raise self._crew.nobody(task)
-        return left
-
-
-def _checked(weights: Iterable[tuple[str, Any]], arriving: Arriving, wanted: Manifest) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of a sync, on the CPU, and refuse what the model does not have or ties otherwise."""
-    tied = {*wanted.tied, *wanted.tied.values()}
-    first: dict[str, Any] = {}
-    for name, tensor in weights:
-        arriving.add(name, tuple(tensor.shape))
-        try:
-            copy = tensor.detach().cpu().contiguous()
-        except Exception as error:
-            raise RolloutError(
-                f"the engine did not take over the weights ({type(error).__name__}: {first_line(error)}); "
-                "sync again before sampling"
-            ) from error
-        if name in tied:
-            # One tensor, and its other names when they come.
-            first[name] = copy
-            pairs = {n: s for n, s in wanted.tied.items() if n in first and s in first and name in (n, s)}
-            check_tied(pairs, first.items())
-        yield name, copy
+def _addressee(member: Member) -> Addressee:
+    opened = member.opened
+    assert opened is not None
+    return Addressee(
+        index=member.index, actor=member.actor, process=f"{opened.host}:{opened.process}", place=opened.place,
+        workers=opened.workers,
+    )  # fmt: skip
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:

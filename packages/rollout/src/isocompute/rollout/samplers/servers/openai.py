@@ -122,7 +122,7 @@ class OpenAISampler(LocalSampler):
         """
         raise RolloutError(
             f"the weights of {self._servers} cannot be replaced: use the openai sampler for difficulty and evaluation "
-            "only, and train with vllm, vllm-remote or transformers"
+            "only, and train with vllm or transformers"
         )
 
     def close(self) -> None:

@@ -13,8 +13,10 @@ from typing import Any
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
 from ..engine import Engine, EngineConfig
+from ..links import Meeting
 from ..local import LocalSampler
 from ..models import check_folder, not_loaded
+from ..parcels import Given, Parcel, place_of
 from ..prompts import Prompting
 from ..sampling import Continue, Finished, Request, Sampling
 from . import worker
@@ -22,7 +24,7 @@ from .capacity import available_to, has_cuda
 from .lifetime import keep
 from .loop import EngineLoop
 from .memory import GIB, MemoryPlan, ModelSize, estimate, size_of
-from .transfer import receiver
+from .sleep import Sleep
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
 for _name, _value in {
@@ -71,8 +73,6 @@ class VllmSampler(LocalSampler):
         engine: How the engine runs; by default the profile of the device that is there.
         prompting: How prompts are made.
         scorer: Scores responses while others are generated; by default the one of this process.
-        weight_transport: Backend (``transfer.BACKENDS``) by which the engine also takes weights over vLLM's transfer
-            API, besides ``sync``; for an engine in a process of its own.
 
     Raises:
         RolloutError: vLLM is not installed, cannot load the model, or the model does not fit the memory.
@@ -86,7 +86,6 @@ class VllmSampler(LocalSampler):
         engine: EngineConfig | None = None,
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
-        weight_transport: str | None = None,
     ) -> None:
         check_folder(model)
         super().__init__(model, sampling, prompting=prompting, scorer=scorer)
@@ -97,7 +96,6 @@ class VllmSampler(LocalSampler):
         if memory is not None:
             self.plan = str(memory)
             _log.info("memory of the engine of %s:\n%s", self.model, self.plan)
-        transfers = None if weight_transport is None else receiver(weight_transport)
         try:
             with _compiling(self.engine):
                 self._llm: Any = engine_of(
@@ -109,7 +107,6 @@ class VllmSampler(LocalSampler):
                     disable_log_stats=True,
                     seed=0,
                     worker_extension_cls=worker.NAME,
-                    weight_transfer_config=transfers,
                     **engine_arguments(self.engine, memory),
                 )
         except RolloutError:
@@ -117,10 +114,11 @@ class VllmSampler(LocalSampler):
         except Exception as error:
             raise not_loaded(self.model, error) from error
         self._end = keep(self._llm, self)
+        name = f"the vLLM engine of {self.model}"
+        self._sleep = Sleep(self._llm, level=self.engine.sleep, name=name)
+        self.sleeps = self.engine.sleep > 0
         # Twice as many as are generated together: a step never waits for requests, and the rest stay out of its lists.
-        self._loop = EngineLoop(
-            self._llm.llm_engine, name=f"the vLLM engine of {self.model}", ahead=2 * self.engine.max_concurrent
-        )
+        self._loop = EngineLoop(self._llm.llm_engine, name=name, ahead=2 * self.engine.max_concurrent)
 
     def _planned(self) -> MemoryPlan | None:
         available = available_to(self.engine)
@@ -144,40 +142,52 @@ class VllmSampler(LocalSampler):
         return size_of(config, parameters=self.manifest.elements, stored=float(stored))
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
+        self._sleep.on("sample")
         return self._loop.run(requests, control, sampling=self.sampling, stop_token_ids=self.stop_token_ids)
 
-    def _load(self, tensors: list[tuple[str, Any]]) -> None:
-        if self.engine.tensor_parallel > 1:
+    @property
+    def workers(self) -> int:
+        """GPUs that share the model; see ``Sampler.workers``."""
+        return self.engine.tensor_parallel
+
+    @property
+    def place(self) -> str:
+        """The device that the model is on, or the first of several; see ``Sampler.place``."""
+        return place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
+
+    def join(self, meeting: Meeting, rank: int) -> None:
+        """Let every worker join the group over which weights are broadcast; see ``Sampler.join``."""
+        self._worker("join_link", {"meeting": meeting, "rank": rank})
+
+    def _begin_load(self) -> None:
+        self._sleep.on("load")
+        self._worker("begin_weights", {})
+
+    def _load(self, parcel: Parcel) -> None:
+        if self.engine.tensor_parallel > 1 and isinstance(parcel, Given):
             # Tensors on one GPU would be copied to it once more by each worker.
             raise RolloutError(
                 f"the engine shares the model over {self.engine.tensor_parallel} GPUs, which a sync in this process "
-                "does not reach; the sampler must be vllm-remote, with the transport nccl"
+                'does not reach; the sampler must be opened with replicas={"replicas": 1}'
             )
-        self.worker("take_weights", {"tensors": tensors})
-        self._loop.reset_prefix_cache()
-
-    def _begin_load(self) -> None:
-        self.worker("begin_weights", {})
-
-    def _load_part(self, tensors: list[tuple[str, Any]]) -> None:
-        self.worker("take_part", {"tensors": tensors})
+        self._worker("take_weights", {"parcel": parcel})
 
     def _end_load(self) -> None:
-        self.worker("end_weights", {})
+        self._worker("end_weights", {})
+        self._sleep.on("loaded")
         self._loop.reset_prefix_cache()
 
-    def worker(self, method: str, arguments: dict[str, Any]) -> None:
-        """Call a method of vLLM's worker, such as those of weight transfer and of ``worker.WeightWorker``."""
+    def _worker(self, method: str, arguments: dict[str, Any]) -> None:
+        """Call a method of each of vLLM's workers (``worker.WeightWorker``)."""
         self._llm.collective_rpc(method, kwargs=arguments)
 
-    def synced(self, version: int) -> None:
-        """Take note that weights came by weight transfer: they are ``version``."""
-        self._loop.reset_prefix_cache()
-        self._stamp(version)
+    def sleep(self) -> None:
+        """Leave the GPU to others; see ``EngineConfig.sleep``."""
+        self._sleep.on("sleep")
 
     def close(self) -> None:
         """Free the engine."""
-        self._llm = None
+        self._llm, self._sleep = None, Sleep(None, level=0, name=self.model)
         self._loop.close()
         self._end()
 
@@ -217,6 +227,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
         arguments["async_scheduling"] = engine.async_scheduling
     if engine.tensor_parallel == 1:
         arguments["distributed_executor_backend"] = "uni"
+    if engine.sleep:
+        arguments["enable_sleep_mode"] = True
     if engine.device == "cuda":
         arguments["gpu_memory_utilization"] = engine.memory_share
     # With a size given, vLLM on CPU skips a warm-up that eager engines have no use for.

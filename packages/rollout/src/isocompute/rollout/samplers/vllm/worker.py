@@ -1,8 +1,12 @@
-"""What vLLM's workers can do besides: take over weights whole, or leave them as they were."""
+"""What vLLM's workers can do besides: take over weights in parts, or leave them as they were."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from .. import links
+from ..links import Meeting
+from ..parcels import Parcel
 
 NAME = f"{__name__}.WeightWorker"
 """Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
@@ -14,37 +18,24 @@ class WeightWorker:
     model_runner: Any
     model_config: Any
     vllm_config: Any
-    reload_weights: Any
-    finish_weight_update: Any
-
-    def take_weights(self, tensors: list[tuple[str, Any]]) -> None:
-        """Replace all weights.
-
-        Linear layers are packed on CPU, where ``load_weights`` alone fails: a reload unpacks, loads and packs.
-
-        Args:
-            tensors: Pairs of a Hugging Face name and a tensor.
-        """
-        self.forget_torn_weights()
-        self.reload_weights(weights_iterator=iter(tensors))
-        self.repack_tied_head()
+    device: Any
+    rank: int
 
     def begin_weights(self) -> None:
-        """Unpack the layers for weights that come in parts (``take_part``), whatever an earlier sync has left."""
+        """Unpack the layers for weights that come in parts (``take_weights``), whatever an earlier sync has left.
+
+        Linear layers are packed on CPU, where ``load_weights`` alone fails.
+        """
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.forget_torn_weights()
         with self._configured():
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def take_part(self, tensors: list[tuple[str, Any]]) -> None:
-        """Load one part of the weights.
-
-        Args:
-            tensors: Pairs of a Hugging Face name and a tensor.
-        """
+    def take_weights(self, parcel: Parcel) -> None:
+        """Load one part of the weights."""
         with self._configured():
-            self.model_runner.get_model().load_weights(tensors)
+            self.model_runner.get_model().load_weights(parcel.tensors(self.device))
 
     def end_weights(self) -> None:
         """Pack the layers again."""
@@ -54,6 +45,14 @@ class WeightWorker:
             finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
         self.repack_tied_head()
 
+    def join_link(self, meeting: Meeting, rank: int) -> None:
+        """Join the group over which weights are broadcast.
+
+        Args:
+            rank: That of the engine's first worker.
+        """
+        links.join(meeting, rank + self.rank)
+
     def _configured(self) -> Any:
         """The context in which vLLM's layers find their settings."""
         from vllm.config import set_current_vllm_config
@@ -62,7 +61,6 @@ class WeightWorker:
 
     def forget_torn_weights(self) -> None:
         """Undo a reload that was cut off, which would otherwise mix its tensors into the next."""
-        from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -71,11 +69,8 @@ class WeightWorker:
         for info in torn:
             info.loaded_weights.clear()
             info.load_numel = 0
-        if getattr(self, "_weight_update_active", False):
-            # A transfer whose sender failed: the worker would refuse to start another.
-            self.finish_weight_update()
-        elif torn:
-            with set_current_vllm_config(self.vllm_config):
+        if torn:
+            with self._configured():
                 finalize_layerwise_reload(model, self.model_config)
 
     def repack_tied_head(self) -> None:

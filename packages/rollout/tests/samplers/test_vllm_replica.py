@@ -1,4 +1,4 @@
-"""A vLLM engine in a Ray actor of its own, synced over vLLM's weight transfer."""
+"""A vLLM engine in a Ray actor of its own: a pool of one replica."""
 
 import os
 import signal
@@ -12,23 +12,22 @@ import polars as pl
 import pytest
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
-from every_sync import synced_three_times
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.engine import EngineConfig
-from isocompute.rollout.samplers.vllm import transfer
 from isocompute.rollout.scoring import ScoringConfig, register
 
 
 @pytest.fixture(scope="module")
 def kind() -> str:
-    return "vllm-remote"
+    return "replicas"
 
 
 @pytest.fixture(scope="module")
 def sampler(cluster: Any, tiny: Any) -> Iterator[Any]:
     pytest.importorskip("vllm")
-    opened = open_sampler("vllm-remote", str(tiny.folder), tiny.sampling, transport="object_store")
+    options = {"replicas": 1, "transport": "gloo", "bucket_bytes": 20_000}
+    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, replicas=options)
     yield opened
     opened.close()
 
@@ -37,7 +36,7 @@ def sampler(cluster: Any, tiny: Any) -> Iterator[Any]:
 def tied_sampler(cluster: Any, tied_tiny: Any) -> Iterator[Any]:
     # Options of the engine and of scoring travel to the actor.
     opened = open_sampler(
-        "vllm-remote", str(tied_tiny.folder), tied_tiny.sampling, transport="object_store",
+        "vllm", str(tied_tiny.folder), tied_tiny.sampling, replicas={"replicas": 1, "transport": "ipc"},
         engine=EngineConfig(max_concurrent=7), scoring=ScoringConfig(seconds=2.0),
     )  # fmt: skip
     yield opened
@@ -80,7 +79,8 @@ def test_options_of_the_engine_and_of_scoring_reach_the_actor(tied_sampler: Any)
     def settings(engine: Any) -> tuple[int, float]:
         return engine._sampler.engine.max_concurrent, engine._sampler.scorer.config.seconds
 
-    assert tied_sampler._ray.get(tied_sampler._actor.__ray_call__.remote(settings)) == (7, 2.0)
+    actor = tied_sampler.crew.members[0].actor
+    assert tied_sampler._ray.get(actor.__ray_call__.remote(settings)) == (7, 2.0)
 
 
 def test_verifiers_that_are_registered_here_score_in_the_actor(
@@ -95,49 +95,23 @@ def test_verifiers_that_are_registered_here_score_in_the_actor(
     assert rollouts["reward"].to_list() == [1.0] * len(tiny.problems)
 
 
-def test_a_model_larger_than_one_chunk_is_synced_in_several(
-    sampler: Any, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 20_000)
-    synced_three_times(sampler, tiny, tmp_path, leave_out="")
-
-
-def test_an_engine_that_times_out_is_ended_and_named(
-    sampler: Any, cluster: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = sampler._actor
-    # The real engine is not killed: it serves the tests after this.
-    monkeypatch.setattr(cluster, "kill", lambda actor: None)
-    monkeypatch.setattr(sampler, "_answer_seconds", 0.0)
-    named = f"the vLLM engine of {tiny.folder} timed out: (begin|the next group) took more than 0 s, and the engine was"
-    try:
-        with pytest.raises(EngineError, match=named):
-            tiny.sample(sampler, samples=4000)
-        with pytest.raises(RolloutError, match="the sampler is closed"):
-            tiny.sample(sampler)
-    finally:
-        sampler._actor = opened
-
-
 def test_an_engine_killed_in_a_batch_is_named_and_its_whole_groups_were_yielded(sampler: Any, tiny: Any) -> None:
-    process = sampler._ray.get(sampler._actor.__ray_call__.remote(lambda _: os.getpid()))
+    opened = sampler.crew.members[0].opened
     stream = sampler.stream(tiny.problems, samples=4000, seed=3, step=1)
     groups = [next(stream)]
-    os.kill(process, signal.SIGKILL)
-    with pytest.raises(EngineError, match=f"the process of the vLLM engine of {tiny.folder} has died"):
+    os.kill(opened.process, signal.SIGKILL)
+    with pytest.raises(EngineError, match=r"replica 0: it died before it could answer the group"):
         groups += stream
     assert all(group["sample"].to_pylist() == list(range(4000)) for group in groups)
     assert 1 <= len(groups) < 6
-    with pytest.raises(RolloutError, match="has died"):
-        sampler.sync([], 99)
-
-
-def test_a_transport_for_one_process_is_refused_where_gpus_share_a_model(cluster: Any, tiny: Any) -> None:
-    shared = {"engine": EngineConfig(tensor_parallel=2), "transport": "object_store"}
-    with pytest.raises(RolloutError, match="object_store reaches one process, and engine tensor_parallel is 2"):
-        open_sampler("vllm-remote", str(tiny.folder), tiny.sampling, **shared)
+    # A new process takes its place, and answers once it has weights.
+    sampler.settle()
+    sampler.sync(tiny.save(tiny.folder, seed=0).state_dict(), 99)
+    assert set(tiny.sample(sampler)["weights_version"]) == {99}
 
 
 def test_a_cluster_without_room_is_reported(cluster: Any, tiny: Any) -> None:
-    with pytest.raises(RolloutError, match=r"no room for it \(it has 2 CPUs and 0 GPUs\)"):
-        open_sampler("vllm-remote", str(tiny.folder), tiny.sampling, num_gpus=8, start_seconds=1)
+    with pytest.raises(RolloutError, match=r"had no room for them \(it has 2 CPUs and 0 GPUs\)"):
+        open_sampler(
+            "vllm", str(tiny.folder), tiny.sampling, replicas={"replicas": 1, "num_gpus": 8, "start_seconds": 1}
+        )

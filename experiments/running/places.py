@@ -1,0 +1,77 @@
+"""Where the processes of a cell are: one placement group for its learner ranks and its engines, freed together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ExperimentError
+from .actor import WorkerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The bundles of a placement group, and who is in which.
+
+    Attributes:
+        bundles: What each holds, in Ray's names.
+        ranks: The bundle of each learner rank that is an actor.
+        engines: The bundle of each engine that is an actor.
+        share: Share of its GPU that each process takes.
+    """
+
+    bundles: Sequence[dict[str, float]]
+    ranks: Sequence[int]
+    engines: Sequence[int]
+    share: float
+
+    @classmethod
+    def of(cls, config: WorkerConfig) -> Layout:
+        """Lay out a worker's processes.
+
+        Separate engines have bundles of their own; several that are colocated are one on each rank's device.
+        """
+        gpus = config.device == "cuda"
+        ranks = config.learner_ranks if config.learner_ranks > 1 else 0
+        separate = config.placement == "separate"
+        engines = config.replicas if separate or config.replicas > 1 else 0
+        shared = engines > 0 and not separate
+        rank = {"CPU": 2.0 if shared else 1.0, **({"GPU": 1.0} if gpus else {})}
+        parallel = float(config.engine.get("tensor_parallel") or 1)
+        engine = {"CPU": 1.0, **({"GPU": parallel} if gpus else {})}
+        return cls(
+            bundles=[rank] * ranks + [engine] * (0 if shared else engines),
+            ranks=range(ranks),
+            engines=range(engines) if shared else range(ranks, ranks + engines),
+            share=0.5 if shared else 1.0,
+        )
+
+
+def reserve(layout: Layout, *, seconds: float) -> Any:
+    """Return a placement group for a layout; it ends with the process that reserved it.
+
+    Args:
+        seconds: Timeout.
+
+    Raises:
+        ExperimentError: The cluster has no room for it.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group: Any = placement_group(list(layout.bundles), strategy="PACK")
+    # Unlike ready(), wait() starts no worker process.
+    if not group.wait(seconds):
+        remove_placement_group(group)
+        needed, has = _sum(layout.bundles), _sum([ray.cluster_resources()])
+        raise ExperimentError(
+            f"{len(layout.ranks)} learner ranks and {len(layout.engines)} engines need {needed} together, and in "
+            f"{seconds:g} s the cluster, which has {has} in all, had no room for them: set learner_ranks, replicas or "
+            "workers lower, or join a larger cluster"
+        )
+    return group
+
+
+def _sum(bundles: Sequence[dict[str, float]]) -> str:
+    return " and ".join(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g} {kind}s" for kind in ("CPU", "GPU"))

@@ -1,0 +1,142 @@
+"""Learner ranks and engines in one placement group, and weights that go from the ones to the others."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import ray
+from isocompute.learner import LearnerConfig, LearnerGroup, prepare, with_cohorts
+from isocompute.learner.ranks.handing import RankWeights
+from isocompute.rollout import Sampling, open_sampler
+from ray.util import get_current_placement_group, placement_group_table
+from ray.util.placement_group import remove_placement_group
+
+from experiments.errors import ExperimentError
+from experiments.running.actor import WorkerConfig
+from experiments.running.places import Layout, reserve
+from experiments.tiny import model as tiny_model
+from experiments.tiny.config import ChainsModelConfig
+
+CONFIG = LearnerConfig(learning_rate=1e-2)
+PROBLEMS = pl.DataFrame(
+    {"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"], "verifier": "exact",
+     "source": "s", "split": "train"}
+)  # fmt: skip
+
+
+def asked(**resources: Any) -> WorkerConfig:
+    return WorkerConfig(models={}, generation={}, **resources)
+
+
+@pytest.mark.parametrize(
+    ("resources", "bundles", "ranks", "engines"),
+    [
+        ({}, [], [], []),
+        ({"learner_ranks": 2}, [{"CPU": 1}] * 2, [0, 1], []),
+        ({"placement": "separate"}, [{"CPU": 1}], [], [0]),
+        ({"learner_ranks": 2, "replicas": 3, "placement": "separate"}, [{"CPU": 1}] * 5, [0, 1], [2, 3, 4]),
+        ({"learner_ranks": 2, "replicas": 2}, [{"CPU": 2}] * 2, [0, 1], [0, 1]),
+        ({"learner_ranks": 2, "replicas": 2, "device": "cuda"}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
+        (
+            {"learner_ranks": 2, "placement": "separate", "device": "cuda", "engine": {"tensor_parallel": 4}},
+            [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}], [0, 1], [2],
+        ),
+    ],
+)  # fmt: skip
+def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks(
+    resources: dict[str, Any], bundles: list[dict[str, float]], ranks: list[int], engines: list[int]
+) -> None:
+    layout = Layout.of(asked(sampler="vllm", **{"device": "cpu"} | resources))
+    assert [list(layout.bundles), list(layout.ranks), list(layout.engines)] == [bundles, ranks, engines]
+    assert layout.share == (0.5 if set(ranks) & set(engines) else 1.0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model.save(tiny_model.new_model(ChainsModelConfig(hidden=32, layers=2)), tiny_model.new_tokenizer(), folder)
+    return folder
+
+
+@pytest.fixture(params=["separate", "colocated"])
+def placed(request: pytest.FixtureRequest, cluster: None, model: Path) -> Iterator[tuple[Any, LearnerGroup, Any]]:
+    """A placement group, two ranks in it that share a policy, and a way to open two engines in it."""
+    config = asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=request.param)
+    layout = Layout.of(config)
+    group = reserve(layout, seconds=60)
+    ranks = LearnerGroup(
+        model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
+    )  # fmt: skip
+
+    def engines(transport: str) -> Any:
+        options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
+        sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
+        return open_sampler("transformers", str(model), sampling, replicas={**options, "bucket_bytes": 20_000})
+
+    yield group, ranks, engines
+    ranks.close()
+    remove_placement_group(group)
+
+
+def place(actor: Any) -> str:
+    return str(get_current_placement_group().id.hex())
+
+
+def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group(
+    placed: tuple[Any, LearnerGroup, Callable[[str], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, ranks, engines = placed
+    ranks.reset(CONFIG)
+
+    def through_here(weights: RankWeights) -> Any:
+        raise AssertionError("the weights came to the driver")
+
+    monkeypatch.setattr(RankWeights, "__iter__", through_here)
+    for transport in ("object_store", "gloo", "ipc"):
+        sampler = engines(transport)
+        actors = [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
+        assert set(ray.get([actor.__ray_call__.remote(place) for actor in actors])) == {group.id.hex()}
+        for _ in range(2):
+            sampler.sync(ranks.weights(), ranks.version)
+            rollouts = sampler.sample(PROBLEMS, samples=8, seed=1, step=ranks.version, run_id="r")
+            assert ranks.agreement(rollouts).maximum < 1e-4
+            rewards = pl.Series([float(row % 2) for row in range(len(rollouts))], dtype=pl.Float32)
+            ranks.update(prepare(with_cohorts(rollouts.with_columns(reward=rewards), CONFIG.batch), CONFIG))
+        # The weights before the last update.
+        assert ranks.agreement(rollouts).maximum > 1e-3
+        sampler.close()
+    assert placement_group_table(group)["state"] == "CREATED"
+
+
+def test_ranks_and_engines_end_with_their_placement_group(cluster: None, model: Path) -> None:
+    layout = Layout.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=1, placement="separate"))
+    group = reserve(layout, seconds=60)
+    ranks = LearnerGroup(model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, grace=1)
+    sampler = open_sampler(
+        "transformers", str(model), Sampling(max_new_tokens=8, max_prompt_tokens=8),
+        replicas={"replicas": 1, "placement": group, "bundles": layout.engines},
+    )  # fmt: skip
+    actors = [*ranks._ranks, sampler.crew.members[0].actor]
+    remove_placement_group(group)
+    for actor in actors:
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.__ray_call__.remote(place))
+    sampler.close()
+    ranks.close()
+    # Their places are free again.
+    remove_placement_group(reserve(layout, seconds=60))
+
+
+def test_a_placement_group_that_does_not_fit_is_refused_with_the_numbers(cluster: None) -> None:
+    layout = Layout.of(asked(sampler="vllm", device="cpu", learner_ranks=4, replicas=3, placement="separate"))
+    with pytest.raises(ExperimentError, match=r"4 learner ranks and 3 engines need 7 CPUs and 0 GPUs .* has 4 CPUs"):
+        reserve(layout, seconds=1)

@@ -1,0 +1,271 @@
+"""What carries the weights of a sync to replicas; it runs where the weights are, here or on learner ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from ...contract.deaths import death
+from ...errors import EngineError, RolloutError
+from .. import links
+from ..buckets import Contents, buckets, pack
+from ..links import Meeting
+from ..manifest import Manifest, checked
+from ..parcels import Broadcast, Stored, loading, place_of, share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addressee:
+    """A replica that is to take weights.
+
+    Attributes:
+        index: Its place among the others.
+        actor: Ray's handle.
+        process: Names its process.
+        place: The device that its model is on.
+        workers: Processes that share its model.
+    """
+
+    index: int
+    actor: Any
+    process: str
+    place: str
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What became of one rank's part of a sync. An error is returned, not raised, since it must not end the ranks.
+
+    Attributes:
+        buckets: How many each replica was sent.
+        reached: Replicas that this rank had to reach.
+        lost: Why replicas were lost, by index.
+        kept: References to the buckets in Ray's object store, where they are kept.
+        failure: What ended it early.
+    """
+
+    buckets: int
+    reached: Sequence[int]
+    lost: Mapping[int, str]
+    kept: Sequence[Any]
+    failure: Exception | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Courier:
+    """Sends the weights of one sync, bucket by bucket; the next one is made while replicas load the one before.
+
+    ``object_store``, ``gloo`` and ``nccl`` send from the first rank; with ``ipc`` each rank serves the replicas on its
+    own GPU, and on CPU the first one all that are on its machine.
+
+    Attributes:
+        transport: One of ``sending.TRANSPORTS``.
+        addressees: The replicas.
+        number: Number of the sync.
+        task: The sync in words, as a verb.
+        wanted: The model's tensors.
+        size: Most bytes in a bucket.
+        seconds: How long a replica may take over a bucket.
+        keep: Whether the buckets stay in the object store.
+    """
+
+    transport: str
+    addressees: Sequence[Addressee]
+    number: int
+    task: str
+    wanted: Manifest
+    size: int
+    seconds: float
+    keep: bool
+
+    def __call__(self, rank: int, weights: Iterator[tuple[str, Any]]) -> Carried:
+        """Send the weights from one of several ranks; all of them take every tensor, since they gather it together."""
+        carried = self.carry(rank, weights)
+        for _ in weights:
+            pass
+        return carried
+
+    def carry(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Carried:
+        """Send the weights.
+
+        Args:
+            weights: Pairs of a Hugging Face name and a tensor, read once.
+        """
+        journey = _Journey(self)
+        failure: Exception | None = None
+        try:
+            journey.go(self._own(rank), weights)
+        except Exception as error:
+            failure = error
+        if failure is not None and self.transport in links.BACKENDS:
+            # The others may be waiting for a bucket that does not come.
+            links.leave()
+        return Carried(
+            buckets=journey.count, reached=journey.reached, lost=journey.lost, kept=journey.kept, failure=failure
+        )
+
+    def device(self) -> str:
+        """Where buckets are packed.
+
+        Raises:
+            RolloutError: This process has no GPU, and must have one.
+        """
+        if self.transport != "nccl" and (self.transport != "ipc" or self.addressees[0].place.startswith("CPU")):
+            return "cpu"
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RolloutError(
+                f"the transport {self.transport} sends from GPU to GPU, and the process that has the weights has none; "
+                "it must be object_store"
+            )
+        return "cuda"
+
+    def _own(self, rank: int) -> list[Addressee]:
+        """The replicas that a rank sends to."""
+        if self.transport != "ipc":
+            return list(self.addressees) if rank == 0 else []
+        here = place_of(self.device())
+        return [one for one in self.addressees if one.place == here and (rank == 0 or here.startswith("GPU"))]
+
+
+@dataclass(slots=True)
+class _Journey:
+    """One call of a courier.
+
+    Attributes:
+        left: Replicas that are there.
+        calls: What they were asked and have not answered, by index.
+        held: The bucket that these calls read.
+    """
+
+    courier: Courier
+    left: list[Addressee] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
+    count: int = 0
+    lost: dict[int, str] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+    calls: dict[int, Any] = field(default_factory=dict)
+    held: Any = None
+
+    def go(self, addressees: list[Addressee], weights: Iterable[tuple[str, Any]]) -> None:
+        """Send the weights to some replicas, until none is left."""
+        if not addressees:
+            return
+        self.left, self.reached = addressees, [one.index for one in addressees]
+        courier, send = self.courier, self._send()
+        device = courier.device()
+        for bucket in buckets(checked(weights, courier.wanted), size=courier.size):
+            with loading():
+                contents, packed = pack(bucket, device)
+            del bucket
+            self._settle()
+            if not self.left:
+                return
+            self.held = packed
+            send(contents, packed)
+            self.count += 1
+        self._settle()
+
+    def _send(self) -> Callable[[Contents, Any], None]:
+        """What sends one bucket."""
+        if self.courier.transport == "object_store":
+            return self._store
+        if self.courier.transport == "ipc":
+            return self._share
+        link = self._link()
+
+        def broadcast(contents: Contents, packed: Any) -> None:
+            self._ask("take", Broadcast(contents=contents), self.courier.number)
+            link.broadcast(packed)
+
+        return broadcast
+
+    def _store(self, contents: Contents, packed: Any) -> None:
+        import ray
+
+        reference = ray.put(Stored(contents=contents, array=packed.numpy()))
+        if self.courier.keep:
+            self.kept.append(reference)
+        self._ask("take", reference, self.courier.number)
+
+    def _share(self, contents: Contents, packed: Any) -> None:
+        self._ask("take", share(contents, packed), self.courier.number)
+
+    def _ask(self, method: str, *arguments: Any) -> None:
+        self.calls = {one.index: getattr(one.actor, method).remote(*arguments) for one in self.left}
+
+    def _link(self) -> links.Link:
+        """The group of this process and all workers of all replicas."""
+        import ray
+
+        def invite(meeting: Meeting) -> Callable[[], None]:
+            rank = 1
+            for one in self.left:
+                self.calls[one.index] = one.actor.join.remote(meeting, rank)
+                rank += one.workers
+            return self._settle
+
+        return links.meet(
+            " ".join(one.process for one in self.left),
+            self.courier.transport,
+            host=ray.util.get_node_ip_address(),
+            world=1 + sum(one.workers for one in self.left),
+            seconds=self.courier.seconds,
+            invite=invite,
+        )
+
+    def _settle(self) -> None:
+        """Wait for what the replicas were asked, and let go of those that died or hang.
+
+        Raises:
+            RolloutError: One refuses the weights.
+            EngineError: One is lost that others receive a broadcast with.
+        """
+        import ray
+
+        courier, deadline = self.courier, monotonic() + self.courier.seconds
+        while self.calls:
+            pending = list(self.calls.values())
+            done, _ = ray.wait(pending, timeout=max(0.0, deadline - monotonic()))
+            late = f"it did not {courier.task} within {courier.seconds:g} s and was ended"
+            for index, call in list(self.calls.items()):
+                if call in done:
+                    del self.calls[index]
+                    self._note(index, _lost(call, courier.task))
+                elif not done:
+                    del self.calls[index]
+                    self._note(index, late)
+        self.held = None
+
+    def _note(self, index: int, why: str) -> None:
+        if not why:
+            return
+        self.lost[index] = why
+        self.left = [one for one in self.left if one.index != index]
+        if self.courier.transport in links.BACKENDS:
+            raise EngineError(
+                f"replica {index} broke the group that weights are broadcast to: {why}; sync again before sampling"
+            )
+
+
+def _lost(call: Any, task: str) -> str:
+    """Why a replica was lost; empty where it has answered.
+
+    Raises:
+        RolloutError: It refused.
+    """
+    import ray
+
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError as error:
+        if why := death(error):
+            return f"it died before it could {task} ({why})"
+        if isinstance(getattr(error, "cause", None), ValueError):
+            raise error.cause from None
+        raise
+    return ""
