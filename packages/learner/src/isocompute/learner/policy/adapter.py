@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import LearnerError
@@ -41,16 +42,18 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
         raise LearnerError('an adapter needs peft: pip install "isocompute-learner[lora]"') from None
     names = _targets(policy, config)
     chosen = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=names)
-    # Made without memory, and so without a number from the generator of the run.
-    inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
+    # Made without memory, and so without a number from the generator of the run; of a policy that is traced, too.
+    with unset_fake_temporarily():
+        inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
     found = layers(policy)
     if sorted(found) != names:
         others = ", ".join(sorted(set(found) ^ set(names))[:3])
         raise LearnerError(f"peft does not adapt the layers of a {type(policy).__name__} that it was to ({others})")
     for layer in found.values():
         base = layer.base_layer.weight
-        for part in (layer.lora_A, layer.lora_B):
-            part.to(torch.promote_types(base.dtype, torch.float32)).to_empty(device=base.device)
+        held = {"device": base.device, "dtype": torch.promote_types(base.dtype, torch.float32)}
+        for part in (layer.lora_A[NAME], layer.lora_B[NAME]):
+            part.weight = torch.nn.Parameter(torch.empty_like(part.weight, **held))
     return policy
 
 
