@@ -134,16 +134,14 @@ def _targets(policy: Any, config: AdapterConfig) -> list[str]:
         if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
     ]
     last = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-    if config.target_modules == ALL_LINEAR:
-        if any(parameter.dim() == 3 for parameter in policy.parameters()):
-            raise LearnerError(
-                f"adapter.target_modules is {ALL_LINEAR}, and the experts of a {type(policy).__name__} are one tensor "
-                f"and no linear layers, so that they would not be adapted: name layers (it has {last})"
-            )
-        return sorted(linear)
+    if ALL_LINEAR in config.target_modules and any(parameter.dim() == 3 for parameter in policy.parameters()):
+        raise LearnerError(
+            f"adapter.target_modules has {ALL_LINEAR}, and the experts of a {type(policy).__name__} are one tensor and "
+            f"no linear layers, so that they would not be adapted: name layers (it has {last})"
+        )
     found: set[str] = set()
     for given in config.target_modules:
-        mine = {name for name in linear if name == given or name.endswith(f".{given}")}
+        mine = {name for name in linear if given in (name, ALL_LINEAR) or name.endswith(f".{given}")}
         if not mine:
             raise LearnerError(
                 f"adapter.target_modules has {given}, and no linear layer of the {type(policy).__name__} beneath its "
