@@ -19,8 +19,8 @@ class AdapterConfig:
     With ``compute.precision: bfloat16`` the base model is held in bfloat16; A, B, their gradients and their moments
     are in float32. Embeddings, norms, biases and the output head stay as they are.
 
-    The defaults are those of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about
-    ten times that of full training, whatever the rank.
+    α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
+    times that of full training, whatever the rank.
 
     Attributes:
         rank: r, the rank of the change of a weight.
