@@ -35,7 +35,7 @@ def install_all(session: nox.Session, *extra: str, constraints: str = "") -> Non
     for name, extras in (
         ("budget", "mlflow,yaml"),
         ("rollout", "mlflow,math,reasoning-gym,bubblewrap,hub,transformers"),
-        ("learner", "mlflow,ray"),
+        ("learner", "lora,mlflow,ray"),
         ("frontier", "mlflow"),
     ):
         packages += ["-e", f"packages/{name}[{extras}]"]

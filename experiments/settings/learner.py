@@ -51,7 +51,7 @@ class LearnerSettings:
                 raise SettingError("", f"has no setting {name!r}: {advice}")
         settings = with_recipe(given)
         # A cell has a learning rate and a longest response of its own; any that pass will do here.
-        validate({"learning_rate": 1.0, **_completed(settings, longest=1)})
+        validate({"learning_rate": 1.0, **_with_tuples(_completed(settings, longest=1))})
         return settings
 
 
@@ -83,6 +83,14 @@ def _completed(settings: Mapping[str, Any], *, longest: int) -> dict[str, Any]:
     if isinstance(objective, Mapping) and _is_constant(objective):
         completed["objective"] = {"constant_length": longest, **objective}
     return completed
+
+
+def _with_tuples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings whose lists are tuples, which JSON does not have."""
+    return {
+        name: _with_tuples(value) if isinstance(value, Mapping) else tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+    }
 
 
 def _is_constant(objective: Mapping[str, Any]) -> bool:

@@ -116,9 +116,6 @@ def _follow(location: Sequence[int | str], preset: str) -> tuple[str, dict[str, 
     root = preset_schema()
     path, schema = preset, root
     for key in location:
-        if "anyOf" in schema:
-            # What may also be null.
-            schema = resolved(schema["anyOf"][0], root)
         if "oneOf" in schema:
             schema = resolved(choices(schema)[str(key)], root)
             continue
@@ -128,6 +125,9 @@ def _follow(location: Sequence[int | str], preset: str) -> tuple[str, dict[str, 
             path = f"{path}.{key}"
             schema = schema.get("properties", {}).get(key) or schema["additionalProperties"]
         schema = resolved(schema, root)
+        if "anyOf" in schema:
+            # What may also be null.
+            schema = resolved(schema["anyOf"][0], root)
     return path, schema
 
 

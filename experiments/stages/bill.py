@@ -53,6 +53,8 @@ def lines(preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str
     whole = sampling + training + asked.sampling
     yield f"    {_hours(whole)} on {terms.device.name}, {_money(whole, terms)} (unverified)"
     yield f"      sampling {_hours(sampling)}, updates {_hours(training)}, evaluations {_hours(asked.sampling)}"
+    if learner.adapter is not None:
+        yield "      assumed: an update takes as long as one of all weights; an adapter's takes up to a third less"
     if terms.response_tokens is None:
         yield "      assumed: every response is as long as it may be, which is the most (--response-tokens)"
     for sentence in merged(whole.assumptions, price(whole, Money(terms.price)).assumptions):

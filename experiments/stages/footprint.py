@@ -80,6 +80,12 @@ class Footprint:
             f"{sampling.max_prompt_tokens:,}"
         )
         yield from (f"      {row}" for row in str(traced).splitlines())
+        if config.adapter is not None:
+            whole = self.update(replace(config, adapter=None), ranks).peak
+            yield (
+                f"    an adapter of rank {config.adapter.rank} is learnt; an update of all weights would take "
+                f"{whole / GIB:.3g} GiB, {whole / traced.peak:.1f} times as much"
+            )
         if self.preset.resources.device == "cuda":
             yield from self._on_gpus(traced)
 

@@ -18,7 +18,7 @@ from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
 from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, branched_cells, cell
+from .made import SAMPLING, cell, other_cells
 
 # What is imported stays: no process forked from this one need look through it for garbage.
 gc.freeze()
@@ -42,13 +42,13 @@ def main(
     ranks: int,
     rollouts: int,
     checkpoints: dict[str, int],
-    branched: str | None = None,
+    which: str | None = None,
     replicas: int = 1,
 ) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above.
 
     Args:
-        branched: ``trunk``, its decay ``branch``, or that branch ``at_once``, whose folder is below ``home``.
+        which: One of ``other_cells``, whose folder is below ``home``.
     """
     if placement == "separate":
         import ray
@@ -62,7 +62,7 @@ def main(
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=base)
-    if branched:
-        one = branched_cells(one)[branched]
+    if which:
+        one = other_cells(one)[which]
         home = home / one.run_id
     worker.train(one, pl.read_parquet(problems), home, home.parent / f"{home.name}-start")

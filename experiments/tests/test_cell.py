@@ -16,7 +16,7 @@ import polars as pl
 import psutil
 import pytest
 from isocompute.budget import Ledger
-from isocompute.learner import StepRecord
+from isocompute.learner import Checkpoints, StepRecord
 
 from experiments.running import models, work
 from experiments.running.spool import Spool
@@ -67,7 +67,7 @@ def start(
     return spawn(_run, folder, placement, ranks, rollouts, checkpoints, replicas)
 
 
-def _branched(folder: Path, which: str) -> None:
+def _other(folder: Path, which: str) -> None:
     from .run_cell import main
 
     main(folder, "colocated", 1, 96, {}, which)
@@ -188,15 +188,16 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
 
 def test_a_branch_continued_equals_the_branch_at_once_and_pays_for_its_own_steps_only(home: Path) -> None:
     folder = home / "branched"
-    for which in ("trunk", "branch", "at_once"):
-        assert exit_code(spawn(_branched, folder, which)) == 0
+    for which in made.BRANCHED:
+        assert exit_code(spawn(_other, folder, which)) == 0
     model = Path(json.loads((home / "inputs.json").read_text())[0])
-    cells = made.branched_cells(made.cell(base=models.content_hash(model)))
+    cells = made.other_cells(made.cell(base=models.content_hash(model)))
     tables = {
         which: {
-            name: pl.read_parquet(folder / one.run_id / f"{name}.parquet") for name in ("evals", "ledger", "pass_rates")
+            name: pl.read_parquet(folder / cells[which].run_id / f"{name}.parquet")
+            for name in ("evals", "ledger", "pass_rates")
         }
-        for which, one in cells.items()
+        for which in made.BRANCHED
     }
     later = {
         which: {name: table.filter(pl.col("step") > 9).drop("run_id") for name, table in own.items()}
@@ -211,3 +212,20 @@ def test_a_branch_continued_equals_the_branch_at_once_and_pays_for_its_own_steps
     training = pl.read_parquet(folder / cells["trunk"].run_id / "training_pass_rates.parquet")
     assert training.group_by("step").len().sort("step").rows() == [(4, 12), (12, 12)]
     assert set(training["samples"]) == {2}
+
+
+def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:
+    assert exit_code(spawn(_other, home / "other", "adapted")) == 0
+    model = Path(json.loads((home / "inputs.json").read_text())[0])
+    one = made.other_cells(made.cell(base=models.content_hash(model)))["adapted"]
+    folder = home / "other" / one.run_id
+    records = [record for record in Spool(folder / "metrics.jsonl").records() if isinstance(record, StepRecord)]
+    assert len(records) == 12
+    updates = [record.update for record in records if record.update is not None]
+    assert all(update.sync_error < 1e-4 for update in updates)
+    # The KL to the base model beneath the adapter, from which the policy has moved.
+    assert updates[0].objective["kl"].value == 0
+    assert updates[-1].objective["kl"].value > 1e-4
+    saved = Checkpoints(folder / "checkpoints").newest()
+    assert saved is not None
+    assert all(".lora_" in name for name in saved.tensors)

@@ -54,6 +54,29 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
         assert f"assumed: {assumed}" in printed
 
 
+def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = shallow(monkeypatch, learner_ranks=1, placement="colocated", replicas=1)
+    sweep = {
+        name: one.model_copy(update={"learner": {**one.learner, "adapter": {"rank": 8}}})
+        for name, one in preset.sweep.items()
+    }
+    small = Terms(device=footprint.Device(name="small", peak=1e14, memory=16 * 10**9))
+    plan.run(preset.model_copy(update={"sweep": sweep}), small)
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    sizes = [float(line.split()[-2]) for line in printed if line.startswith("weights") and line.endswith("GiB")]
+    # In bfloat16, beside an adapter of some millions of numbers.
+    assert sizes[0] == pytest.approx(1.556e9 * 2 / 2**30, rel=0.02)
+    taken = next(float(line.split()[-2]) for line in printed if line.startswith("in all"))
+    said = next(line for line in printed if line.startswith("an adapter of rank 8 is learnt"))
+    whole = float(said.split(" GiB")[0].split()[-1])
+    assert whole > taken + 1.556e9 * 14 / 2**30
+    assert said.endswith(f"{whole / taken:.1f} times as much")
+    assert any(line.startswith("with compute:") and line.endswith("per rank, fits") for line in printed)
+    assert any(line.startswith("assumed: an update takes as long as one of all weights") for line in printed)
+
+
 def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

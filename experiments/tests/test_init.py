@@ -46,11 +46,12 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
     main(["init", "mine", "--preset", "smoke"])
     text = (here / "mine.yaml").read_text()
     keys = {str(key) for key in _keys(yaml.safe_load(text))}
-    # Of the kinds of problems, models and rules only one is in it, and recipes are in place of settings.
+    # Of the kinds of problems, models and rules only one is in it, recipes are in place of settings, and there is no
+    # adapter.
     other_kinds = {
         "dataset", "revision", "files", "split", "prompt", "answer", "verifier", "metadata", "path", "model", "recipe",
             "codes", "largest_digit", "share", "batch_rollouts", "models", "folder", "command", "libraries",
-                "world_size", "micro_batch", "logs", "log_settings",
+                "world_size", "micro_batch", "logs", "log_settings", "rank", "alpha", "target_modules",
     }  # fmt: skip
     described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(schema.preset_schema())}
     assert set(described) - other_kinds - {"name", "longest", "margin", "phrase"} <= keys

@@ -27,9 +27,26 @@ ANCHOR = {
 DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
 
 
+def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
+    for given, modules in (({}, ("all-linear",)), ({"target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"))):
+        settings = load(changed(tmp_path, f"{LEARNER}.adapter", given), "smoke").sweep["easy"].learner
+        adapter = learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).adapter
+        assert adapter is not None
+        assert adapter.target_modules == modules
+    settings = load(changed(tmp_path, f"{LEARNER}.adapter", None), "smoke").sweep["easy"].learner
+    assert learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).adapter is None
+
+
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
+        (f"{LEARNER}.adapter", 4, "learner.adapter is 4; it must be a mapping"),
+        (f"{LEARNER}.adapter", {"ranks": 4}, "adapter has no setting 'ranks' .did you mean 'rank'"),
+        (f"{LEARNER}.adapter", {"rank": "4"}, "learner.adapter.rank is '4'; it must be of type int"),
+        (f"{LEARNER}.adapter", {"rank": 0}, "learner.adapter: rank is 0; it must be a whole number, 1 or more"),
+        (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "target_modules is 'q_proj'; it must be a list"),
+        (f"{LEARNER}.adapter", {"target_modules": []}, "target_modules is .*; it must be a list of names of linear"),
+        (f"{LEARNER}.adapter", {"target_modules": [3]}, "target_modules.0. is 3; it must be of type str"),
         (RATE, {"rule": "tuned"}, "learning_rate lacks evaluate_every, learning_rates, rollouts"),
         (RATE, {"seeds": [1]}, "smoke.sweep.easy.learning_rate lacks rule; it must be one of"),
         (f"{RATE}.rule", "cubic", "rule is 'cubic'; it must be one of constant, linear, sqrt, tuned"),

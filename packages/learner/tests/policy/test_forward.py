@@ -10,6 +10,7 @@ from isocompute.learner.batch import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import Forward, attention, load_policy, reference_of
+from isocompute.learner.policy.probe import at_least_float32
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -124,6 +125,22 @@ def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path,
     for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor, before[name])
+
+
+def test_a_model_in_bfloat16_is_tried_with_one_layer_in_float32_at_a_time(tmp_path: Path) -> None:
+    MODELS["llama"]().save_pretrained(tmp_path)
+    policy = load_policy(tmp_path, device="cpu", dtype=torch.bfloat16)
+    layers = list(policy.model.layers)
+    seen: list[list[torch.dtype]] = []
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: seen.append([next(each.parameters()).dtype for each in layers]))
+    ids = torch.arange(4)[None]
+    with torch.no_grad(), at_least_float32(policy):
+        found = policy(ids).logits
+    assert len(seen) == len(layers) > 1
+    for number, dtypes in enumerate(seen):
+        assert dtypes == [torch.float32 if place == number else torch.bfloat16 for place in range(len(layers))]
+    assert torch.equal(found, policy.float()(ids).logits)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])

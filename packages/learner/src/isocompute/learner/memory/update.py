@@ -190,8 +190,8 @@ def _trace(
         peak.start(optimizer.parameters)
         _passes(models, config, responses)
         weights = size_of({*models.policy.parameters(), *optimizer.parameters})
-        own = models.reference is not None and models.reference.policy is not models.policy
-        reference = size_of(models.reference.policy.parameters()) if own else 0
+        base = None if models.reference is None else models.reference.policy
+        reference = 0 if base in (None, models.policy) else size_of(base.parameters())
         moments = size_of(optimizer.state().values())
     return UpdateMemory(
         parameters=parameters,

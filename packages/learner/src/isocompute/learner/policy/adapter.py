@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import LearnerError
@@ -41,16 +42,18 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
         raise LearnerError('an adapter needs peft: pip install "isocompute-learner[lora]"') from None
     names = _targets(policy, config)
     chosen = LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules=names)
-    # Made without memory, and so without a number from the generator of the run.
-    inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
+    # Made without memory, and so without a number from the generator of the run; of a policy that is traced, too.
+    with unset_fake_temporarily():
+        inject_adapter_in_model(chosen, policy, adapter_name=NAME, low_cpu_mem_usage=True)
     found = layers(policy)
     if sorted(found) != names:
         others = ", ".join(sorted(set(found) ^ set(names))[:3])
         raise LearnerError(f"peft does not adapt the layers of a {type(policy).__name__} that it was to ({others})")
     for layer in found.values():
         base = layer.base_layer.weight
-        for part in (layer.lora_A, layer.lora_B):
-            part.to(torch.promote_types(base.dtype, torch.float32)).to_empty(device=base.device)
+        held = {"device": base.device, "dtype": torch.promote_types(base.dtype, torch.float32)}
+        for part in (layer.lora_A[NAME], layer.lora_B[NAME]):
+            part.weight = torch.nn.Parameter(torch.empty_like(part.weight, **held))
     return policy
 
 
@@ -131,16 +134,14 @@ def _targets(policy: Any, config: AdapterConfig) -> list[str]:
         if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
     ]
     last = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-    if config.target_modules == ALL_LINEAR:
-        if any(parameter.dim() == 3 for parameter in policy.parameters()):
-            raise LearnerError(
-                f"adapter.target_modules is {ALL_LINEAR}, and the experts of a {type(policy).__name__} are one tensor "
-                f"and no linear layers, so that they would not be adapted: name layers (it has {last})"
-            )
-        return sorted(linear)
+    if ALL_LINEAR in config.target_modules and any(parameter.dim() == 3 for parameter in policy.parameters()):
+        raise LearnerError(
+            f"adapter.target_modules has {ALL_LINEAR}, and the experts of a {type(policy).__name__} are one tensor and "
+            f"no linear layers, so that they would not be adapted: name layers (it has {last})"
+        )
     found: set[str] = set()
     for given in config.target_modules:
-        mine = {name for name in linear if name == given or name.endswith(f".{given}")}
+        mine = {name for name in linear if given in (name, ALL_LINEAR) or name.endswith(f".{given}")}
         if not mine:
             raise LearnerError(
                 f"adapter.target_modules has {given}, and no linear layer of the {type(policy).__name__} beneath its "

@@ -103,8 +103,7 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
         whole = weight.to(dtype)
         of_hidden = torch.empty_like(hidden)
         # A head that is not learnt has no gradient.
-        learnt = context.needs_input_grad[1]
-        of_weight = torch.zeros_like(whole, dtype=_wide(dtype)) if learnt else None
+        of_weight = torch.zeros_like(whole, dtype=_wide(dtype)) if context.needs_input_grad[1] else None
         of_bias = None if bias is None else torch.zeros_like(bias, dtype=_wide(dtype))
         for part in _parts(hidden.shape[0], chunk):
             logits = _logits(hidden[part], whole, bias, temperature)
@@ -123,9 +122,9 @@ class _Head(torch.autograd.Function):  # type: ignore[misc]
             del logits, surprise, shares, by
             slope = slope.to(dtype)
             of_hidden[part] = (slope @ whole).to(hidden.dtype)
-            if learnt and of_weight.dtype == dtype:
+            if of_weight is not None and of_weight.dtype == dtype:
                 of_weight.addmm_(slope.T, hidden[part].to(dtype))
-            elif learnt:
+            elif of_weight is not None:
                 of_weight += slope.T @ hidden[part].to(dtype)
             del slope
         grown = None if of_bias is None or bias is None else of_bias.to(bias.dtype)

@@ -11,6 +11,7 @@ import torch
 
 from ..batch.responses import Lists, Responses
 from ..errors import LearnerError
+from .sharding import blocks
 
 SAME = 1e-3
 """Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
@@ -112,26 +113,50 @@ def _rotations(config: Any) -> list[dict[str, Any]]:
 
 @contextmanager
 def at_least_float32(policy: Any) -> Iterator[None]:
-    """Hold weights of a lower type in float32 meanwhile; they are the same afterwards, bit for bit.
+    """Run a policy whose weights are of a lower type in float32 meanwhile; they are the same afterwards, bit for bit.
 
     In bfloat16 two kernels of attention give log-probabilities that differ by 0.03 nats, and no tolerance would tell
-    that from another meaning.
+    that from another meaning. A layer is in float32 while it runs, so that the whole of them never is.
 
     Args:
         policy: From ``load_policy``.
     """
-    lower = [
-        (tensor, tensor.dtype)
-        for tensor in (*policy.parameters(), *policy.buffers())
-        if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32
-    ]
-    for tensor, _ in lower:
-        tensor.data = tensor.data.float()
+    layers = {layer: _lower(layer) for layer in blocks(policy)}
+    inside = {id(tensor) for held in layers.values() for tensor, _ in held}
+    outside = [(tensor, dtype) for tensor, dtype in _lower(policy) if id(tensor) not in inside]
+    hooks = []
+    for layer in layers:
+        hooks.append(layer.register_forward_pre_hook(lambda module, _: _to_float32(layers[module])))
+        hooks.append(layer.register_forward_hook(lambda module, *_: _back(layers[module]), always_call=True))
+    _to_float32(outside)
     try:
         yield
     finally:
-        for tensor, dtype in lower:
-            tensor.data = tensor.data.to(dtype)
+        _back(outside)
+        for hook in hooks:
+            hook.remove()
+
+
+Lower = list[tuple[torch.Tensor, torch.dtype]]
+"""Tensors of a lower type than float32, and that type."""
+
+
+def _lower(module: torch.nn.Module) -> Lower:
+    return [
+        (tensor, tensor.dtype)
+        for tensor in (*module.parameters(), *module.buffers())
+        if tensor.is_floating_point() and torch.finfo(tensor.dtype).bits < 32
+    ]
+
+
+def _to_float32(held: Lower) -> None:
+    for tensor, _ in held:
+        tensor.data = tensor.data.float()
+
+
+def _back(held: Lower) -> None:
+    for tensor, dtype in held:
+        tensor.data = tensor.data.to(dtype)
 
 
 def without_dropout(policy: Any) -> None:

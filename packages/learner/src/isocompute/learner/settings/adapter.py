@@ -19,14 +19,14 @@ class AdapterConfig:
     With ``compute.precision: bfloat16`` the base model is held in bfloat16; A, B, their gradients and their moments
     are in float32. Embeddings, norms, biases and the output head stay as they are.
 
-    The defaults are those of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about
-    ten times that of full training, whatever the rank.
+    α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
+    times that of full training, whatever the rank.
 
     Attributes:
-        rank: r.
-        alpha: α.
-        target_modules: Names of the linear layers that are adapted, or their last parts such as ``q_proj``;
-            ``all-linear``: all but the output head.
+        rank: r, the rank of the change of a weight.
+        alpha: α; a change is multiplied by α/r.
+        target_modules: Names of the linear layers that are adapted, or their last parts, such as ``q_proj``;
+            ``all-linear`` names all but the output head.
 
     Raises:
         LearnerError: A value is out of its range.
@@ -34,18 +34,14 @@ class AdapterConfig:
 
     rank: int = 32
     alpha: float = 32.0
-    target_modules: str | tuple[str, ...] = ALL_LINEAR
+    target_modules: tuple[str, ...] = (ALL_LINEAR,)
 
     def __post_init__(self) -> None:
         whole(self, "rank", least=1)
         positive(self, "alpha")
         given = self.target_modules
-        if given != ALL_LINEAR and (isinstance(given, str) or not given or not all(map(_is_name, given))):
+        if not isinstance(given, tuple) or not given or not all(isinstance(name, str) and name for name in given):
             raise LearnerError(
-                f"target_modules is {given!r}; it must be {ALL_LINEAR} or a list of names of linear layers, such as "
-                "[q_proj, v_proj]"
+                f"target_modules is {given!r}; it must be a list of names of linear layers, such as [q_proj, v_proj] "
+                f"or [{ALL_LINEAR}]"
             )
-
-
-def _is_name(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
