@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from ..errors import ExperimentError
 from .actor import WorkerConfig
+from .roster import NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,10 @@ class Layout:
 
 
 def reserve(layout: Layout, *, seconds: float) -> Any:
-    """Return a placement group for a layout; it ends with the process that reserved it.
+    """Return a placement group for a layout.
+
+    Ray ends a group with the command whose workers reserved it, and not with the worker: those of dead workers are
+    removed where there is no room.
 
     Args:
         seconds: Timeout.
@@ -60,9 +66,14 @@ def reserve(layout: Layout, *, seconds: float) -> Any:
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group: Any = placement_group(list(layout.bundles), strategy="PACK")
+    context = ray.get_runtime_context()
+    name = context.get_actor_name() if context.worker.mode == ray.WORKER_MODE else ""
+    group: Any = placement_group(list(layout.bundles), strategy="PACK", name=name or "")
+    end = monotonic() + seconds
     # Unlike ready(), wait() starts no worker process.
-    if not group.wait(seconds):
+    while not (there := group.wait(1.0)) and monotonic() < end:
+        _remove_orphans()
+    if not there:
         remove_placement_group(group)
         needed, has = _sum(layout.bundles), _sum([ray.cluster_resources()])
         raise ExperimentError(
@@ -71,6 +82,21 @@ def reserve(layout: Layout, *, seconds: float) -> Any:
             "workers lower, or join a larger cluster"
         )
     return group
+
+
+def _remove_orphans() -> None:
+    """Remove the groups of workers that are dead: each has the name of its worker, and is in our namespace."""
+    import ray
+    from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
+
+    named = [entry["name"] for entry in placement_group_table().values() if entry["state"] != "REMOVED"]
+    for name in filter(None, named):
+        try:
+            ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            with suppress(ValueError):
+                # Another worker may be removing it.
+                remove_placement_group(get_placement_group(name))
 
 
 def _sum(bundles: Sequence[dict[str, float]]) -> str:

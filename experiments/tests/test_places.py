@@ -16,6 +16,7 @@ from ray.util.placement_group import remove_placement_group
 from experiments.errors import ExperimentError
 from experiments.running.actor import WorkerConfig
 from experiments.running.places import Layout, reserve
+from experiments.running.roster import NAMESPACE
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 
@@ -55,7 +56,9 @@ def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_th
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    ray.init(
+        num_cpus=4, namespace=NAMESPACE, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False
+    )
     yield
     ray.shutdown()
 
@@ -134,6 +137,25 @@ def test_ranks_and_engines_end_with_their_placement_group(cluster: None, model: 
     ranks.close()
     # Their places are free again.
     remove_placement_group(reserve(layout, seconds=60))
+
+
+class Holder:
+    """Reserves places as a worker does."""
+
+    def hold(self, layout: Layout) -> int:
+        return len(reserve(layout, seconds=60).bundle_specs)
+
+
+def test_the_places_of_a_worker_that_died_are_free_for_the_one_that_replaces_it(cluster: None) -> None:
+    layout = Layout.of(asked(sampler="vllm", device="cpu", learner_ranks=2, replicas=1, placement="separate"))
+    holders = [ray.remote(num_cpus=0)(Holder).options(name=f"worker-{number}").remote() for number in range(2)]
+    assert ray.get(holders[0].hold.remote(layout)) == 3
+    # Of four processors there is one left, and a worker that lives keeps its places.
+    with pytest.raises(ExperimentError, match="need 3 CPUs"):
+        reserve(layout, seconds=1)
+    ray.kill(holders[0])
+    assert ray.get(holders[1].hold.remote(layout)) == 3
+    ray.kill(holders[1])
 
 
 def test_a_placement_group_that_does_not_fit_is_refused_with_the_numbers(cluster: None) -> None:

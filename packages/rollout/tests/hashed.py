@@ -1,4 +1,4 @@
-"""A sampler whose tokens are hashes of its weights and of a response's seed: a process that starts in a second."""
+"""A sampler whose tokens are hashes of its weights and of a response's seed: its process starts in seconds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from hashlib import blake2b
+from importlib import import_module
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -51,6 +52,8 @@ class HashedSampler(Sampler):
 
     def __init__(self, sampling: Sampling, folder: Path) -> None:
         super().__init__("hashed", sampling)
+        # Parcels need it: not within the timeout of the first one.
+        import_module("torch")
         self._folder = folder
         self._own()
 

@@ -92,6 +92,24 @@ def test_two_ranks_take_the_same_update_as_one(two: LearnerGroup, learner: Learn
     assert torch.allclose(flat(mine, suffix="exp_avg"), flat(theirs, suffix="exp_avg"), rtol=1e-4, atol=1e-7)
 
 
+def test_a_function_on_the_ranks_sees_every_whole_tensor_and_its_results_come_by_rank(
+    two: LearnerGroup, learner: Learner
+) -> None:
+    def sums(rank: int, tensors: Iterator[tuple[str, torch.Tensor]]) -> tuple[int, dict[str, float]]:
+        return rank, {name: float(tensor.double().sum()) for name, tensor in tensors}
+
+    expected = {name: pytest.approx(float(tensor.double().sum())) for name, tensor in learner.weights()}
+    found = two.weights().on_ranks(sums)
+    assert [rank for rank, _ in found] == [0, 1]
+    assert all(theirs == expected for _, theirs in found)
+    assert dict(two.weights()).keys() == expected.keys()
+
+
+def test_a_bundle_must_be_named_for_each_rank(model: Path) -> None:
+    with pytest.raises(LearnerError, match="bundles names 1 bundles; it must name one for each of 2 ranks"):
+        LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, bundles=[0])
+
+
 @pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
 def test_two_ranks_measure_and_take_several_updates_of_a_batch_as_one_does(
     two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig, algorithm: str

@@ -1,4 +1,4 @@
-"""A pool of replicas of a sampler that starts in a second: places, the order of work, refusals, deaths."""
+"""A pool of replicas of a sampler that starts in seconds: places, the order of work, transports, refusals, deaths."""
 
 import os
 import signal

@@ -158,10 +158,11 @@ class Sampler:
             RolloutError: A stream is open; or a tensor is missing, unknown or of another shape, two tied ones differ,
                 or the engine did not take them over, after which nothing is sampled until a sync succeeds.
         """
-        self._tear()
-        self._take_over(weights.items() if hasattr(weights, "items") else weights, version)
-        self._stamp(version)
-        self._whole = True
+        wanted = self.manifest
+        self.begin_sync()
+        for bucket in buckets(checked(pairs(weights), wanted), size=BUCKET_BYTES):
+            self.take(Given(bucket))
+        self.end_sync(version)
 
     def begin_sync(self) -> None:
         """Begin to take weights over in parts; nothing is sampled until ``end_sync``.
@@ -219,17 +220,6 @@ class Sampler:
             )
         self._whole = False
 
-    def _take_over(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        """Check the weights of a sync and hand them to the engine, a bucket at a time."""
-        del version
-        wanted = self.manifest
-        with loading():
-            self._begin_load()
-        for bucket in buckets(checked(weights, wanted), size=BUCKET_BYTES):
-            self.take(Given(bucket))
-        with loading():
-            self._end_load()
-
     @property
     def manifest(self) -> Manifest:
         """Which tensors the model has, and so what a sync must bring.
@@ -281,3 +271,9 @@ class Sampler:
     def _stamp(self, version: int) -> None:
         """Stamp what is sampled from now on with ``version``."""
         self._version = version
+
+
+def pairs(weights: Any) -> Iterable[tuple[str, Any]]:
+    """Names and tensors of a mapping or an iterable of them."""
+    found: Iterable[tuple[str, Any]] = weights.items() if hasattr(weights, "items") else weights
+    return found

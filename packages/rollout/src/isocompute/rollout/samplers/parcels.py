@@ -100,7 +100,9 @@ class Shared:
                 f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
                 "nccl or object_store"
             )
-        return self.contents.unpacked(pickle.loads(self.handle).clone())
+        copy = pickle.loads(self.handle).clone()
+        _finish(copy)
+        return self.contents.unpacked(copy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,7 @@ def share(contents: Contents, packed: torch.Tensor) -> Shared:
     """
     import torch.multiprocessing as processes
 
+    _finish(packed)
     strategy, file = processes.get_sharing_strategy(), io.BytesIO()
     # On CPU by a name: a file descriptor could only be passed on to a child.
     processes.set_sharing_strategy("file_system")
@@ -139,6 +142,14 @@ def share(contents: Contents, packed: torch.Tensor) -> Shared:
     finally:
         processes.set_sharing_strategy(strategy)
     return Shared(contents=contents, place=place_of(packed.device), handle=file.getvalue())
+
+
+def _finish(copied: torch.Tensor) -> None:
+    """Wait for copies that a GPU has been asked for: another process reads or replaces what they are of."""
+    if copied.is_cuda:
+        import torch
+
+        torch.cuda.current_stream(copied.device).synchronize()
 
 
 def place_of(device: Any) -> str:

@@ -140,6 +140,7 @@ class _Journey:
         left: Replicas that are there.
         calls: What they were asked and have not answered, by index.
         held: The bucket that these calls read.
+        sending: torch's ``Work`` of a broadcast.
     """
 
     courier: Courier
@@ -150,6 +151,7 @@ class _Journey:
     kept: list[Any] = field(default_factory=list)
     calls: dict[int, Any] = field(default_factory=dict)
     held: Any = None
+    sending: Any = None
 
     def go(self, addressees: list[Addressee], weights: Iterable[tuple[str, Any]]) -> None:
         """Send the weights to some replicas, until none is left."""
@@ -180,7 +182,7 @@ class _Journey:
 
         def broadcast(contents: Contents, packed: Any) -> None:
             self._ask("take", Broadcast(contents=contents), self.courier.number)
-            link.broadcast(packed)
+            self.sending = link.broadcast(packed)
 
         return broadcast
 
@@ -239,7 +241,9 @@ class _Journey:
                 elif not done:
                     del self.calls[index]
                     self._note(index, late)
-        self.held = None
+        if self.sending is not None:
+            self.sending.wait()
+        self.held = self.sending = None
 
     def _note(self, index: int, why: str) -> None:
         if not why:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import RolloutError
 from ..actor import Verifiers, connected_ray, resources
-from ..base import Sampler
+from ..base import Sampler, pairs
 from ..buckets import BUCKET_BYTES
 from ..manifest import Manifest
 from ..sampling import Draw, Sampling
@@ -144,6 +144,15 @@ class Replicas(Sampler):
         found: Manifest = self._one("manifest", task="list the model's tensors")
         return found
 
+    def sync(self, weights: Any, version: int) -> None:
+        """Take over weights with all replicas; see ``Sampler.sync`` and ``Sender.send``."""
+        self._tear()
+        wanted = self.manifest
+        self.sync_number += 1
+        self._agree(self._sender.send(Sync(number=self.sync_number, version=version), pairs(weights), wanted))
+        self._stamp(version)
+        self._whole = True
+
     def settle(self) -> None:
         """Wait until the replicas that were started again have loaded the model, or are left out."""
         self._look()
@@ -196,12 +205,6 @@ class Replicas(Sampler):
             yield from dispatch.groups()
         finally:
             dispatch.close()
-
-    def _take_over(self, weights: Iterable[tuple[str, Any]], version: int) -> None:
-        wanted = self.manifest
-        self.sync_number += 1
-        probes = self._sender.send(Sync(number=self.sync_number, version=version), weights, wanted)
-        self._agree(probes)
 
     def _agree(self, probes: dict[int, list[float]]) -> None:
         """Let replicas answer, if they sample from the same weights."""
