@@ -154,9 +154,8 @@ def holm(ps: Mapping[str, float]) -> dict[str, float]:
 
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
     """The exact 95 % interval of a share."""
-    low = float(stats.beta.ppf(TAIL, count, of - count + 1)) if count else 0.0
-    high = float(stats.beta.ppf(1 - TAIL, count + 1, of - count)) if count < of else 1.0
-    return low, high
+    ends = stats.binomtest(count, of).proportion_ci(LEVEL, method="exact")
+    return float(ends.low), float(ends.high)
 
 
 def vertex(log2_n: Array, rewards: Array, bounds: tuple[float, float]) -> Array:

@@ -105,11 +105,10 @@ def run(unit: Unit, study: Study, inputs: Path) -> None:
     preset = preset_of(unit)
     runner = Runner(preset, unit, inputs)
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=runner.origin)
-    searched = find(design, runner.train, None)
+    pilot, ladder = find(design, runner.train, None)
     out = Path("results")
-    work.write_json(out / "pilot.json", searched.pilot.document())
-    ladder, rates = searched.trained, searched.pilot.rates()
-    cells = panel.trunks(study, design, rates)
+    work.write_json(out / "pilot.json", pilot.document())
+    cells = panel.trunks(study, design, pilot.rates())
     metric = preset.evaluation.metric
     for number in range(1, len(cells) + 1):
         runner.train(cells[:number])

@@ -130,6 +130,18 @@ class Cell:
             branches_at=(),
         )
 
+    def evals_row(
+        self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """A row of its ``evals``, with rollouts and tokens up to the step."""
+        return {
+            "run_id": self.run_id, "step": step, "rollouts": rollouts, "tokens": tokens,
+            "rollouts_per_problem": self.rollouts_per_problem, "problems_per_batch": self.problems_per_batch,
+            "seed": self.seed, "problem_set": self.origin.problem_set, "split": "validation", "questions": questions,
+            "samples": self.evaluation_samples, "learning_rate": self.learner.learning_rate,
+            "base_model": self.origin.base_model, **scores,
+        }  # fmt: skip
+
     @property
     def name(self) -> str:
         """Human-readable name."""

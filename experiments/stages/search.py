@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from isocompute.budget import TRAINING_COHORTS
 from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
@@ -26,14 +26,6 @@ Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
 """Runs what is not finished of some cells, and returns the folder of each cell by run id."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """What a search found, and which pilots it found it with."""
-
-    pilot: Pilot
-    trained: tuple[Cell, ...]
-
-
 def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
     """How the learning rates of a problem set are searched."""
     if sweep.search is None:
@@ -41,8 +33,8 @@ def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
     return sweep.search
 
 
-def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
-    """Find the learning rates of a problem set.
+def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
+    """Find the learning rates of a problem set; returns the pilots that they were found with, too.
 
     Args:
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
@@ -61,18 +53,19 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
         if not more:
             break
         cells += more
+    outcomes = [work.outcome(cell, folders[cell.run_id]) for cell in cells]
+    shared = sorted({work.start_of(cell) for cell in cells})
+    firsts = [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
     pilot = Pilot(
-        rule=settings.rule,
-        metric=metric,
-        base=known,
-        budget=settings.rollouts,
-        rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in cells),
-        evaluated=_evaluated(cells, folders),
+        rule=settings.rule, metric=metric, base=known, budget=settings.rollouts,
+        rollouts=sum(each.rollouts(*TRAINING_COHORTS) for each in outcomes),
+        # The first evaluation, which cells of a seed share, counts once.
+        evaluated=sum(each.rollouts("eval") for each in outcomes) + sum(int(each["rollouts"].sum()) for each in firsts),
         searches=tuple(
             Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),
-    )
-    return Searched(pilot=pilot, trained=tuple(cells))
+    )  # fmt: skip
+    return pilot, cells
 
 
 def chosen_lines(pilot: Pilot) -> list[str]:
@@ -139,14 +132,6 @@ def _trial(cell: Cell, folder: Path, metric: str) -> Trial:
         },
         diverged=found.diverged,
     )
-
-
-def _evaluated(cells: Sequence[Cell], folders: Mapping[str, Path]) -> int:
-    """Responses of all evaluations of some cells; the first one, which cells of a seed share, counts once."""
-    ledgers = [work.outcome(cell, folders[cell.run_id]).ledger for cell in cells]
-    shared = sorted({work.start_of(cell) for cell in cells})
-    ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
-    return sum(int(ledger.filter(pl.col("cohort") == "eval")["rollouts"].sum()) for ledger in ledgers)
 
 
 def _further(design: Design, grids: Mapping[tuple[int, int], Sequence[Tried]]) -> list[Cell]:
