@@ -185,8 +185,9 @@ class Outcome:
         return pl.scan_parquet(self.folder / f"{name}.parquet").filter(pl.col("step") <= self.step)
 
 
-def outcome(cell: Cell, folder: Path) -> Outcome:
+def outcome(cell: Cell) -> Outcome:
     """What a finished cell found, cut off at its budget as the meter would have stopped it."""
+    folder = folder_of(cell)
     step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
     diverged_at = found.diverged_at if found else None

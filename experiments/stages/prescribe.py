@@ -64,10 +64,10 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with training_workers(preset, setup.models) as pool:
-        folders = run_cells(
+        run_cells(
             cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )
-    collect(cells, folders, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
+    collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 
 def sentence(

@@ -22,8 +22,8 @@ from ..settings.rates import AnchoredRate, TunedRate
 from ..settings.sweep import SweepConfig
 from .base import FOLDER, ONLY
 
-Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
-"""Runs what is not finished of some cells, and returns the folder of each cell by run id."""
+Run = Callable[[Sequence[Cell]], None]
+"""Runs what is not finished of some cells."""
 
 
 def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
@@ -46,14 +46,14 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
     settings, metric = search_of(design.sweep, design.origin.problem_set), design.preset.evaluation.metric
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
-        folders = run(cells)
+        run(cells)
         known = base or first_score(cells, metric)
-        grids = _grids(cells, folders, metric, known)
+        grids = _grids(cells, metric, known)
         more = _further(design, grids) if left else []
         if not more:
             break
         cells += more
-    outcomes = [work.outcome(cell, folders[cell.run_id]) for cell in cells]
+    outcomes = [work.outcome(cell) for cell in cells]
     shared = sorted({work.start_of(cell) for cell in cells})
     firsts = [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
     pilot = Pilot(
@@ -109,19 +109,17 @@ def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
     ])  # fmt: skip
 
 
-def _grids(
-    cells: Sequence[Cell], folders: Mapping[str, Path], metric: str, base: Evaluation
-) -> dict[tuple[int, int], tuple[Tried, ...]]:
+def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[int, int], tuple[Tried, ...]]:
     """The rates tried at every (n, B_p)."""
     trials: dict[tuple[int, int], list[Trial]] = {}
     for cell in cells:
         pair = (cell.rollouts_per_problem, cell.problems_per_batch)
-        trials.setdefault(pair, []).append(_trial(cell, folders[cell.run_id], metric))
+        trials.setdefault(pair, []).append(_trial(cell, metric))
     return {pair: tried(trials[pair], base) for pair in sorted(trials)}
 
 
-def _trial(cell: Cell, folder: Path, metric: str) -> Trial:
-    found = work.outcome(cell, folder)
+def _trial(cell: Cell, metric: str) -> Trial:
+    found = work.outcome(cell)
     later = found.evals.filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,

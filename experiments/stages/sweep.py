@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from ..rates.record import Pilot
-from ..running import work
 from ..running.cells import Cell
 from ..running.opening import training_workers
 from ..running.pool import Pool
@@ -30,12 +28,9 @@ def run(preset: Preset, problem_set: str) -> None:
             pilot, tried = _search(preset, problem_set, setup, pool)
             rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        folders = run_cells(
-            cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse
-        )
+        run_cells(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse)
     out = OUT / "sweep" / problem_set
-    homes = {cell.run_id: work.folder_of(cell) for cell in tried}
-    collect(cells, folders | homes, out, pilot=tried, keep_policies=preset.resources.keep_policies)
+    collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
         figures = write_pilot(pilot, out)
         log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
@@ -45,9 +40,9 @@ def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple
     """Run the pilots, and print the rates that they chose."""
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
-    def train(cells: Sequence[Cell]) -> Mapping[str, Path]:
+    def train(cells: Sequence[Cell]) -> None:
         # The sweep's rates are not known yet.
-        return run_cells(
+        run_cells(
             cells, setup.problems, pool, pilots, title=f"pilot {problem_set}", reverse=preset.resources.reverse,
             supersede=False,
         )  # fmt: skip

@@ -51,12 +51,13 @@ class Trained:
     def __init__(self, ends: Scores) -> None:
         self.ends, self.asked, self.waves = ends, [], []  # type: ignore[var-annotated]
 
-    def __call__(self, cells: Sequence[Cell]) -> dict[str, Path]:
+    def __call__(self, cells: Sequence[Cell]) -> None:
         self.waves.append(len(cells) - len(self.asked))
         self.asked = list(cells)
-        return {cell.run_id: self.write(cell) for cell in cells}
+        for cell in cells:
+            self.write(cell)
 
-    def write(self, cell: Cell) -> Path:
+    def write(self, cell: Cell) -> None:
         folder, score = work.folder_of(cell), self.ends(cell)
         steps = 1 if score is None else cell.rollouts // cell.batch_rollouts
         ledger = [(cell.run_id, step, "trained", cell.batch_rollouts, 4, 4) for step in range(1, steps + 1)]
@@ -77,7 +78,6 @@ class Trained:
         paid = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
         at = 1 if score is None else None
         work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at, paid=paid, lost=paid))
-        return folder
 
 
 def tried(pilot: Pilot) -> dict[int, list[float]]:
