@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     if len(timings):
         tables.write(timings, "timings", home / "timings.parquet")
     _spool(evals, home)
-    totals = history.totals()
-    work.set_done(
-        home,
-        work.Done(
-            rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None, paid=asdict(totals.paid),
-            lost=asdict(totals.lost_training),
-        ),
-    )  # fmt: skip
+    work.set_done(home, work.Done.of(cell, history.totals(), step=cell.update_steps))
 
 
 def _history(cell: CommandCell, home: Path) -> History:

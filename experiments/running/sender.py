@@ -28,11 +28,11 @@ SEND = "python -m experiments send"
 class Sender:
     """Sends parcels in the order in which they came, those first that an earlier process has left."""
 
-    def __init__(self, outbox: Outbox | None = None) -> None:
+    def __init__(self) -> None:
         # MLflow's client would ask again for minutes; what was not sent is sent later.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        self.outbox = outbox or Outbox()
+        self.outbox = Outbox()
         self._changed = threading.Condition()
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}

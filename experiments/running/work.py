@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS
+from isocompute.budget import TRAINING_COHORTS, Totals
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
@@ -37,6 +37,12 @@ class Done:
     diverged_at: int | None
     paid: Mapping[str, int]
     lost: Mapping[str, int]
+
+    @classmethod
+    def of(cls, cell: Cell, totals: Totals, *, step: int, diverged_at: int | None = None) -> Done:
+        """What is said of a cell that has ended at its budget."""
+        paid, lost = asdict(totals.paid), asdict(totals.lost_training)
+        return cls(rollouts=cell.rollouts, step=step, diverged_at=diverged_at, paid=paid, lost=lost)
 
 
 def folder_of(cell: Cell) -> Path:
