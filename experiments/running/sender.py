@@ -14,6 +14,7 @@ from isocompute.budget.contract.errors import redacted
 from isocompute.budget.contract.files import reason_of
 from isocompute.budget.contract.store import mlflow_module
 
+from ..errors import listed
 from ..outbox import Outbox, Parcel
 from .delivery import Delivery
 
@@ -83,10 +84,9 @@ class Sender:
         left = self.drain()
         self.close()
         if left:
-            names = sorted({parcel.name for parcel in left})
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            names = listed(sorted({parcel.name for parcel in left}), most=5, between="; ")
             print(
-                f"MLflow: not sent are the runs {'; '.join(names[:5])}{more} ({redacted(self.reason)}). They are in "
+                f"MLflow: not sent are the runs {names} ({redacted(self.reason)}). They are in "
                 f"{os.path.relpath(self.outbox.folder)}; the next stage, or `{SEND}`, sends them.",
                 flush=True,
             )
