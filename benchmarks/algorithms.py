@@ -179,10 +179,10 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     wanted = {name: cells_of(design, settings, arguments) for name, settings in ALGORITHMS.items()}
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
-        folders = run_cells(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms")
+        run_cells(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms")
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
-        outcomes = {cell.seed: work.outcome(cell, folders[cell.run_id]) for cell in cells}
+        outcomes = {cell.seed: work.outcome(cell) for cell in cells}
         ends = {seed: ending(found.evals, metric) for seed, found in outcomes.items() if not found.diverged}
         diverged = [seed for seed, found in outcomes.items() if found.diverged]
         said, learns = verdict(ends, diverged, base, least=LEAST_GAIN if name == "grpo" else 0.0)

@@ -1,6 +1,7 @@
 """Errors a user can act on."""
 
 import errno
+from collections.abc import Sequence
 
 ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 """Why the system refuses to read or write, where it is no fault of the code."""
@@ -8,6 +9,11 @@ ENVIRONMENT = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES})
 
 class ExperimentError(ValueError):
     """A stage cannot do what it was asked; the message says what was wrong and what would be right."""
+
+
+def listed(names: Sequence[str], *, most: int = 3, between: str = ", ") -> str:
+    """The first of some names, and how many more there are."""
+    return between.join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def is_for_the_user(error: BaseException) -> bool:

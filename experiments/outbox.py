@@ -62,8 +62,8 @@ class Parcel:
 class Outbox:
     """A folder of parcels, in the order in which they were put there."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = (folder or WORK / "outbox").resolve()
+    def __init__(self) -> None:
+        self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
         """What is to be sent, the oldest first; an experiment's meaning after its runs."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,13 +70,9 @@ def probed(unit: Unit, home: Path, results: Path) -> Probe:
 def _make(preset: Preset, folder: Path, out: Path) -> None:
     """Run the stage ``prepare`` in a folder, and copy what cells start from."""
     folder.mkdir(parents=True, exist_ok=True)
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
+    with chdir(folder):
         prepare.run(preset)
         made = FOLDER / ONLY
         shutil.copytree(made / ONLY, out / "base")
         for name in ("base.json", "histogram.svg", "histogram.png", *(f"{each}.parquet" for each in preset.sweep)):
             shutil.copy(made / name, out / name)
-    finally:
-        os.chdir(before)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from isocompute.frontier.answers.comparison import holm
+
 from . import study as panel
 from .measures import Number
-from .statistics import TAIL, Estimate, Rule, Verdict, holm, over_units
+from .statistics import TAIL, Estimate, Rule, Verdict, over_units
 
 OCTAVE = 0.5
 """δ of n* (octaves)."""

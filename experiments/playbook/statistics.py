@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+from isocompute.frontier.fitting.intervals import t_quantile
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -44,7 +45,7 @@ class Estimate:
         """95 %, by Student's t; None of a single unit."""
         if self.error is None:
             return None
-        half = float(stats.t.ppf(1 - TAIL, self.freedom)) * self.error
+        half = t_quantile(self.freedom) * self.error
         return self.value - half, self.value + half
 
     def below(self, bound: float) -> float:
@@ -143,20 +144,10 @@ class Rule:
         ]
 
 
-def holm(ps: Mapping[str, float]) -> dict[str, float]:
-    """Holm's adjusted p of each question of a family."""
-    adjusted, largest = {}, 0.0
-    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
-        largest = max(largest, min(1.0, (len(ps) - rank) * p))
-        adjusted[name] = largest
-    return adjusted
-
-
 def clopper_pearson(count: int, of: int) -> tuple[float, float]:
     """The exact 95 % interval of a share."""
-    low = float(stats.beta.ppf(TAIL, count, of - count + 1)) if count else 0.0
-    high = float(stats.beta.ppf(1 - TAIL, count + 1, of - count)) if count < of else 1.0
-    return low, high
+    ends = stats.binomtest(count, of).proportion_ci(LEVEL, method="exact")
+    return float(ends.low), float(ends.high)
 
 
 def vertex(log2_n: Array, rewards: Array, bounds: tuple[float, float]) -> Array:
@@ -206,6 +197,6 @@ def slope(columns: Sequence[Array], target: Array, of_run: Sequence[str]) -> tup
     scores = np.zeros((len(runs), design.shape[1]))
     np.add.at(scores, cluster, design * (target - design @ coefficients)[:, None])
     covariance = inverse @ (scores.T @ scores) @ inverse * len(runs) / (len(runs) - 1)
-    half = float(stats.t.ppf(1 - TAIL, freedom) * np.sqrt(covariance[0, 0])) / scale[0]
+    half = t_quantile(freedom) * float(np.sqrt(covariance[0, 0])) / scale[0]
     value = float(coefficients[0] / scale[0])
     return value, (value - half, value + half)

@@ -61,17 +61,15 @@ class Runner:
             raise Stopped(number)
         work.ask_to_stop(self._home)
 
-    def train(self, cells: Sequence[Cell]) -> dict[str, Path]:
-        """Train what is not finished of some cells, and return their folders by run id.
+    def train(self, cells: Sequence[Cell]) -> None:
+        """Train what is not finished of some cells.
 
         Raises:
             Stopped: A signal came, and the cell's state is saved.
         """
-        folders = {cell.run_id: work.folder_of(cell) for cell in cells}
         for cell in cells:
-            if not work.finished(cell, folders[cell.run_id]):
-                self._train(cell, folders[cell.run_id])
-        return folders
+            if not work.finished(cell, work.folder_of(cell)):
+                self._train(cell, work.folder_of(cell))
 
     def _train(self, cell: Cell, folder: Path) -> None:
         self._open()
@@ -105,11 +103,10 @@ def run(unit: Unit, study: Study, inputs: Path) -> None:
     preset = preset_of(unit)
     runner = Runner(preset, unit, inputs)
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=runner.origin)
-    searched = find(design, runner.train, None)
+    pilot, ladder = find(design, runner.train, None)
     out = Path("results")
-    work.write_json(out / "pilot.json", searched.pilot.document())
-    ladder, rates = searched.trained, searched.pilot.rates()
-    cells = panel.trunks(study, design, rates)
+    work.write_json(out / "pilot.json", pilot.document())
+    cells = panel.trunks(study, design, pilot.rates())
     metric = preset.evaluation.metric
     for number in range(1, len(cells) + 1):
         runner.train(cells[:number])
@@ -129,16 +126,15 @@ def scores(cells: Sequence[Cell], metric: str) -> dict[str, dict[int, float]]:
     """Score of each evaluation of each finished cell, by run id and cumulative rollouts."""
     found = {}
     for cell in cells:
-        evals = work.outcome(cell, work.folder_of(cell)).evals.filter(pl.col("step") > 0)
+        evals = work.outcome(cell).evals.filter(pl.col("step") > 0)
         found[cell.run_id] = dict(evals.select("rollouts", metric).iter_rows())
     return found
 
 
 def write(cells: Sequence[Cell], ladder: Sequence[Cell], out: Path) -> None:
     """Join the tables of finished cells."""
-    folders = {cell.run_id: work.folder_of(cell) for cell in [*cells, *ladder]}
-    collect(cells, folders, out, pilot=ladder)
-    rates = [folders[cell.run_id] / f"{TRAINING_PASS_RATES}.parquet" for cell in cells]
+    collect(cells, out, pilot=ladder)
+    rates = [work.folder_of(cell) / f"{TRAINING_PASS_RATES}.parquet" for cell in cells]
     parts = [tables.read(path, "pass_rates") for path in rates if path.exists()]
     tables.write(tables.concat(parts, "pass_rates"), "pass_rates", out / f"{TRAINING_PASS_RATES}.parquet")
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from isocompute.learner import LearnerConfig
+from isocompute.learner import LearnerConfig, RunConfig
 
 from ..errors import ExperimentError
 from .identity import Surroundings, digest
@@ -129,6 +129,27 @@ class Cell:
             branch_of=self.run_id,
             branches_at=(),
         )
+
+    @property
+    def run_config(self) -> RunConfig:
+        """What the learner's loop is told of it."""
+        return RunConfig(
+            run_id=self.run_id, rollouts_per_problem=self.rollouts_per_problem,
+            problems_per_batch=self.problems_per_batch, seed=self.seed, evaluate_every=self.evaluate_every,
+            evaluations_per_octave=self.evaluations_per_octave,
+        )  # fmt: skip
+
+    def evals_row(
+        self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
+    ) -> dict[str, Any]:
+        """A row of its ``evals``, with rollouts and tokens up to the step."""
+        return {
+            "run_id": self.run_id, "step": step, "rollouts": rollouts, "tokens": tokens,
+            "rollouts_per_problem": self.rollouts_per_problem, "problems_per_batch": self.problems_per_batch,
+            "seed": self.seed, "problem_set": self.origin.problem_set, "split": "validation", "questions": questions,
+            "samples": self.evaluation_samples, "learning_rate": self.learner.learning_rate,
+            "base_model": self.origin.base_model, **scores,
+        }  # fmt: skip
 
     @property
     def name(self) -> str:

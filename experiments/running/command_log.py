@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,7 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     if len(timings):
         tables.write(timings, "timings", home / "timings.parquet")
     _spool(evals, home)
-    totals = history.totals()
-    work.set_done(
-        home,
-        work.Done(
-            rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None, paid=asdict(totals.paid),
-            lost=asdict(totals.lost_training),
-        ),
-    )  # fmt: skip
+    work.set_done(home, work.Done.of(cell, history.totals(), step=cell.update_steps))
 
 
 def _history(cell: CommandCell, home: Path) -> History:
@@ -103,19 +95,12 @@ def _evals(
                 f"{logs}: says {rollouts:,} rollouts up to step {step:,}, and {home / LEDGER} counted {counted:,}: "
                 "they are not of one run, or the trainer takes other steps than its settings say"
             )
-        rows.append(_row(cell, step=step, rollouts=counted, tokens=int(own["response_tokens"].sum()),
-                         questions=questions) | {metric: score})  # fmt: skip
+        tokens = int(own["response_tokens"].sum())
+        rows.append(
+            cell.evals_row(step=step, rollouts=counted, tokens=tokens, questions=questions, scores={metric: score})
+        )
     _check_grid(cell, {row["step"] for row in rows}, logs)
     return pl.DataFrame(rows)
-
-
-def _row(cell: CommandCell, **measured: int) -> dict[str, Any]:
-    return {
-        "run_id": cell.run_id, **measured, "rollouts_per_problem": cell.rollouts_per_problem,
-        "problems_per_batch": cell.problems_per_batch, "seed": cell.seed, "problem_set": cell.origin.problem_set,
-        "split": "validation", "samples": cell.evaluation_samples, "learning_rate": cell.learner.learning_rate,
-        "base_model": cell.origin.base_model,
-    }  # fmt: skip
 
 
 def _check_grid(cell: CommandCell, steps: set[int], logs: str) -> None:

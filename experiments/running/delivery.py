@@ -57,7 +57,8 @@ class Delivery:
             return
         if spooled:
             self._latest = spooled[-1].time
-        client, note, params = MlflowClient(), read_note(parcel), {}
+        client, note = MlflowClient(), read_note(parcel)
+        params: Mapping[str, str] = {}
         if self._run is None:
             begun = spooled[0].time if spooled else parcel.begun
             self._run = self._found(client, parcel, note) or self._created(client, parcel, begun)

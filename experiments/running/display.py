@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from .cells import Cell
 from .spool import Position, Spool
 from .work import done as read_done
-from .work import finished
+from .work import finished, folder_of
 
 
 class Line:
@@ -39,8 +38,8 @@ class Line:
 class Progress:
     """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
 
-    def __init__(self, title: str, cells: Sequence[Cell], folders: Mapping[str, Path]) -> None:
-        self._folders, self._cells = folders, len(cells)
+    def __init__(self, title: str, cells: Sequence[Cell]) -> None:
+        self._cells = len(cells)
         self._at: dict[str, Position] = {}
         self._spent: dict[str, int] = {}
         self._complete: set[str] = set()
@@ -51,7 +50,7 @@ class Progress:
 
     def read(self, cell: Cell) -> None:
         """Read what is new of a cell."""
-        folder = self._folders[cell.run_id]
+        folder = folder_of(cell)
         if finished(cell, folder):
             self._complete.add(cell.run_id)
             self._spent[cell.run_id] = cell.rollouts
@@ -70,17 +69,13 @@ class Progress:
         self._line.show(sum(self._spent.values()), before=before, last=last)
 
 
-def plan_summary(cells: Sequence[Cell], folders: dict[str, Path], has_checkpoint: Sequence[bool]) -> str:
-    """What is done already, what is continued and what begins, in one line."""
-    complete = [finished(cell, folders[cell.run_id]) for cell in cells]
-    continued = [not f and c for f, c in zip(complete, has_checkpoint, strict=True)]
-    again = [
-        cell.name
-        for cell, f, c in zip(cells, complete, has_checkpoint, strict=True)
-        if not f and not c and read_done(folders[cell.run_id]) is not None
-    ]
-    begun = len(cells) - sum(complete) - sum(continued)
-    line = f"{len(cells)} cells: {sum(complete)} finished, {sum(continued)} continued, {begun} from the base model"
+def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
+    """What is done already, what is continued, as the cells that have a checkpoint can be, and what begins."""
+    left = [(cell, has) for cell, has in zip(cells, has_checkpoint, strict=True) if not finished(cell, folder_of(cell))]
+    complete, continued = len(cells) - len(left), sum(has for _, has in left)
+    again = [cell.name for cell, has in left if not has and read_done(folder_of(cell)) is not None]
+    begun = len(left) - continued
+    line = f"{len(cells)} cells: {complete} finished, {continued} continued, {begun} from the base model"
     if again:
         line += f"; trained again, since their checkpoints were pruned: {', '.join(again)}"
     return line

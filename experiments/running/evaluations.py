@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +19,13 @@ PASS_RATES, TRAINING_PASS_RATES = "pass_rates", "training_pass_rates"
 """Names of the tables of pass rates, on validation and on training problems."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """An evaluation as the loop needs it: a row of ``evals``, its scores, and the responses that this run pays for."""
 
-    def __init__(
-        self,
-        cell: Cell,
-        found: starts.Start | EvaluationResult,
-        rollouts_table: pl.DataFrame | None,
-        *,
-        step: int,
-        rollouts: int,
-        tokens: int,
-    ) -> None:
-        self.rollouts_table = rollouts_table
-        self.scores: Mapping[str, float] = dict(found.metrics)
-        self.row: Mapping[str, Any] = {
-            "run_id": cell.run_id,
-            "step": step,
-            "rollouts": rollouts,
-            "tokens": tokens,
-            "rollouts_per_problem": cell.rollouts_per_problem,
-            "problems_per_batch": cell.problems_per_batch,
-            "seed": cell.seed,
-            "problem_set": cell.origin.problem_set,
-            "split": "validation",
-            "questions": found.questions,
-            "samples": found.samples,
-            "learning_rate": cell.learner.learning_rate,
-            "base_model": cell.origin.base_model,
-            **self.scores,
-        }
+    row: Mapping[str, Any]
+    scores: Mapping[str, float]
+    rollouts_table: pl.DataFrame | None
 
 
 class Evaluations:
@@ -74,7 +51,10 @@ class Evaluations:
             more = self._evaluate(self._trained, training.samples, at)
             self._write(more.pass_rates, TRAINING_PASS_RATES, step)
             paid_for = more.rollouts if paid_for is None else pl.concat([paid_for, more.rollouts])
-        return Evaluated(cell, found, paid_for, step=step, rollouts=rollouts, tokens=tokens)
+        row = cell.evals_row(
+            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
+        )
+        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
 
     def _evaluate(self, problems: pl.DataFrame, samples: int, at: int) -> EvaluationResult:
         return evaluate(self._sampler, problems, samples=samples, seed=self._cell.seed, at=at, run_id=self._cell.run_id)

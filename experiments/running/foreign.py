@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from ..errors import ExperimentError
 from ..settings.trainer import CommandTrainer
 from . import models, work
 from .cells import Cell
-from .identity import Surroundings, code_of, digest, source_hash
+from .identity import Surroundings, code_of, digest, source_hash, versions
 
 if TYPE_CHECKING:
     from ..settings.model import Preset
@@ -87,15 +86,12 @@ def _hash(place: Path) -> str:
 
 def versions_of(trainer: CommandTrainer) -> dict[str, str]:
     """Installed version of each library that a command depends on."""
-    found = {}
-    for name in sorted(trainer.libraries):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            raise ExperimentError(
-                f"trainer.libraries holds {name}, which is not installed here: install it; of a command in an "
-                "environment of its own, list that one's lock file in trainer.files"
-            ) from None
+    found = versions(sorted(trainer.libraries))
+    for name in sorted({*trainer.libraries} - {*found}):
+        raise ExperimentError(
+            f"trainer.libraries holds {name}, which is not installed here: install it; of a command in an environment "
+            "of its own, list that one's lock file in trainer.files"
+        )
     return found
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from isocompute.learner.records.health import Flag, flags, judged
 
 from .cells import Cell
 from .spool import Spool
+from .work import folder_of
 
 TOO_SHORT = "too short to judge"
 
@@ -34,7 +34,7 @@ class Health:
         return f"{names}, otherwise {TOO_SHORT}" if names else TOO_SHORT
 
 
-def health_of(cell: Cell, folder: Path) -> Health:
+def health_of(cell: Cell) -> Health:
     """What is wrong with a cell within its budget: a longer run's later steps are left out."""
-    records = [r for r in Spool(folder / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
+    records = [r for r in Spool(folder_of(cell) / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
     return Health(flags=flags(records), judged=judged(records))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
@@ -95,14 +96,12 @@ def _silence(message: ast.AST) -> None:
             node.values = [part for part in node.values if isinstance(part, ast.FormattedValue)]
 
 
-def versions() -> dict[str, str]:
-    """Versions of the libraries that compute."""
+def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
+    """Versions of some libraries, by default those that compute; of those that are installed."""
     found = {}
-    for name in LIBRARIES:
-        try:
+    for name in libraries:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

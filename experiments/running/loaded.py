@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ..errors import ExperimentError
+from ..errors import ExperimentError, listed
 from . import imports, models
 from .identity import (
     CARRIES_NO_RESULT,
@@ -30,9 +30,6 @@ from .identity import (
 
 if TYPE_CHECKING:
     from .actor import WorkerConfig
-
-NAMED = 3
-"""How many differing modules or libraries a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +139,11 @@ def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundi
     found, theirs = [], loaded.surroundings
     if theirs.code != surroundings.code:
         own = modules_of(LOOP)
-        found.append(f"other code than this stage ({_names(_unequal(own, loaded.modules))})")
+        found.append(f"other code than this stage ({listed(_unequal(own, loaded.modules))})")
     if dict(theirs.versions) != dict(surroundings.versions):
         libraries = _unequal(surroundings.versions, theirs.versions)
         said = [f"{n} {theirs.versions.get(n, 'none')} for {surroundings.versions.get(n, 'none')}" for n in libraries]
-        found.append(f"other libraries ({_names(said)})")
+        found.append(f"other libraries ({listed(said)})")
     if loaded.bases != frozenset(bases):
         there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
         found.append(f"another base model ({there} for {wanted})")
@@ -160,10 +157,5 @@ def _unequal(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     return sorted(name for name in {*own, *theirs} if own.get(name) != theirs.get(name))
 
 
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
-
-
 def _edited(modules: Sequence[str]) -> str:
-    return f"{_names(modules)} changed on disk while this worker was loading or running: start the same command again"
+    return f"{listed(modules)} changed on disk while this worker was loading or running: start the same command again"

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,15 +28,11 @@ ANSWER_SECONDS = 60.0
 """How long the holder of the workers may take to start or name them."""
 
 
-@contextmanager
-def training_workers(preset: Preset, models: Mapping[str, str]) -> Iterator[Pool]:
+def training_workers(preset: Preset, models: Mapping[str, str]) -> AbstractContextManager[Pool]:
     """Workers that train the cells of a preset: our learner's, or those that run its command; see ``workers``."""
-    if not isinstance(preset.trainer, CommandTrainer):
-        with workers(preset, models) as pool:
-            yield pool
-        return
-    with workers(preset, models, actor=CommandActor, processors=preset.devices_of_a_worker()) as pool:
-        yield pool
+    if isinstance(preset.trainer, CommandTrainer):
+        return workers(preset, models, actor=CommandActor, processors=preset.devices_of_a_worker())
+    return workers(preset, models)
 
 
 @contextmanager
@@ -55,11 +51,10 @@ def workers(
     """
     resources = preset.resources
     wanted = resources.processors() if processors is None else resources.workers * processors
-    with (
-        cluster(wanted),
-        _check_capacity(resources, wanted),
-        _exclusive(WORK / "workers.lock", resources.start_seconds),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(cluster(wanted))
+        _check_capacity(resources, wanted)
+        stack.enter_context(_exclusive(WORK / "workers.lock", resources.start_seconds))
         config = WorkerConfig.of(preset, models)
         surroundings = Surroundings.of(resources)
         each = processors or 1
@@ -69,14 +64,13 @@ def workers(
             key=key, workers=resources.workers, num_cpus=1 if on_gpus else each, num_gpus=each if on_gpus else 0,
             environment=environment(), actor=actor,
         )  # fmt: skip
-        with _roster() as roster:
-            pool = Pool(roster, spec, config, resources, partial(check, bases=tuple(models), surroundings=surroundings))
-            pool.open()
-            yield pool
+        roster = stack.enter_context(_roster())
+        pool = Pool(roster, spec, config, resources, partial(check, bases=tuple(models), surroundings=surroundings))
+        pool.open()
+        yield pool
 
 
-@contextmanager
-def _check_capacity(resources: ResourcesConfig, wanted: int) -> Iterator[None]:
+def _check_capacity(resources: ResourcesConfig, wanted: int) -> None:
     """Refuse at once what our own cluster of one node could never hold; any other may grow, which is said."""
     import ray
 
@@ -88,7 +82,6 @@ def _check_capacity(resources: ResourcesConfig, wanted: int) -> Iterator[None]:
         if LOCAL in cluster_has:
             raise ExperimentError(f"{lack}: set resources.workers lower, or join a larger cluster")
         print(f"{lack}: those that it has room for begin, the others join when it grows", flush=True)
-    yield
 
 
 @contextmanager

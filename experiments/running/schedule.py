@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -32,8 +31,8 @@ def run_cells(
     title: str,
     reverse: bool = False,
     supersede: bool = True,
-) -> dict[str, Path]:
-    """Run what is not finished, and return the folder of each cell by run id.
+) -> None:
+    """Run what is not finished of some cells.
 
     A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
     finished; one whose worker died is continued on another.
@@ -46,11 +45,8 @@ def run_cells(
         ExperimentError: Cells failed, which are listed; all others are finished first.
         Stopped: A signal came; the cells that were running have saved their state.
     """
-    folders = {cell.run_id: work.folder_of(cell) for cell in cells}
-    checkpoints = [bool(kept(cell, folders[cell.run_id])) for cell in cells]
-    print(f"{title}: {plan_summary(cells, folders, checkpoints)}", flush=True)
-    Run(cells, problems, pool, tracker, folders, title).finish(reverse=reverse, supersede=supersede)
-    return folders
+    print(f"{title}: {plan_summary(cells, [bool(kept(cell, work.folder_of(cell))) for cell in cells])}", flush=True)
+    Run(cells, problems, pool, tracker, title).finish(reverse=reverse, supersede=supersede)
 
 
 class Run:
@@ -62,12 +58,10 @@ class Run:
         problems: Mapping[str, pl.DataFrame],
         pool: Pool,
         tracker: Tracker,
-        folders: dict[str, Path],
         title: str,
     ) -> None:
         self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
-        self._folders, self._title = folders, title
-        self._display = Progress(title, cells, folders)
+        self._title, self._display = title, Progress(title, cells)
         self._by_id = {cell.run_id: cell for cell in cells}
         self._left: set[str] = set()
         self._pruned = time.monotonic()
@@ -81,9 +75,9 @@ class Run:
         failed |= dispatch.run([self._job(cell) for cell in (left[::-1] if reverse else left)], poll=self._poll)
         ended = [cell for cell in self._cells if cell.run_id not in failed]
         for cell in ended:
-            self._tracker.send(cell, self._folders[cell.run_id], finished=True)
+            self._tracker.send(cell, finished=True)
         for cell in {cell.start_id: cell for cell in ended if cell.start_id}.values():
-            self._tracker.send_start(cell, work.start_of(cell))
+            self._tracker.send_start(cell)
         self._display.show(last=True)
         if supersede and not failed:
             self._tracker.mean(self._cells)
@@ -99,7 +93,7 @@ class Run:
 
     def _is_left(self, cell: Cell) -> bool:
         """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
-        folder = self._folders[cell.run_id]
+        folder = work.folder_of(cell)
         return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.keep_policies)
 
     def _starts(self, dispatch: Dispatch) -> dict[str, str]:
@@ -121,7 +115,7 @@ class Run:
         return actor.start.remote(cell, self._problems[cell.origin.problems], str(work.start_of(cell).resolve()))
 
     def _job(self, cell: Cell) -> Job:
-        folder = self._folders[cell.run_id]
+        folder = work.folder_of(cell)
         return Job(
             key=cell.run_id,
             name=cell.name,
@@ -134,24 +128,24 @@ class Run:
 
     def _position(self, cell: Cell) -> object:
         """What moves while a cell does: its records, and the ledger and the output of a command."""
-        return self._display.position(cell), written(self._folders[cell.run_id])
+        return self._display.position(cell), written(work.folder_of(cell))
 
     def _begin(self, cell: Cell, actor: Any) -> Any:
-        folder, start = self._folders[cell.run_id].resolve(), work.start_of(cell).resolve()
+        folder, start = work.folder_of(cell).resolve(), work.start_of(cell).resolve()
         work.forget_stop(folder)
         return actor.train.remote(cell, self._problems[cell.origin.problems], str(folder), str(start))
 
     def _end(self, cell: Cell, _: object) -> None:
         """Send a cell that has ended; one that was stopped is not finished."""
-        if work.finished(cell, self._folders[cell.run_id]):
+        if work.finished(cell, work.folder_of(cell)):
             self._left.discard(cell.run_id)
             self._display.read(cell)
-            self._tracker.send(cell, self._folders[cell.run_id], finished=True)
+            self._tracker.send(cell, finished=True)
 
     def _poll(self, running: Sequence[Job]) -> None:
         for job in running:
             cell = self._by_id[job.key]
-            self._tracker.send(cell, self._folders[cell.run_id])
+            self._tracker.send(cell)
             self._display.read(cell)
         self._display.show()
         if time.monotonic() - self._pruned > PRUNE_SECONDS:
@@ -159,6 +153,6 @@ class Run:
 
     def _prune(self) -> None:
         """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
-        for place in work.prune(self._pool.checkpoint_gigabytes, last=set(self._folders), keep=self._left):
+        for place in work.prune(self._pool.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
             print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
         self._pruned = time.monotonic()

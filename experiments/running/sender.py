@@ -14,6 +14,7 @@ from isocompute.budget.contract.errors import redacted
 from isocompute.budget.contract.files import reason_of
 from isocompute.budget.contract.store import mlflow_module
 
+from ..errors import listed
 from ..outbox import Outbox, Parcel
 from .delivery import Delivery
 
@@ -28,11 +29,11 @@ SEND = "python -m experiments send"
 class Sender:
     """Sends parcels in the order in which they came, those first that an earlier process has left."""
 
-    def __init__(self, outbox: Outbox | None = None) -> None:
+    def __init__(self) -> None:
         # MLflow's client would ask again for minutes; what was not sent is sent later.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        self.outbox = outbox or Outbox()
+        self.outbox = Outbox()
         self._changed = threading.Condition()
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
@@ -83,10 +84,9 @@ class Sender:
         left = self.drain()
         self.close()
         if left:
-            names = sorted({parcel.name for parcel in left})
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            names = listed(sorted({parcel.name for parcel in left}), most=5, between="; ")
             print(
-                f"MLflow: not sent are the runs {'; '.join(names[:5])}{more} ({redacted(self.reason)}). They are in "
+                f"MLflow: not sent are the runs {names} ({redacted(self.reason)}). They are in "
                 f"{os.path.relpath(self.outbox.folder)}; the next stage, or `{SEND}`, sends them.",
                 flush=True,
             )

@@ -33,27 +33,28 @@ class Tracker(Sender):
     def __init__(self, experiment: str) -> None:
         super().__init__()
         self._experiment = experiment
-        self._running: dict[Path, Parcel] = {}
+        self._running: dict[str, Parcel] = {}
 
-    def send(self, cell: Cell, folder: Path, *, finished: bool = False) -> None:
+    def send(self, cell: Cell, *, finished: bool = False) -> None:
         """Send what is new of a cell, as soon as MLflow takes it.
 
         Args:
             finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
         """
         if not finished:
-            known = self._running.get(folder)
-            self._running[folder] = known or self._parcel(cell, folder)
-            self.put(self._running[folder], keep=known is None)
+            known = self._running.get(cell.run_id)
+            self._running[cell.run_id] = known or self._parcel(cell)
+            self.put(self._running[cell.run_id], keep=known is None)
             return
-        parcel = self._parcel(cell, folder)
+        parcel = self._parcel(cell)
         note = read_note(parcel)
         sent = is_sent(note, cell.rollouts)
         # What was sent whole is looked at again, since its run may have been deleted, but not kept for later.
-        self.put(self._ended(parcel, cell, folder, note["tags"] if sent else None), keep=not sent)
+        self.put(self._ended(parcel, cell, note["tags"] if sent else None), keep=not sent)
 
-    def send_start(self, cell: Cell, folder: Path) -> None:
+    def send_start(self, cell: Cell) -> None:
         """Send the first evaluation that cells of one seed, of which this is any, share, with what it cost."""
+        folder = work.start_of(cell)
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
             experiment=self._experiment, key=cell.start_id, name=f"{cell.origin.base_model}, seed {cell.seed}",
@@ -71,22 +72,23 @@ class Tracker(Sender):
             tags=tags(self._experiment),
         ))  # fmt: skip
 
-    def _parcel(self, cell: Cell, folder: Path) -> Parcel:
+    def _parcel(self, cell: Cell) -> Parcel:
         plain = asdict(cell)
         del plain["rollouts"]
         return Parcel(
-            experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(folder.resolve()),
+            experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(work.folder_of(cell).resolve()),
             begun=int(time.time() * 1000), params={key: str(value) for key, value in _flatten(plain)},
             tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
         )  # fmt: skip
 
     @staticmethod
-    def _ended(parcel: Parcel, cell: Cell, folder: Path, final: Mapping[str, str] | None) -> Parcel:
+    def _ended(parcel: Parcel, cell: Cell, final: Mapping[str, str] | None) -> Parcel:
         """The parcel of a cell that has ended, with its tags as they were sent, or are now."""
+        folder = work.folder_of(cell)
         found = work.done(folder)
         diverged = found is not None and found.diverged_at is not None
         final = final or {
-            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_of(cell, folder).text(),
+            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_of(cell).text(),
             STATUS_TAG: "diverged" if diverged else "finished",
         }  # fmt: skip
         paths = {name: folder / f"{name}.parquet" for name in TABLES}

@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS, Counts
+from isocompute.budget import TRAINING_COHORTS, Totals
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
@@ -37,6 +37,12 @@ class Done:
     diverged_at: int | None
     paid: Mapping[str, int]
     lost: Mapping[str, int]
+
+    @classmethod
+    def of(cls, cell: Cell, totals: Totals, *, step: int, diverged_at: int | None = None) -> Done:
+        """What is said of a cell that has ended at its budget."""
+        paid, lost = asdict(totals.paid), asdict(totals.lost_training)
+        return cls(rollouts=cell.rollouts, step=step, diverged_at=diverged_at, paid=paid, lost=lost)
 
 
 def folder_of(cell: Cell) -> Path:
@@ -172,6 +178,10 @@ class Outcome:
         """Its rows of ``pass_rates``."""
         return self.read("pass_rates")
 
+    def rollouts(self, *cohorts: str) -> int:
+        """How many it generated, of some cohorts of its ledger."""
+        return int(self.ledger.filter(pl.col("cohort").is_in(cohorts))["rollouts"].sum())
+
     def read(self, name: str) -> pl.DataFrame:
         """Its rows of a table, checked."""
         return tables.read(self.folder / f"{name}.parquet", name).filter(pl.col("step") <= self.step)
@@ -181,8 +191,9 @@ class Outcome:
         return pl.scan_parquet(self.folder / f"{name}.parquet").filter(pl.col("step") <= self.step)
 
 
-def outcome(cell: Cell, folder: Path) -> Outcome:
+def outcome(cell: Cell) -> Outcome:
     """What a finished cell found, cut off at its budget as the meter would have stopped it."""
+    folder = folder_of(cell)
     step = last_step(tables.read(folder / "ledger.parquet", "ledger"), cell)
     found = done(folder)
     diverged_at = found.diverged_at if found else None
@@ -202,12 +213,6 @@ def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
             each.read(name)
         raise
     return tables.check(frame, name, where=f"the {name} tables of {len(outcomes)} cells")
-
-
-def training_counts(cell: Cell, folder: Path) -> Counts:
-    """What a finished cell generated for training within its budget; less than that where it diverged."""
-    trained = outcome(cell, folder).ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))
-    return Counts(**{f.name: int(trained[f.name].sum()) for f in fields(Counts)})
 
 
 def last_step(ledger: pl.DataFrame, cell: Cell) -> int:

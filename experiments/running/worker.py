@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from isocompute.learner import (
     LearnerConfig,
     LearnerGroup,
     Progress,
-    RunConfig,
     Updater,
     branch,
     canary,
@@ -126,7 +124,7 @@ class Worker:
             # Not what is paid: a cell must end with the same steps however often it was killed.
             meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.own_rollouts, counted="used")), home)
             ended = train(
-                run=_run_config(cell),
+                run=cell.run_config,
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
@@ -164,24 +162,14 @@ class Worker:
                 tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / f"{name}.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self._devices)
         tables.write(timings, "timings", home / "timings.parquet")
-        totals = ledger.totals
-        work.set_done(
-            home,
-            work.Done(
-                rollouts=cell.rollouts,
-                step=ended.step,
-                diverged_at=ended.diverged_at,
-                paid=asdict(totals.paid),
-                lost=asdict(totals.lost_training),
-            ),
-        )
+        work.set_done(home, work.Done.of(cell, ledger.totals, step=ended.step, diverged_at=ended.diverged_at))
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
         learner = self._fresh_learner(cell.learner, cell.origin.base)
         checkpoints = Checkpoints(home / "checkpoints")
         trained = problems.filter(pl.col("split") == "train")
-        progress = restore(learner=learner, checkpoints=checkpoints, run=_run_config(cell), problems=trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         ended = work.done(home)
         if ended is not None and progress.step != ended.step:
             raise CheckpointError(
@@ -255,7 +243,7 @@ class UntilStopped:
 
 def _progress(cell: Cell, home: Path, learner: Updater, checkpoints: Checkpoints, problems: pl.DataFrame) -> Progress:
     """How far a cell is: at its newest checkpoint, at its trunk's where a branch begins, or at step 0."""
-    run = _run_config(cell)
+    run = cell.run_config
     if cell.branch_of is None or work.has_checkpoint(home):
         return restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
     trunk = Checkpoints(home.with_name(cell.branch_of) / "checkpoints")
@@ -271,14 +259,3 @@ def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:
     prompting = prompting_from(config.generation.get("prompting", {}))
     longest = sampling_from(config.generation["sampling"]).max_prompt_tokens
     return PromptMaker(load_tokenizer(model), prompting, max_prompt_tokens=longest).digest(problems)
-
-
-def _run_config(cell: Cell) -> RunConfig:
-    return RunConfig(
-        run_id=cell.run_id,
-        rollouts_per_problem=cell.rollouts_per_problem,
-        problems_per_batch=cell.problems_per_batch,
-        seed=cell.seed,
-        evaluate_every=cell.evaluate_every,
-        evaluations_per_octave=cell.evaluations_per_octave,
-    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from isocompute.rollout import HubSource, LocalSource
 
-from ..errors import ExperimentError
+from ..errors import ExperimentError, listed
 from ..running import models
 from ..running.foreign import files_of, versions_of
-from ..running.identity import computing
+from ..running.identity import computing, versions
 from ..running.rules import code_of_rules
 from ..running.work import write_json
 from ..settings import CommandTrainer, ModelConfig, PreparedConfig, Preset
@@ -22,13 +21,12 @@ FILE = OUT / "inputs.json"
 CONSTRAINTS = Path("constraints.txt")
 TOOLS = "# Tools"
 """What follows in the constraints is of the tests, and no result depends on it."""
-NAMED = 3
 
 
 def run(preset: Preset) -> None:
     """Hash the data, the model and the verifiers, and note the libraries, the device and the sampler."""
     pinned = pins(CONSTRAINTS)
-    libraries = {name: _installed(name) for name in pinned}
+    libraries = dict.fromkeys(pinned) | versions(pinned)
     sources = [source for source in preset.problems if isinstance(source, HubSource | LocalSource)]
     document = {
         "computing": computing(preset.resources),
@@ -41,9 +39,8 @@ def run(preset: Preset) -> None:
     write_json(FILE, document)
     others = [name for name, there in libraries.items() if there and there.partition("+")[0] != pinned[name]]
     if others:
-        said = ", ".join(f"{name} {libraries[name]} for {pinned[name]}" for name in others[:NAMED])
-        more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
-        print(f"inputs: libraries that are not those of {CONSTRAINTS}: {said}{more}")
+        said = listed([f"{name} {libraries[name]} for {pinned[name]}" for name in others])
+        print(f"inputs: libraries that are not those of {CONSTRAINTS}: {said}")
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -65,13 +62,6 @@ def _trainer(preset: Preset) -> dict[str, object] | None:
         "files": files_of(trainer, Path.cwd()),
         "libraries": versions_of(trainer),
     }
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _content(source: object) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from isocompute.learner import RunConfig
 from isocompute.rollout.contract import tables
 
 from ..rates.rule import Rates
@@ -108,10 +107,6 @@ def _print_row(name: str, purpose: str, cells: int | str, rollouts: int, longest
 
 def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     """Responses of a cell's evaluations, without a first one that cells share."""
-    run = RunConfig(
-        run_id="", rollouts_per_problem=cell.rollouts_per_problem, problems_per_batch=cell.problems_per_batch, seed=0,
-        evaluate_every=cell.evaluate_every, evaluations_per_octave=cell.evaluations_per_octave,
-    )  # fmt: skip
     points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
-    own = sum(run.evaluated_at(at) for at in points) + (not cell.start_id)
+    own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.start_id)
     return own * questions * cell.evaluation_samples

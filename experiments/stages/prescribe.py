@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 from isocompute.frontier import Frontier
 from isocompute.frontier.answers import saved
+from isocompute.frontier.fitting.intervals import t_quantile
 from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
-from scipy import stats
 
 from ..running.opening import training_workers
 from ..running.schedule import run_cells
@@ -64,10 +64,10 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with training_workers(preset, setup.models) as pool:
-        folders = run_cells(
+        run_cells(
             cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
         )
-    collect(cells, folders, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
+    collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 
 def sentence(
@@ -101,5 +101,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """Student's t interval of a mean, at 95 %; without bounds for one value."""
     if len(values) < 2:
         return -inf, inf
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
+    half = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
     return mean(values) - half, mean(values) + half

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
+from isocompute.budget import TRAINING_COHORTS
 from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
@@ -22,16 +22,8 @@ from ..settings.rates import AnchoredRate, TunedRate
 from ..settings.sweep import SweepConfig
 from .base import FOLDER, ONLY
 
-Run = Callable[[Sequence[Cell]], Mapping[str, Path]]
-"""Runs what is not finished of some cells, and returns the folder of each cell by run id."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
-    """What a search found, and which pilots it found it with."""
-
-    pilot: Pilot
-    trained: tuple[Cell, ...]
+Run = Callable[[Sequence[Cell]], None]
+"""Runs what is not finished of some cells."""
 
 
 def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
@@ -41,8 +33,8 @@ def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
     return sweep.search
 
 
-def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
-    """Find the learning rates of a problem set.
+def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
+    """Find the learning rates of a problem set; returns the pilots that they were found with, too.
 
     Args:
         base: The base model's score, of responses that selected nothing; None where that was not measured in this
@@ -54,25 +46,26 @@ def find(design: Design, run: Run, base: Evaluation | None) -> Searched:
     settings, metric = search_of(design.sweep, design.origin.problem_set), design.preset.evaluation.metric
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
-        folders = run(cells)
+        run(cells)
         known = base or first_score(cells, metric)
-        grids = _grids(cells, folders, metric, known)
+        grids = _grids(cells, metric, known)
         more = _further(design, grids) if left else []
         if not more:
             break
         cells += more
+    outcomes = [work.outcome(cell) for cell in cells]
+    shared = sorted({work.start_of(cell) for cell in cells})
+    firsts = [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
     pilot = Pilot(
-        rule=settings.rule,
-        metric=metric,
-        base=known,
-        budget=settings.rollouts,
-        rollouts=sum(work.training_counts(cell, folders[cell.run_id]).rollouts for cell in cells),
-        evaluated=_evaluated(cells, folders),
+        rule=settings.rule, metric=metric, base=known, budget=settings.rollouts,
+        rollouts=sum(each.rollouts(*TRAINING_COHORTS) for each in outcomes),
+        # The first evaluation, which cells of a seed share, counts once.
+        evaluated=sum(each.rollouts("eval") for each in outcomes) + sum(int(each["rollouts"].sum()) for each in firsts),
         searches=tuple(
             Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),
-    )
-    return Searched(pilot=pilot, trained=tuple(cells))
+    )  # fmt: skip
+    return pilot, cells
 
 
 def chosen_lines(pilot: Pilot) -> list[str]:
@@ -116,19 +109,17 @@ def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
     ])  # fmt: skip
 
 
-def _grids(
-    cells: Sequence[Cell], folders: Mapping[str, Path], metric: str, base: Evaluation
-) -> dict[tuple[int, int], tuple[Tried, ...]]:
+def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[int, int], tuple[Tried, ...]]:
     """The rates tried at every (n, B_p)."""
     trials: dict[tuple[int, int], list[Trial]] = {}
     for cell in cells:
         pair = (cell.rollouts_per_problem, cell.problems_per_batch)
-        trials.setdefault(pair, []).append(_trial(cell, folders[cell.run_id], metric))
+        trials.setdefault(pair, []).append(_trial(cell, metric))
     return {pair: tried(trials[pair], base) for pair in sorted(trials)}
 
 
-def _trial(cell: Cell, folder: Path, metric: str) -> Trial:
-    found = work.outcome(cell, folder)
+def _trial(cell: Cell, metric: str) -> Trial:
+    found = work.outcome(cell)
     later = found.evals.filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,
@@ -139,14 +130,6 @@ def _trial(cell: Cell, folder: Path, metric: str) -> Trial:
         },
         diverged=found.diverged,
     )
-
-
-def _evaluated(cells: Sequence[Cell], folders: Mapping[str, Path]) -> int:
-    """Responses of all evaluations of some cells; the first one, which cells of a seed share, counts once."""
-    ledgers = [work.outcome(cell, folders[cell.run_id]).ledger for cell in cells]
-    shared = sorted({work.start_of(cell) for cell in cells})
-    ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
-    return sum(int(ledger.filter(pl.col("cohort") == "eval")["rollouts"].sum()) for ledger in ledgers)
 
 
 def _further(design: Design, grids: Mapping[tuple[int, int], Sequence[Tried]]) -> list[Cell]:

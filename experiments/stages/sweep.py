@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from ..running import work
+from ..rates.record import Pilot
 from ..running.cells import Cell
 from ..running.opening import training_workers
 from ..running.pool import Pool
 from ..running.schedule import run_cells
 from ..running.tracker import Tracker
 from ..settings import Preset
-from .search import Searched, base_score, chosen_lines, find, write_pilot
+from .search import base_score, chosen_lines, find, write_pilot
 from .shared import OUT, log
 from .training import Setup, collect, setup_of
 
@@ -20,39 +19,37 @@ from .training import Setup, collect, setup_of
 def run(preset: Preset, problem_set: str) -> None:
     """Run the pilots and the cells that are not finished, and join their tables."""
     setup = setup_of(preset, problem_set)
-    tracker, searched = Tracker(f"{preset.name}-{problem_set}-sweep"), None
+    tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
+    pilot: Pilot | None = None
+    tried: list[Cell] = []
     with training_workers(preset, setup.models) as pool:
         rates = setup.designs[0].declared_rates()
         if rates is None:
-            searched = _search(preset, problem_set, setup, pool)
-            rates = searched.pilot.rates()
+            pilot, tried = _search(preset, problem_set, setup, pool)
+            rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        folders = run_cells(
-            cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse
-        )
+        run_cells(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse)
     out = OUT / "sweep" / problem_set
-    tried = searched.trained if searched else ()
-    homes = {cell.run_id: work.folder_of(cell) for cell in tried}
-    collect(cells, folders | homes, out, pilot=tried, keep_policies=preset.resources.keep_policies)
-    if searched:
-        figures = write_pilot(searched.pilot, out)
+    collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
+    if pilot:
+        figures = write_pilot(pilot, out)
         log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
 
 
-def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> Searched:
+def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple[Pilot, list[Cell]]:
     """Run the pilots, and print the rates that they chose."""
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
-    def train(cells: Sequence[Cell]) -> Mapping[str, Path]:
+    def train(cells: Sequence[Cell]) -> None:
         # The sweep's rates are not known yet.
-        return run_cells(
+        run_cells(
             cells, setup.problems, pool, pilots, title=f"pilot {problem_set}", reverse=preset.resources.reverse,
             supersede=False,
         )  # fmt: skip
 
     (design,) = setup.designs
-    searched = find(design, train, base_score(problem_set, preset.evaluation.metric))
-    pilots.mean(searched.trained)
-    for line in chosen_lines(searched.pilot):
+    pilot, tried = find(design, train, base_score(problem_set, preset.evaluation.metric))
+    pilots.mean(tried)
+    for line in chosen_lines(pilot):
         print(f"pilot {problem_set}: {line}")
-    return searched
+    return pilot, tried

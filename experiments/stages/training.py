@@ -55,7 +55,6 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
 
 def collect(
     wanted: Sequence[Cell],
-    folders: Mapping[str, Path],
     out: Path,
     *,
     pilot: Sequence[Cell] = (),
@@ -69,7 +68,7 @@ def collect(
     Args:
         pilot: Cells whose ledgers and final states are joined, but not their evaluations.
     """
-    outcomes = {cell.run_id: work.outcome(cell, folders[cell.run_id]) for cell in [*wanted, *pilot]}
+    outcomes = {cell.run_id: work.outcome(cell) for cell in [*wanted, *pilot]}
     own = [outcomes[cell.run_id] for cell in wanted]
     for name in ("evals",) if any(isinstance(cell, CommandCell) for cell in wanted) else ("evals", "pass_rates"):
         # One after the other: those of thousands of cells are large.
@@ -80,7 +79,7 @@ def collect(
     starts = {work.start_of(cell) for cell in [*wanted, *pilot] if cell.start_id}
     ledgers += [tables.read(folder / "ledger.parquet", "ledger") for folder in sorted(starts)]
     tables.write(tables.concat(ledgers, "ledger"), "ledger", out / "ledger.parquet")
-    states = [_state(cell, outcomes[cell.run_id], folders[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
+    states = [_state(cell, outcomes[cell.run_id], keep_policies) for cell in [*wanted, *pilot]]
     work.write_json(out / "cells.json", {"cells": states})
 
 
@@ -91,10 +90,11 @@ def _as_pilot(ledger: pl.DataFrame) -> pl.DataFrame:
     return ledger.group_by("run_id", "step", cohort).agg(counts)
 
 
-def _state(cell: Cell, found: work.Outcome, folder: Path, keep_policies: str) -> dict[str, Any]:
+def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any]:
+    folder = work.folder_of(cell)
     ended = work.done(folder)
     # A run that went on beyond this budget has the policy of its own end.
-    own, health = ended is not None and ended.step == found.step, health_of(cell, folder)
+    own, health = ended is not None and ended.step == found.step, health_of(cell)
     kept = own and work.keeps_policy(cell, keep_policies) and work.has_policy(folder)
     return {
         "run_id": cell.run_id,

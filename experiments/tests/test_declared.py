@@ -64,7 +64,7 @@ def test_the_rates_of_a_search_are_not_known_before_it() -> None:
 def test_there_is_nothing_to_search(tmp_path: Path) -> None:
     said = "sweep.easy.learning_rate declares a rate: there is nothing to search"
     with pytest.raises(ExperimentError, match=said):
-        find(design(preset(tmp_path)), lambda cells: {}, BASE)
+        find(design(preset(tmp_path)), lambda cells: None, BASE)
 
 
 def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(

@@ -88,14 +88,14 @@ def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     return lambda **changes: cell(origin=origin, **changes)
 
 
-def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) -> tuple[dict[str, Path], str]:
-    """Run cells, and return their folders and what was said."""
+def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) -> str:
+    """Run cells, and return what was said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         tracker = Tracker(experiment)
-        folders = run_cells(cells, {problems_hash(problems): problems}, pool, tracker, title="cells")
+        run_cells(cells, {problems_hash(problems): problems}, pool, tracker, title="cells")
         assert not tracker.drain()
-    return folders, said.getvalue()
+    return said.getvalue()
 
 
 def mlflow_runs(experiment: str) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def mlflow_runs(experiment: str) -> dict[str, Any]:
 
 def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     cells = [make(rollouts_per_problem=n, seed=21, evaluate_every=48) for n in (2, 4)]
-    folders, said = run(cells, problems, pool, "shared")
+    said = run(cells, problems, pool, "shared")
     assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
     assert cells[0].start_id == cells[1].start_id
-    evals = [work.outcome(one, folders[one.run_id]).evals for one in cells]
+    evals = [work.outcome(one).evals for one in cells]
     assert (
         evals[0]["avg_at_4"][0] == evals[1]["avg_at_4"][0] == starts.read(work.start_of(cells[0])).metrics["avg_at_4"]
     )
@@ -119,10 +119,10 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     # Charged once, to nobody's run.
     assert tables.read(work.start_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
     for one in cells:
-        eval_steps = work.outcome(one, folders[one.run_id]).ledger.filter(pl.col("cohort") == "eval")["step"]
+        eval_steps = work.outcome(one).ledger.filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()
     assert "base, seed 21" in mlflow_runs("shared")
-    assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")[1]
+    assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")
 
 
 def test_a_client_without_the_token_is_refused(pool: Pool) -> None:
@@ -145,8 +145,8 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
         seed=31,
         learner=replace(stable.learner, learning_rate=1e30, optimizer=OptimizerConfig(warmup_steps=0)),
     )
-    folders, _ = run([wild, stable], problems, pool, "wild")
-    found = {name: work.outcome(one, folders[one.run_id]) for name, one in (("wild", wild), ("stable", stable))}
+    run([wild, stable], problems, pool, "wild")
+    found = {name: work.outcome(one) for name, one in (("wild", wild), ("stable", stable))}
     assert found["wild"].diverged
     assert found["wild"].evals["rollouts"].to_list() == [0]
     assert not found["stable"].diverged
@@ -172,10 +172,10 @@ def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: 
 
     thread = threading.Thread(target=kill)
     thread.start()
-    folders, said = run([one], problems, pool, "killed")
+    said = run([one], problems, pool, "killed")
     thread.join()
     assert "it continues on another one" in said
-    found, done = work.outcome(one, folders[one.run_id]), work.done(folders[one.run_id])
+    found, done = work.outcome(one), work.done(work.folder_of(one))
     assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert done is not None
@@ -203,9 +203,9 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     assert work.done(folder) is None
     before = int(work.newest_checkpoint(folder).removeprefix("step-"))
     assert 1 <= before < 200
-    folders, said = run([one], problems, pool, "stopped")
+    said = run([one], problems, pool, "stopped")
     assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
-    found, done = work.outcome(one, folders[one.run_id]), work.done(folder)
+    found, done = work.outcome(one), work.done(folder)
     assert found.evals["rollouts"].to_list() == list(range(0, 1601, 160))
     assert done is not None
     # Nothing was paid for twice.
@@ -233,7 +233,7 @@ def test_a_cell_is_extended_and_its_mlflow_run_goes_on(make: Any, problems: pl.D
     short, long = make(seed=51), make(seed=51, rollouts=192)
     run([short], problems, pool, "extended")
     first = mlflow_runs("extended")[short.name].info.run_id
-    _, said = run([long], problems, pool, "extended")
+    said = run([long], problems, pool, "extended")
     assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
     again = mlflow_runs("extended")[short.name]
     assert again.info.run_id == first
@@ -249,12 +249,12 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
     make: Any, problems: pl.DataFrame, pool: Pool
 ) -> None:
     short, long = make(seed=61), make(seed=61, rollouts=128)
-    folders, _ = run([short], problems, pool, "pruned")
-    before = work.outcome(short, folders[short.run_id])
+    run([short], problems, pool, "pruned")
+    before = work.outcome(short)
     assert f"{short.run_id}/checkpoints" in work.prune(0.0)
-    _, said = run([long], problems, pool, "pruned")
+    said = run([long], problems, pool, "pruned")
     assert f"trained again, since their checkpoints were pruned: {long.name}" in said
-    after = work.outcome(short, folders[short.run_id])
+    after = work.outcome(short)
     assert after.evals.equals(before.evals)
     assert after.ledger.equals(before.ledger)
 
@@ -267,10 +267,10 @@ def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkp
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tested, swept = make(seed=71, purpose="prescribe"), make(seed=72)
-    folders, _ = run([tested, swept], problems, pool, "kept")
-    home = folders[tested.run_id]
+    run([tested, swept], problems, pool, "kept")
+    home = work.folder_of(tested)
     assert work.has_policy(home)
-    assert not work.policy_of(folders[swept.run_id]).exists()
+    assert not work.policy_of(work.folder_of(swept)).exists()
     saved = max((home / "checkpoints").glob("step-*/tensors-00000.safetensors"))
     trained = {k.removeprefix("policy."): v for k, v in load_file(saved).items() if k.startswith("policy.")}
     loaded = AutoModelForCausalLM.from_pretrained(work.policy_of(home)).state_dict()

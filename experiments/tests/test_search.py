@@ -51,12 +51,13 @@ class Trained:
     def __init__(self, ends: Scores) -> None:
         self.ends, self.asked, self.waves = ends, [], []  # type: ignore[var-annotated]
 
-    def __call__(self, cells: Sequence[Cell]) -> dict[str, Path]:
+    def __call__(self, cells: Sequence[Cell]) -> None:
         self.waves.append(len(cells) - len(self.asked))
         self.asked = list(cells)
-        return {cell.run_id: self.write(cell) for cell in cells}
+        for cell in cells:
+            self.write(cell)
 
-    def write(self, cell: Cell) -> Path:
+    def write(self, cell: Cell) -> None:
         folder, score = work.folder_of(cell), self.ends(cell)
         steps = 1 if score is None else cell.rollouts // cell.batch_rollouts
         ledger = [(cell.run_id, step, "trained", cell.batch_rollouts, 4, 4) for step in range(1, steps + 1)]
@@ -77,7 +78,6 @@ class Trained:
         paid = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
         at = 1 if score is None else None
         work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at, paid=paid, lost=paid))
-        return folder
 
 
 def tried(pilot: Pilot) -> dict[int, list[float]]:
@@ -100,8 +100,7 @@ def test_a_grid_goes_on_where_its_best_rate_is_at_the_edge_and_up_to_its_limit(
     tmp_path: Path, extensions: int, further: list[float]
 ) -> None:
     made = design(tmp_path, learning_rates=GRID, extensions=extensions, seeds=[900, 901])
-    searched = find(made, Trained(rising), BASE)
-    pilot, cells = searched.pilot, searched.trained
+    pilot, cells = find(made, Trained(rising), BASE)
     # At 0.008 the score is that of 0.004, of which the lower rate is chosen: an inner one.
     assert tried(pilot) == {2: [*GRID, *further], 4: GRID}
     assert {cell.seed for cell in cells} == {900, 901}
@@ -113,7 +112,7 @@ def test_a_grid_goes_on_where_its_best_rate_is_at_the_edge_and_up_to_its_limit(
 
 
 def test_what_is_found_is_said_with_its_standard_error_and_its_edge(tmp_path: Path) -> None:
-    pilot = find(design(tmp_path, learning_rates=GRID, extensions=0), Trained(rising), BASE).pilot
+    pilot, _ = find(design(tmp_path, learning_rates=GRID, extensions=0), Trained(rising), BASE)
     assert chosen_lines(pilot) == [
         "n = 2, B_p = 4: learning rate 0.002, the highest rate tried (0.500 ± 0.025)",
         "n = 4, B_p = 4: learning rate 0.001 (0.500 ± 0.025)",
@@ -124,7 +123,7 @@ def test_a_search_where_every_rate_diverges_goes_below_and_then_says_so(tmp_path
     made = design(tmp_path, learning_rates=GRID, extensions=1)
     with pytest.raises(ExperimentError, match=r"n = 2, B_p = 4 diverged \(0.00025, 0.0005, 0.001, 0.002\): give lower"):
         find(made, Trained(lambda cell: None), BASE)
-    pilot = find(made, Trained(lambda cell: 0.5 if cell.learner.learning_rate < 4e-4 else None), BASE).pilot
+    pilot, _ = find(made, Trained(lambda cell: 0.5 if cell.learner.learning_rate < 4e-4 else None), BASE)
     assert pilot.rates().at(2, 4) == 2.5e-4
 
 
@@ -145,7 +144,7 @@ def test_a_metric_of_the_best_response_is_held_against_the_first_evaluations(tmp
 def test_the_figure_is_the_same_every_time_and_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = design(tmp_path, learning_rates=GRID, extensions=0)
     ends: Mapping[float, float | None] = {5e-4: 0.5, 1e-3: 0.1, 2e-3: None}
-    pilot = find(made, Trained(lambda cell: ends[cell.learner.learning_rate]), BASE).pilot
+    pilot, _ = find(made, Trained(lambda cell: ends[cell.learner.learning_rate]), BASE)
     for name in ("one", "other"):
         write_pilot(pilot, tmp_path / name)
     assert Pilot.read(json.loads((tmp_path / "one" / "pilot.json").read_text())) == pilot
@@ -160,5 +159,5 @@ def test_evaluation_is_counted_with_the_first_one_once(tmp_path: Path) -> None:
     cost = {"rollouts": 48, "prompt_tokens": 4, "response_tokens": 4}
     start = starts.Start(metrics={"avg_at_4": 0.3}, questions=12, samples=4, cost=cost, pass_rates=rates)
     starts.write(first, start)
-    found = find(made, Trained(rising), BASE)
-    assert found.pilot.evaluated == 6 * 400 + 48
+    found, _ = find(made, Trained(rising), BASE)
+    assert found.evaluated == 6 * 400 + 48

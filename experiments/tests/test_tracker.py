@@ -40,7 +40,7 @@ def trained(one: Cell, *, steps: int = 2) -> Path:
 def send(experiment: str, *cells: Cell) -> None:
     tracker = Tracker(experiment)
     for one in cells:
-        tracker.send(one, work.folder_of(one), finished=True)
+        tracker.send(one, finished=True)
     tracker.mean(cells)
     assert not tracker.drain()
 
@@ -168,7 +168,7 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     # Sent by several processes, and again by the last one.
     for finished in (False, True, True):
         tracker = Tracker("sweep")
-        tracker.send(one, folder, finished=finished)
+        tracker.send(one, finished=finished)
         assert not tracker.drain()
     (run,) = runs("sweep")
     assert set(run.data.metrics) == {"train/reward", "train/response_length", "perf/sample_seconds"}
@@ -208,8 +208,8 @@ from experiments.tests.made import cell
 
 tracker = Tracker("sweep")
 for _ in range(100):
-    tracker.send(cell(), work.folder_of(cell()))
-tracker.send(cell(), work.folder_of(cell()), finished=True)
+    tracker.send(cell())
+tracker.send(cell(), finished=True)
 """
 
 

@@ -50,14 +50,14 @@ def test_what_could_not_be_sent_is_named_and_sent_later(server: Server, capsys: 
     spool = Spool(folder / "metrics.jsonl")
     for step in (1, 2):
         spool.write(step_record(step, reward=0.1 * step))
-    tracker.send(one, folder)
+    tracker.send(one)
     assert not tracker.drain()
     server.kill()
     for step in (3, 4):
         spool.write(step_record(step, reward=0.1 * step))
     spool.write(evaluation_record(4, 0.25))
     finish(folder, one)
-    tracker.send(one, folder, finished=True)
+    tracker.send(one, finished=True)
     # It would try again, and send to the stores of later tests.
     tracker.close()
     assert Sender().report()
@@ -83,15 +83,15 @@ def test_answers_of_503_delete_no_run(server: Server, monkeypatch: pytest.Monkey
     Spool(folder / "metrics.jsonl").write(step_record(1))
     finish(folder, one)
     first = Tracker("unavailable")
-    first.send(one, folder, finished=True)
+    first.send(one, finished=True)
     assert not first.drain()
     (before,) = runs("unavailable")
     front.refuses = True
     again = Tracker("unavailable")
-    again.send(one, folder, finished=True)
+    again.send(one, finished=True)
     again.drain()
     front.refuses = False
-    again.send(one, folder, finished=True)
+    again.send(one, finished=True)
     again.drain()
     (after,) = runs("unavailable")
     assert (after.info.run_id, after.info.lifecycle_stage) == (before.info.run_id, "active")

@@ -31,7 +31,7 @@ def test_a_longer_run_holds_the_shorter_one() -> None:
     assert work.finished(cell(rollouts=96), folder)
     assert work.finished(cell(rollouts=192), folder)
     assert not work.finished(cell(rollouts=256), folder)
-    found = work.outcome(cell(rollouts=96), folder)
+    found = work.outcome(cell(rollouts=96))
     assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert set(found.pass_rates["step"]) == {0, 4, 8, 12}
@@ -43,16 +43,15 @@ def test_a_run_that_diverged_is_finished_at_every_budget_and_diverged_only_withi
     for budget, diverged in ((96, False), (160, True), (192, True), (4096, True)):
         one = cell(rollouts=budget)
         assert work.finished(one, folder)
-        assert work.outcome(one, folder).diverged == diverged
+        assert work.outcome(one).diverged == diverged
 
 
 def test_a_pilot_with_filtered_groups_is_one_row_a_step(tmp_path: Path) -> None:
     """`filter_zero_variance` gives a step two cohorts, which are both the pilot's."""
     pilot, swept = cell(purpose="pilot", seed=900), cell()
-    folders = {
-        pilot.run_id: ended(pilot, budget=96, cohorts=("trained", "filtered")), swept.run_id: ended(swept, budget=96),
-    }  # fmt: skip
-    collect([swept], folders, tmp_path / "out", pilot=[pilot])
+    ended(pilot, budget=96, cohorts=("trained", "filtered"))
+    ended(swept, budget=96)
+    collect([swept], tmp_path / "out", pilot=[pilot])
     ledger = tables.read(tmp_path / "out" / "ledger.parquet", "ledger")
     spent = ledger.group_by("cohort").agg(pl.col("rollouts").sum()).sort("cohort").rows()
     # 3 evaluations of 32 each, and the first of each seed once.
@@ -107,8 +106,7 @@ def test_an_id_is_computed_once_for_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell(seed=seed) for seed in range(20)]
-    folders = {one.run_id: work.folder_of(one) for one in cells}
-    shown = Progress("cells", cells, folders)
+    shown = Progress("cells", cells)
     looked: list[Path] = []
     real = display.finished
     monkeypatch.setattr(display, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
@@ -116,25 +114,24 @@ def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(5):
         shown.read(cells[3])
         shown.show()
-    assert set(looked) == {folders[cells[3].run_id]}
+    assert set(looked) == {work.folder_of(cells[3])}
 
 
 def test_a_damaged_table_among_many_is_named(tmp_path: Path) -> None:
     cells = [cell(seed=seed) for seed in range(3)]
-    folders = {one.run_id: ended(one, budget=96) for one in cells}
-    damaged = folders[cells[1].run_id] / "pass_rates.parquet"
+    damaged = [ended(one, budget=96) for one in cells][1] / "pass_rates.parquet"
     damaged.write_bytes(damaged.read_bytes()[:-20])
     with pytest.raises(ValueError, match=f"^{damaged}: not readable as parquet"):
-        collect(cells, folders, tmp_path / "out")
+        collect(cells, tmp_path / "out")
 
 
 def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     one = cell(rollouts=96)
-    folder = ended(one, budget=192)
+    ended(one, budget=192)
     read: list[str] = []
     real = tables.read
     monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
-    found = work.outcome(one, folder)
+    found = work.outcome(one)
     assert read == ["ledger"]
     assert found.scan("pass_rates").collect()["step"].max() == 12
     assert read == ["ledger"]
@@ -211,10 +208,10 @@ def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, pu
 
 def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget(tmp_path: Path) -> None:
     one = cell(purpose="prescribe", rollouts=192)
-    folders = {one.run_id: ended(one, budget=192)}
+    ended(one, budget=192)
     keep_policy(one, step=24)
     for rollouts, which, kept in ((192, "last", True), (192, "none", False), (96, "last", False)):
-        collect([cell(purpose="prescribe", rollouts=rollouts)], folders, tmp_path / "out", keep_policies=which)
+        collect([cell(purpose="prescribe", rollouts=rollouts)], tmp_path / "out", keep_policies=which)
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert state["policy"] == (f"work/cells/{one.run_id}/policy" if kept else None)
         assert (state["health"], state["judged"]) == ([], False)
@@ -223,12 +220,11 @@ def test_the_cells_that_are_listed_name_their_policy_where_it_is_of_their_budget
 def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> None:
     """Responses four times as long from step 25 on: a run of 48 steps is flagged, its first 24 steps are not."""
     one = cell(rollouts=384)
-    folders = {one.run_id: ended(one, budget=384)}
-    spool = Spool(folders[one.run_id] / "metrics.jsonl")
+    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > 24 else 10.0))
     for rollouts, names in ((192, []), (384, ["length_explosion"])):
-        collect([cell(rollouts=rollouts)], folders, tmp_path / "out")
+        collect([cell(rollouts=rollouts)], tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert [flag["name"] for flag in state["health"]] == names
         assert state["judged"]
@@ -238,16 +234,15 @@ def test_a_cell_is_listed_with_its_health_within_its_budget(tmp_path: Path) -> N
 def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_judge(tmp_path: Path) -> None:
     """19 of the steps that are flagged above are neither healthy nor not; one more, and they are judged."""
     one = cell(rollouts=384)
-    folders = {one.run_id: ended(one, budget=384)}
-    spool = Spool(folders[one.run_id] / "metrics.jsonl")
+    spool = Spool(ended(one, budget=384) / "metrics.jsonl")
     for step in range(1, 49):
         spool.write(step_record(step, length=40.0 if step > 9 else 10.0))
     for steps, said in ((19, "too short to judge"), (20, "length_explosion")):
         short = cell(rollouts=8 * steps)
-        collect([short], folders, tmp_path / "out")
+        collect([short], tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert (len(state["health"]), state["judged"]) == (steps - 19, steps == 20)
-        assert health_of(short, folders[one.run_id]).text() == said
+        assert health_of(short).text() == said
     flag = Flag(name="mismatch", step=1, reason="", values={})
     assert Health(flags=[flag], judged=False).text() == "mismatch, otherwise too short to judge"
     assert Health(flags=[], judged=True).text() == "no flags"

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from isocompute.frontier.answers.comparison import holm
 from scipy import stats
 
 from experiments.playbook.statistics import (
@@ -11,7 +12,6 @@ from experiments.playbook.statistics import (
     Rule,
     Verdict,
     clopper_pearson,
-    holm,
     over_units,
     slope,
     vertex,

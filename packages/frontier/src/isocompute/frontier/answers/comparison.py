@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,8 @@ from scipy import stats
 from ..data.units import counted
 from ..errors import FrontierError
 from ..fitting.intervals import t_quantile
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +85,21 @@ def compare(
     return _with_verdicts([_comparison(scores, prescribed, n) for n in baselines])
 
 
+def holm(ps: Mapping[K, float]) -> dict[K, float]:
+    """Holm's adjusted p of each hypothesis of a family."""
+    adjusted, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * p))
+        adjusted[name] = largest
+    return adjusted
+
+
 def _with_verdicts(found: list[Comparison]) -> list[Comparison]:
     """Holm's adjustment, and the verdicts that follow."""
-    tested = sorted((c for c in found if c.p_value is not None), key=lambda c: c.p_value or 0.0)
-    adjusted, least = {}, 0.0
-    for rank, c in enumerate(tested):
-        least = max(least, min((len(tested) - rank) * (c.p_value or 0.0), 1.0))
-        adjusted[c.baseline] = least
+    adjusted = holm({c.baseline: c.p_value for c in found if c.p_value is not None})
     return [
         c if c.p_value is None else replace(
-            c, p_value=adjusted[c.baseline], comparisons=len(tested),
+            c, p_value=adjusted[c.baseline], comparisons=len(adjusted),
             verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
         )
         for c in found
