@@ -19,7 +19,7 @@ from isocompute.rollout.samplers.actor import GATHER_SECONDS
 from isocompute.rollout.samplers.base import Sampler
 from isocompute.rollout.samplers.groups import Group, Layout
 from isocompute.rollout.samplers.manifest import Manifest
-from isocompute.rollout.samplers.parcels import Parcel
+from isocompute.rollout.samplers.payloads import Payload
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.scoring.scorer import Verdict
 
@@ -52,7 +52,7 @@ class HashedSampler(Sampler):
 
     def __init__(self, sampling: Sampling, folder: Path) -> None:
         super().__init__("hashed", sampling)
-        # Parcels need it: not within the timeout of the first one.
+        # Payloads need it: not within the timeout of the first one.
         import_module("torch")
         self._folder = folder
         self._own()
@@ -77,8 +77,8 @@ class HashedSampler(Sampler):
     def _begin_load(self) -> None:
         self._weights = {}
 
-    def _load(self, parcel: Parcel) -> None:
-        for name, tensor in parcel.tensors("cpu"):
+    def _load(self, payload: Payload) -> None:
+        for name, tensor in payload.tensors("cpu"):
             self._weights[name] = tensor.numpy().tobytes()
 
     def _end_load(self) -> None:

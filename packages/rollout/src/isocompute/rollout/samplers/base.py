@@ -10,13 +10,13 @@ import polars as pl
 import pyarrow as pa
 
 from ..errors import RolloutError
-from . import links
+from . import broadcasting
+from .broadcasting import Rendezvous
 from .buckets import BUCKET_BYTES, buckets
 from .faults import Faults
 from .groups import Layout
-from .links import Meeting
 from .manifest import Manifest, checked
-from .parcels import Given, Parcel, loading, place_of
+from .payloads import InProcess, Payload, loading, place_of
 from .sampling import Draw, Sampling
 
 
@@ -161,7 +161,7 @@ class Sampler:
         wanted = self.manifest
         self.begin_sync()
         for bucket in buckets(checked(pairs(weights), wanted), size=BUCKET_BYTES):
-            self.take(Given(bucket))
+            self.take(InProcess(bucket))
         self.end_sync(version)
 
     def begin_sync(self) -> None:
@@ -174,14 +174,14 @@ class Sampler:
         with loading():
             self._begin_load()
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, payload: Payload) -> None:
         """Take over one bucket of the weights, after ``begin_sync``; whoever calls has compared names and shapes.
 
         Raises:
             RolloutError: The engine does not take them.
         """
         with loading():
-            self._load(parcel)
+            self._load(payload)
 
     def end_sync(self, version: int) -> None:
         """Take note that all parts came, and stamp what is sampled with ``version``.
@@ -201,16 +201,16 @@ class Sampler:
 
     @property
     def place(self) -> str:
-        """The device that the model is on (``parcels.place_of``)."""
+        """The device that the model is on (``payloads.place_of``)."""
         return place_of("cpu")
 
-    def join(self, meeting: Meeting, rank: int) -> None:
+    def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast.
 
         Args:
             rank: That of this sampler's first process, from 1.
         """
-        links.join(meeting, rank)
+        broadcasting.join(rendezvous, rank)
 
     def _tear(self) -> None:
         """Sample nothing until weights are whole again; refused while a stream is open."""
@@ -261,7 +261,7 @@ class Sampler:
     def _begin_load(self) -> None:
         """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
 
-    def _load(self, parcel: Parcel) -> None:
+    def _load(self, payload: Payload) -> None:
         """Hand one part of checked weights to the engine."""
         raise NotImplementedError
 

@@ -14,7 +14,7 @@ from ..scoring.scorer import Scorer
 from .distribution import distribution, draw
 from .local import LocalSampler
 from .models import check_folder, not_loaded
-from .parcels import Parcel, place_of
+from .payloads import Payload, place_of
 from .prompts import Prompting
 from .sampling import Continue, Finished, Request, Response, Sampling
 from .stopping import StopTexts
@@ -85,13 +85,13 @@ class TransformersSampler(LocalSampler):
         """The device that the model is on; see ``Sampler.place``."""
         return place_of(self._device)
 
-    def _load(self, parcel: Parcel) -> None:
+    def _load(self, payload: Payload) -> None:
         import torch
 
         mine = self._policy.state_dict()
         with torch.no_grad():
             # A tied tensor may come under one of its names or under both; names and shapes were checked.
-            for name, tensor in parcel.tensors(self._device):
+            for name, tensor in payload.tensors(self._device):
                 mine[name].copy_(tensor.detach())
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:

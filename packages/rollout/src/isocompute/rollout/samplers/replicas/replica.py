@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from ...errors import RolloutError
 from ..actor import SamplerActor, Verifiers
+from ..broadcasting import Rendezvous
 from ..faults import Faults
-from ..links import Meeting
 from ..manifest import Manifest
-from ..parcels import Parcel
+from ..payloads import Payload
 from ..sampling import Sampling
 
 if TYPE_CHECKING:
@@ -169,14 +169,14 @@ class Replica(SamplerActor):
         self._sync, self._buckets, self._whole = sync, 0, False
         self._sampler.begin_sync()
 
-    def join(self, meeting: Meeting, rank: int) -> None:
+    def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast; see ``Sampler.join``."""
-        self._sampler.join(meeting, rank)
+        self._sampler.join(rendezvous, rank)
 
-    def take(self, parcel: Parcel, sync: int) -> None:
+    def take(self, payload: Payload, sync: int) -> None:
         """Take over one bucket of a sync's weights."""
         self._expect(sync)
-        self._sampler.take(parcel)
+        self._sampler.take(payload)
         self._buckets += 1
 
     def end_sync(self, version: int, sync: int, buckets: int) -> Synced:

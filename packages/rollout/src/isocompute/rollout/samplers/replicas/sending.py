@@ -8,8 +8,8 @@ from typing import Any
 
 from ...errors import RolloutError
 from ..manifest import Manifest
-from .courier import Addressee, Carried, Courier
 from .crew import Crew, Member
+from .transfer import Receiver, Sent, Transfer
 
 TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 
@@ -97,24 +97,24 @@ class Sender:
         members = [member for member in members if member.index in answered]
         if not members:
             raise self._crew.nobody(task)
-        courier = Courier(
-            transport=self._transport, addressees=[_addressee(member) for member in members], number=sync.number,
+        transfer = Transfer(
+            transport=self._transport, receivers=[_receiver(member) for member in members], number=sync.number,
             task=task, wanted=wanted, size=self._size, seconds=self._seconds, keep=self._keep,
         )  # fmt: skip
         # What a rank puts into the object store would end with it.
         on_ranks = None if self._keep else getattr(weights, "on_ranks", None)
-        carried = [courier.carry(0, weights)] if on_ranks is None else on_ranks(courier)
-        members = self._taken(carried, members)
+        sent = [transfer.send(0, weights)] if on_ranks is None else on_ranks(transfer)
+        members = self._taken(sent, members)
         if not members:
             raise self._crew.nobody(task)
-        count = max(one.buckets for one in carried)
+        count = max(one.buckets for one in sent)
         for member in members:
             self._crew.ask(member, "end_sync", sync.version, sync.number, count, task=task)
         probes = {index: answer.probe for index, answer in self._crew.gather(members).items()}
         if not probes:
             raise self._crew.nobody(task)
         if self._keep:
-            self._kept, self._kept_of = list(carried[0].kept), sync
+            self._kept, self._kept_of = list(sent[0].kept), sync
         return probes
 
     def keeps(self, number: int) -> bool:
@@ -132,16 +132,16 @@ class Sender:
         task = f"take over the weights of version {sync.version}"
         self._crew.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
 
-    def _taken(self, carried: Sequence[Carried], members: Sequence[Member]) -> list[Member]:
+    def _taken(self, sent: Sequence[Sent], members: Sequence[Member]) -> list[Member]:
         """End the replicas that were lost; return those that were sent all weights."""
-        lost = {index: why for one in carried for index, why in one.lost.items()}
+        lost = {index: why for one in sent for index, why in one.lost.items()}
         for member in members:
             if member.index in lost:
                 self._crew.lose(member, lost[member.index])
-        for one in carried:
+        for one in sent:
             if one.failure is not None:
                 raise one.failure
-        reached = {index for one in carried for index in one.reached}
+        reached = {index for one in sent for index in one.reached}
         for member in members:
             if member.index not in reached and member.opened is not None:
                 raise RolloutError(
@@ -151,10 +151,10 @@ class Sender:
         return [member for member in members if member.index not in lost]
 
 
-def _addressee(member: Member) -> Addressee:
+def _receiver(member: Member) -> Receiver:
     opened = member.opened
     assert opened is not None
-    return Addressee(
+    return Receiver(
         index=member.index, actor=member.actor, process=f"{opened.host}:{opened.process}", place=opened.place,
         workers=opened.workers,
     )  # fmt: skip

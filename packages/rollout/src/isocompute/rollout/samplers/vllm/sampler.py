@@ -12,11 +12,11 @@ from typing import Any
 
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
+from ..broadcasting import Rendezvous
 from ..engine import Engine, EngineConfig
-from ..links import Meeting
 from ..local import LocalSampler
 from ..models import check_folder, not_loaded
-from ..parcels import Given, Parcel, place_of
+from ..payloads import InProcess, Payload, place_of
 from ..prompts import Prompting
 from ..sampling import Continue, Finished, Request, Sampling
 from . import worker
@@ -155,22 +155,22 @@ class VllmSampler(LocalSampler):
         """The device that the model is on, or the first of several; see ``Sampler.place``."""
         return place_of("cpu" if self.engine.device == "cpu" else "cuda:0")
 
-    def join(self, meeting: Meeting, rank: int) -> None:
+    def join(self, rendezvous: Rendezvous, rank: int) -> None:
         """Let every worker join the group over which weights are broadcast; see ``Sampler.join``."""
-        self._worker("join_link", {"meeting": meeting, "rank": rank})
+        self._worker("join_broadcast", {"rendezvous": rendezvous, "rank": rank})
 
     def _begin_load(self) -> None:
         self._sleep.on("load")
         self._worker("begin_weights", {})
 
-    def _load(self, parcel: Parcel) -> None:
-        if self.engine.tensor_parallel > 1 and isinstance(parcel, Given):
+    def _load(self, payload: Payload) -> None:
+        if self.engine.tensor_parallel > 1 and isinstance(payload, InProcess):
             # Tensors on one GPU would be copied to it once more by each worker.
             raise RolloutError(
                 f"the engine shares the model over {self.engine.tensor_parallel} GPUs, which a sync in this process "
                 'does not reach; the sampler must be opened with replicas={"replicas": 1}'
             )
-        self._worker("take_weights", {"parcel": parcel})
+        self._worker("take_weights", {"payload": payload})
 
     def _end_load(self) -> None:
         self._worker("end_weights", {})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import links
-from ..links import Meeting
-from ..parcels import Parcel
+from .. import broadcasting
+from ..broadcasting import Rendezvous
+from ..payloads import Payload
 
 NAME = f"{__name__}.WeightWorker"
 """Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
@@ -32,10 +32,10 @@ class WeightWorker:
         with self._configured():
             initialize_layerwise_reload(self.model_runner.get_model())
 
-    def take_weights(self, parcel: Parcel) -> None:
+    def take_weights(self, payload: Payload) -> None:
         """Load one part of the weights."""
         with self._configured():
-            self.model_runner.get_model().load_weights(parcel.tensors(self.device))
+            self.model_runner.get_model().load_weights(payload.tensors(self.device))
 
     def end_weights(self) -> None:
         """Pack the layers again."""
@@ -45,13 +45,13 @@ class WeightWorker:
             finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
         self.repack_tied_head()
 
-    def join_link(self, meeting: Meeting, rank: int) -> None:
+    def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
         """Join the group over which weights are broadcast.
 
         Args:
             rank: That of the engine's first worker.
         """
-        links.join(meeting, rank + self.rank)
+        broadcasting.join(rendezvous, rank + self.rank)
 
     def _configured(self) -> Any:
         """The context in which vLLM's layers find their settings."""

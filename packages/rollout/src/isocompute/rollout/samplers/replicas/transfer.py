@@ -9,15 +9,15 @@ from typing import Any
 
 from ...contract.deaths import death
 from ...errors import EngineError, RolloutError
-from .. import links
+from .. import broadcasting
+from ..broadcasting import Rendezvous
 from ..buckets import Contents, buckets, pack
-from ..links import Meeting
 from ..manifest import Manifest, checked
-from ..parcels import Broadcast, Stored, loading, place_of, share
+from ..payloads import Broadcast, InObjectStore, loading, place_of, share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Addressee:
+class Receiver:
     """A replica that is to take weights.
 
     Attributes:
@@ -36,7 +36,7 @@ class Addressee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class Sent:
     """What became of one rank's part of a sync. An error is returned, not raised, since it must not end the ranks.
 
     Attributes:
@@ -55,7 +55,7 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Courier:
+class Transfer:
     """Sends the weights of one sync, bucket by bucket; the next one is made while replicas load the one before.
 
     ``object_store``, ``gloo`` and ``nccl`` send from the first rank; with ``ipc`` each rank serves the replicas on its
@@ -63,7 +63,7 @@ class Courier:
 
     Attributes:
         transport: One of ``sending.TRANSPORTS``.
-        addressees: The replicas.
+        receivers: The replicas.
         number: Number of the sync.
         task: The sync in words, as a verb.
         wanted: The model's tensors.
@@ -73,7 +73,7 @@ class Courier:
     """
 
     transport: str
-    addressees: Sequence[Addressee]
+    receivers: Sequence[Receiver]
     number: int
     task: str
     wanted: Manifest
@@ -81,30 +81,30 @@ class Courier:
     seconds: float
     keep: bool
 
-    def __call__(self, rank: int, weights: Iterator[tuple[str, Any]]) -> Carried:
+    def __call__(self, rank: int, weights: Iterator[tuple[str, Any]]) -> Sent:
         """Send the weights from one of several ranks; all of them take every tensor, since they gather it together."""
-        carried = self.carry(rank, weights)
+        sent = self.send(rank, weights)
         for _ in weights:
             pass
-        return carried
+        return sent
 
-    def carry(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Carried:
+    def send(self, rank: int, weights: Iterable[tuple[str, Any]]) -> Sent:
         """Send the weights.
 
         Args:
             weights: Pairs of a Hugging Face name and a tensor, read once.
         """
-        journey = _Journey(self)
+        progress = _Progress(self)
         failure: Exception | None = None
         try:
-            journey.go(self._own(rank), weights)
+            progress.go(self._own(rank), weights)
         except Exception as error:
             failure = error
-        if failure is not None and self.transport in links.BACKENDS:
+        if failure is not None and self.transport in broadcasting.BACKENDS:
             # The others may be waiting for a bucket that does not come.
-            links.leave()
-        return Carried(
-            buckets=journey.count, reached=journey.reached, lost=journey.lost, kept=journey.kept, failure=failure
+            broadcasting.leave()
+        return Sent(
+            buckets=progress.count, reached=progress.reached, lost=progress.lost, kept=progress.kept, failure=failure
         )
 
     def device(self) -> str:
@@ -113,7 +113,7 @@ class Courier:
         Raises:
             RolloutError: This process has no GPU, and must have one.
         """
-        if self.transport != "nccl" and (self.transport != "ipc" or self.addressees[0].place.startswith("CPU")):
+        if self.transport != "nccl" and (self.transport != "ipc" or self.receivers[0].place.startswith("CPU")):
             return "cpu"
         import torch
 
@@ -124,17 +124,17 @@ class Courier:
             )
         return "cuda"
 
-    def _own(self, rank: int) -> list[Addressee]:
+    def _own(self, rank: int) -> list[Receiver]:
         """The replicas that a rank sends to."""
         if self.transport != "ipc":
-            return list(self.addressees) if rank == 0 else []
+            return list(self.receivers) if rank == 0 else []
         here = place_of(self.device())
-        return [one for one in self.addressees if one.place == here and (rank == 0 or here.startswith("GPU"))]
+        return [one for one in self.receivers if one.place == here and (rank == 0 or here.startswith("GPU"))]
 
 
 @dataclass(slots=True)
-class _Journey:
-    """One call of a courier.
+class _Progress:
+    """One call of a transfer.
 
     Attributes:
         left: Replicas that are there.
@@ -143,8 +143,8 @@ class _Journey:
         sending: torch's ``Work`` of a broadcast.
     """
 
-    courier: Courier
-    left: list[Addressee] = field(default_factory=list)
+    transfer: Transfer
+    left: list[Receiver] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
     count: int = 0
     lost: dict[int, str] = field(default_factory=dict)
@@ -153,14 +153,14 @@ class _Journey:
     held: Any = None
     sending: Any = None
 
-    def go(self, addressees: list[Addressee], weights: Iterable[tuple[str, Any]]) -> None:
+    def go(self, receivers: list[Receiver], weights: Iterable[tuple[str, Any]]) -> None:
         """Send the weights to some replicas, until none is left."""
-        if not addressees:
+        if not receivers:
             return
-        self.left, self.reached = addressees, [one.index for one in addressees]
-        courier, send = self.courier, self._send()
-        device = courier.device()
-        for bucket in buckets(checked(weights, courier.wanted), size=courier.size):
+        self.left, self.reached = receivers, [one.index for one in receivers]
+        transfer, send = self.transfer, self._send()
+        device = transfer.device()
+        for bucket in buckets(checked(weights, transfer.wanted), size=transfer.size):
             with loading():
                 contents, packed = pack(bucket, device)
             del bucket
@@ -174,49 +174,49 @@ class _Journey:
 
     def _send(self) -> Callable[[Contents, Any], None]:
         """What sends one bucket."""
-        if self.courier.transport == "object_store":
+        if self.transfer.transport == "object_store":
             return self._store
-        if self.courier.transport == "ipc":
+        if self.transfer.transport == "ipc":
             return self._share
-        link = self._link()
+        group = self._group()
 
         def broadcast(contents: Contents, packed: Any) -> None:
-            self._ask("take", Broadcast(contents=contents), self.courier.number)
-            self.sending = link.broadcast(packed)
+            self._ask("take", Broadcast(contents=contents), self.transfer.number)
+            self.sending = group.broadcast(packed)
 
         return broadcast
 
     def _store(self, contents: Contents, packed: Any) -> None:
         import ray
 
-        reference = ray.put(Stored(contents=contents, array=packed.numpy()))
-        if self.courier.keep:
+        reference = ray.put(InObjectStore(contents=contents, array=packed.numpy()))
+        if self.transfer.keep:
             self.kept.append(reference)
-        self._ask("take", reference, self.courier.number)
+        self._ask("take", reference, self.transfer.number)
 
     def _share(self, contents: Contents, packed: Any) -> None:
-        self._ask("take", share(contents, packed), self.courier.number)
+        self._ask("take", share(contents, packed), self.transfer.number)
 
     def _ask(self, method: str, *arguments: Any) -> None:
         self.calls = {one.index: getattr(one.actor, method).remote(*arguments) for one in self.left}
 
-    def _link(self) -> links.Link:
+    def _group(self) -> broadcasting.BroadcastGroup:
         """The group of this process and all workers of all replicas."""
         import ray
 
-        def invite(meeting: Meeting) -> Callable[[], None]:
+        def invite(rendezvous: Rendezvous) -> Callable[[], None]:
             rank = 1
             for one in self.left:
-                self.calls[one.index] = one.actor.join.remote(meeting, rank)
+                self.calls[one.index] = one.actor.join.remote(rendezvous, rank)
                 rank += one.workers
             return self._settle
 
-        return links.meet(
+        return broadcasting.connect(
             " ".join(one.process for one in self.left),
-            self.courier.transport,
+            self.transfer.transport,
             host=ray.util.get_node_ip_address(),
             world=1 + sum(one.workers for one in self.left),
-            seconds=self.courier.seconds,
+            seconds=self.transfer.seconds,
             invite=invite,
         )
 
@@ -229,15 +229,15 @@ class _Journey:
         """
         import ray
 
-        courier, deadline = self.courier, monotonic() + self.courier.seconds
+        transfer, deadline = self.transfer, monotonic() + self.transfer.seconds
         while self.calls:
             pending = list(self.calls.values())
             done, _ = ray.wait(pending, timeout=max(0.0, deadline - monotonic()))
-            late = f"it did not {courier.task} within {courier.seconds:g} s and was ended"
+            late = f"it did not {transfer.task} within {transfer.seconds:g} s and was ended"
             for index, call in list(self.calls.items()):
                 if call in done:
                     del self.calls[index]
-                    self._note(index, _lost(call, courier.task))
+                    self._note(index, _lost(call, transfer.task))
                 elif not done:
                     del self.calls[index]
                     self._note(index, late)
@@ -250,7 +250,7 @@ class _Journey:
             return
         self.lost[index] = why
         self.left = [one for one in self.left if one.index != index]
-        if self.courier.transport in links.BACKENDS:
+        if self.transfer.transport in broadcasting.BACKENDS:
             raise EngineError(
                 f"replica {index} broke the group that weights are broadcast to: {why}; sync again before sampling"
             )

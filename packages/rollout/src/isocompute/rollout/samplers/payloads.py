@@ -1,8 +1,8 @@
 """One bucket of weights on its way to a sampler: how the process that takes it gets its tensors.
 
-``Given`` within one process; ``Stored`` through Ray's object store; ``Shared`` in memory that two processes map, on a
-GPU by CUDA IPC and on CPU by a file; ``Broadcast`` over a process group, NCCL or gloo (``links``). What needs a GPU is
-*unverified*.
+``InProcess`` within one process; ``InObjectStore`` through Ray's object store; ``InSharedMemory`` in memory that two
+processes map, on a GPU by CUDA IPC and on CPU by a file; ``Broadcast`` over a process group, NCCL or gloo
+(``broadcasting``). What needs a GPU is *unverified*.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RolloutError
-from . import links
+from . import broadcasting
 from .buckets import Contents
 from .models import first_line
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Parcel(Protocol):
+class Payload(Protocol):
     """A bucket of weights."""
 
     def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
@@ -41,7 +41,7 @@ class Parcel(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class InProcess:
     """Tensors of this process, as they are.
 
     Attributes:
@@ -57,7 +57,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class InObjectStore:
     """Bytes that Ray's object store shares without a copy.
 
     Attributes:
@@ -76,8 +76,8 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """Memory of another process on the same device, which stays as it is until the parcel has been taken.
+class InSharedMemory:
+    """Memory of another process on the same device, which stays as it is until the payload has been taken.
 
     Attributes:
         contents: What it holds.
@@ -107,7 +107,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """What the first rank of this process's link is about to broadcast.
+    """What the first rank of this process's broadcast group is about to broadcast.
 
     Attributes:
         contents: What that is.
@@ -119,13 +119,13 @@ class Broadcast:
         """Wait for it."""
         import torch
 
-        link = links.here()
-        packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if link.on_gpus else "cpu")
-        link.broadcast(packed).wait()
+        group = broadcasting.current()
+        packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
+        group.broadcast(packed).wait()
         return self.contents.unpacked(packed.to(device))
 
 
-def share(contents: Contents, packed: torch.Tensor) -> Shared:
+def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
     """Let other processes on the device map a bucket; whoever calls keeps it until they have.
 
     Args:
@@ -141,7 +141,7 @@ def share(contents: Contents, packed: torch.Tensor) -> Shared:
         ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(packed)
     finally:
         processes.set_sharing_strategy(strategy)
-    return Shared(contents=contents, place=place_of(packed.device), handle=file.getvalue())
+    return InSharedMemory(contents=contents, place=place_of(packed.device), handle=file.getvalue())
 
 
 def _finish(copied: torch.Tensor) -> None:

@@ -19,8 +19,8 @@ BACKENDS = ("gloo", "nccl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """Where the ranks of a link find each other.
+class Rendezvous:
+    """Where the ranks of a group find each other.
 
     Attributes:
         backend: One of ``BACKENDS``.
@@ -37,12 +37,12 @@ class Meeting:
     seconds: float
 
 
-class Link:
+class BroadcastGroup:
     """This process's place in the group.
 
     Args:
         key: Which processes it connects.
-        meeting: Where they met.
+        rendezvous: Where they met.
         store: The rendezvous store.
         rank: This process's.
 
@@ -50,10 +50,10 @@ class Link:
         on_gpus: Whether tensors must be on a GPU.
     """
 
-    def __init__(self, key: str, meeting: Meeting, store: Any, rank: int) -> None:
-        self.key, self.on_gpus = key, meeting.backend == "nccl"
+    def __init__(self, key: str, rendezvous: Rendezvous, store: Any, rank: int) -> None:
+        self.key, self.on_gpus = key, rendezvous.backend == "nccl"
         # Rank 0 holds the store that the others ask.
-        self._store, self._group = store, _group(meeting, store, rank)
+        self._store, self._group = store, _group(rendezvous, store, rank)
 
     def broadcast(self, tensor: Any) -> Any:
         """Send a tensor from rank 0 to all others; returns torch's ``Work``."""
@@ -64,24 +64,24 @@ class Link:
         self._group.abort()
 
 
-_link: Link | None = None
+_current: BroadcastGroup | None = None
 
 
-def here() -> Link:
-    """Return this process's link.
+def current() -> BroadcastGroup:
+    """Return this process's group.
 
     Raises:
         RolloutError: It has none.
     """
-    if _link is None:
+    if _current is None:
         raise RolloutError("this process has not joined the group that weights are broadcast to; sync again")
-    return _link
+    return _current
 
 
-def meet(
-    key: str, backend: str, *, host: str, world: int, seconds: float, invite: Callable[[Meeting], Callable[[], None]]
-) -> Link:
-    """Return the link of a sender to the processes of a key: the one there is, or else a new one.
+def connect(
+    key: str, backend: str, *, host: str, world: int, seconds: float, invite: Callable[[Rendezvous], Callable[[], None]]
+) -> BroadcastGroup:
+    """Return the group of a sender to the processes of a key: the one there is, or else a new one.
 
     Args:
         key: Names the processes; a restarted one has another name.
@@ -90,9 +90,9 @@ def meet(
         seconds: Timeout of the rendezvous and of each broadcast.
         invite: Asks the others to join; what it returns waits until they have.
     """
-    global _link
-    if _link is not None and _link.key == key:
-        return _link
+    global _current
+    if _current is not None and _current.key == key:
+        return _current
     leave()
     from torch.distributed import TCPStore
 
@@ -104,43 +104,42 @@ def meet(
             host, port, world, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False,
             master_listen_fd=server.detach(),
         )  # fmt: skip
-    meeting = Meeting(backend=backend, host=host, port=port, world=world, seconds=seconds)
-    joined = invite(meeting)
-    _link = Link(key, meeting, store, 0)
+    rendezvous = Rendezvous(backend=backend, host=host, port=port, world=world, seconds=seconds)
+    joined = invite(rendezvous)
+    _current = BroadcastGroup(key, rendezvous, store, 0)
     joined()
-    return _link
+    return _current
 
 
-def join(meeting: Meeting, rank: int) -> None:
-    """Join a sender's link, in place of any that this process had.
+def join(rendezvous: Rendezvous, rank: int) -> None:
+    """Join a sender's group, in place of any that this process had.
 
     Args:
         rank: From 1.
     """
-    global _link
+    global _current
     leave()
     from torch.distributed import TCPStore
 
-    store = TCPStore(
-        meeting.host, meeting.port, meeting.world, is_master=False, timeout=timedelta(seconds=meeting.seconds)
-    )
-    _link = Link("", meeting, store, rank)
+    timeout = timedelta(seconds=rendezvous.seconds)
+    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.world, is_master=False, timeout=timeout)
+    _current = BroadcastGroup("", rendezvous, store, rank)
 
 
 def leave() -> None:
-    """Close this process's link; ranks that wait for it get an error."""
-    global _link
-    link, _link = _link, None
-    if link is not None:
-        link.close()
+    """Close this process's group; ranks that wait for it get an error."""
+    global _current
+    group, _current = _current, None
+    if group is not None:
+        group.close()
 
 
-def _group(meeting: Meeting, store: Any, rank: int) -> Any:
+def _group(rendezvous: Rendezvous, store: Any, rank: int) -> Any:
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=meeting.seconds)
-    if meeting.backend == "gloo":
-        return dist.ProcessGroupGloo(store, rank, meeting.world, timeout)
+    timeout = timedelta(seconds=rendezvous.seconds)
+    if rendezvous.backend == "gloo":
+        return dist.ProcessGroupGloo(store, rank, rendezvous.world, timeout)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    return dist.ProcessGroupNCCL(store, rank, meeting.world, options)
+    return dist.ProcessGroupNCCL(store, rank, rendezvous.world, options)
