@@ -139,7 +139,7 @@ class _Progress:
     Attributes:
         left: Replicas that are there.
         calls: What they were asked and have not answered, by index.
-        held: The bucket that these calls read.
+        in_flight: The bucket that these calls read.
         sending: torch's ``Work`` of a broadcast.
     """
 
@@ -150,7 +150,7 @@ class _Progress:
     lost: dict[int, str] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
     calls: dict[int, Any] = field(default_factory=dict)
-    held: Any = None
+    in_flight: Any = None
     sending: Any = None
 
     def go(self, receivers: list[Receiver], weights: Iterable[tuple[str, Any]]) -> None:
@@ -167,7 +167,7 @@ class _Progress:
             self._settle()
             if not self.left:
                 return
-            self.held = packed
+            self.in_flight = packed
             send(contents, packed)
             self.count += 1
         self._settle()
@@ -243,7 +243,7 @@ class _Progress:
                     self._note(index, late)
         if self.sending is not None:
             self.sending.wait()
-        self.held = self.sending = None
+        self.in_flight = self.sending = None
 
     def _note(self, index: int, why: str) -> None:
         if not why:
