@@ -21,6 +21,7 @@ from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.learning import learn
 from isocompute.learner.updates.learner import Learner
 from small_run import RUN
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 
@@ -33,6 +34,7 @@ class Work:
         empty: A rank whose share is empty; None: they are as the group cuts them.
         resume: A folder with a checkpoint to begin from.
         save: A folder for a checkpoint at the end.
+        routed: Whether each layer of a Qwen3 has experts in place of one network.
     """
 
     model: Path
@@ -42,6 +44,7 @@ class Work:
     empty: int | None = None
     resume: Path | None = None
     save: Path | None = None
+    routed: bool = False
 
 
 @dataclass(kw_only=True)
@@ -113,6 +116,8 @@ def take(work: Work, ranks: dist.ProcessGroup | None = None) -> Done:
         if work.dtype == torch.float64:
             # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit.
             patch.setattr(Qwen3RMSNorm, "forward", _norm)
+        if work.routed:
+            patch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
         return _taken(work, ranks)
 
 
@@ -141,6 +146,24 @@ def _taken(work: Work, ranks: dist.ProcessGroup | None) -> Done:
 def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
     scaled: torch.Tensor = self.weight * hidden
     return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class Experts(torch.nn.Module):  # type: ignore[misc]
+    """Each token passes through the one of sixteen modules that it prefers: of a few tokens most see none."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.gate = torch.nn.Linear(size, 16, bias=False)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(size, size, bias=False) for _ in range(16))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        weight, chosen = self.gate(hidden).softmax(-1).max(-1)
+        found = torch.zeros_like(hidden)
+        for number in chosen.unique().tolist():
+            mine = chosen == number
+            found = found.index_put((mine,), weight[mine][:, None] * self.experts[number](hidden[mine]))
+        return found
 
 
 def together(ranks: int, works: list[Work], folder: Path) -> list[list[Done]]:

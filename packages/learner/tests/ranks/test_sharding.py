@@ -23,10 +23,14 @@ from isocompute.learner.config import (
     ObjectiveConfig,
     SyncConfig,
 )
+from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.policy.sharding import Sharding, shard
 from recordings import recorded, scored
-from sharded_ranks import Done, Work, forking, take, together
+from sharded_ranks import Done, Experts, Work, forking, take, together
 from tiny_models import tiny_config, tiny_model
+from torch.distributed.fsdp import FSDPModule
+from transformers.models.qwen3 import modeling_qwen3
 
 ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
 COMMON = LearnerConfig(
@@ -181,3 +185,33 @@ def test_another_number_of_ranks_continues_from_a_checkpoint(model: Path, tmp_pa
         for mine, theirs in zip(straight.gradients[-steps:], found.gradients, strict=True):
             assert apart(mine, theirs) < 1e-9
         assert apart(straight.moved, found.moved) < 1e-5
+
+
+def test_ranks_that_route_to_different_experts_take_the_updates_of_one_learner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the model and of an adapter on it: a rank waits for no gradient that another one does not have."""
+    monkeypatch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
+    policy = tiny_model(tiny_config("qwen3"))
+    policy.save_pretrained(tmp_path / "model")
+    names = ("grpo with its terms", "an adapter")
+    batches = [scored(policy, recorded(step=step)) for step in range(3)]
+    works = [
+        Work(
+            model=tmp_path / "model", config=CONFIGS[name], routed=True,
+            batches=[with_cohorts(batch, CONFIGS[name].batch) for batch in batches],
+        )
+        for name in names
+    ]  # fmt: skip
+    for work, (first, second) in zip(works, together(2, works, tmp_path / "ranks"), strict=True):
+        alone = take(work)
+        for rank in (first, second):
+            assert rank.norms == pytest.approx(alone.norms, rel=1e-9)
+            assert apart(alone.moved, rank.moved) < 1e-5
+        unused = [name for name, gradient in alone.gradients[0].items() if "experts" in name and not gradient.any()]
+        assert unused
+    monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
+    with pytest.raises(
+        LearnerError, match=r"a Qwen3ForCausalLM are modules, .*: set compute\.sharding to none"
+    ):
+        shard(policy, Sharding(ranks=None, device="cpu"))

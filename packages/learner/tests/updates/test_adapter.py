@@ -232,6 +232,9 @@ def test_every_adapter_begins_the_same_and_takes_no_number_of_the_runs_generator
     one.update(batch(LlamaForCausalLM.from_pretrained(model), CONFIG, 0))
     one.reset(CONFIG)
     assert all(torch.equal(tensor, begun[name]) for name, tensor in factors(one).items())
+    # The first numbers of a generator that was just seeded, so that other processes begin so, too.
+    first = torch.empty(4, 32, dtype=torch.float64).uniform_(generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(next(iter(begun.values())).double(), (2 * first - 1) / 32**0.5, atol=1e-7)
     for name, tensor in begun.items():
         largest = float(tensor.abs().max())
         assert largest == 0 if ".lora_B." in name else 0.8 < largest * tensor.shape[1] ** 0.5 <= 1, name

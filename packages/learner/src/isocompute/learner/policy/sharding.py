@@ -17,7 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
+from ..errors import LearnerError
+
 Result = TypeVar("Result")
+EVERY_GRADIENT = "set_reduce_scatter_unused_params"
+"""The method of later versions of torch that has ranks sum a gradient that some of them do not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +56,11 @@ def shard(policy: Any, sharding: Sharding) -> Any:
 
     Returns:
         The policy.
+
+    Raises:
+        LearnerError: Its experts are modules, and this torch would wait for ever where ranks route differently.
     """
+    _check_routing(policy)
     mesh = sharding.mesh
     for block in blocks(policy):
         fully_shard(block, mesh=mesh, mp_policy=_precision(sharding.activations))
@@ -63,6 +71,9 @@ def shard(policy: Any, sharding: Sharding) -> Any:
             # Each rank's loss is its part of a sum. Gloo has no reduction that multiplies on the way.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+            if hasattr(module, EVERY_GRADIENT):
+                # Where ranks route tokens to different experts, one that has no gradient of an expert adds 0 to it.
+                getattr(module, EVERY_GRADIENT)(True)
     policy.run_inside = lambda use: use(policy)
     register_fsdp_forward_method(policy, "run_inside")
     return policy
@@ -151,6 +162,16 @@ def like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(tensor.detach(), memory_format=torch.contiguous_format)
     copy_into(made, values)
     return made
+
+
+def _check_routing(policy: Any) -> None:
+    """Refuse experts that are modules, of which a rank may use some only, where torch does not sum what is unused."""
+    routed = any(isinstance(part, torch.nn.ModuleList) for block in blocks(policy) for part in block.modules())
+    if routed and not hasattr(FSDPModule, EVERY_GRADIENT):
+        raise LearnerError(
+            f"the experts of a {type(policy).__name__} are modules, which ranks cannot share with torch "
+            f"{torch.__version__}: set compute.sharding to none, or install torch 2.13"
+        )
 
 
 def _precision(lower: torch.dtype | None) -> MixedPrecisionPolicy:
