@@ -78,9 +78,8 @@ def transitions(
     given = binom.pmf(paid, first, right) * binom.pmf(paid_others, n - first, wrong)
     place = np.arange(n)
     answers = (place >= first[:, None]).astype(np.int64)
-    rewards = (
-        place - np.where(answers == 0, 0, first[:, None]) < np.where(answers == 0, paid[:, None], paid_others[:, None])
-    ).astype(float)
+    among = np.where(answers == 0, place, place - first[:, None])
+    rewards = (among < np.where(answers == 0, paid[:, None], paid_others[:, None])).astype(float)
     # Advantages sum to 0, so that the gradient does not depend on the policy but through what is drawn.
     gradients = estimator.gradients(answers, rewards, np.full(2, 0.5))
     distance = 2 * learning_rate * gradients[:, 0] / spacing

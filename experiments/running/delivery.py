@@ -13,7 +13,7 @@ from isocompute.budget.contract import tracking
 from ..outbox import Parcel
 from . import work
 from .changes import Changes, Point
-from .spool import Position, Spool
+from .spool import Position, Spool, Spooled
 
 METRICS, PARAMETERS, TAGS = 800, 100, 100
 """Most of each in one request; MLflow takes 1,000 of all together, and 100 parameters and tags."""
@@ -58,21 +58,25 @@ class Delivery:
         if spooled:
             self._latest = spooled[-1].time
         client, note = MlflowClient(), read_note(parcel)
-        params: Mapping[str, str] = {}
         if self._run is None:
             begun = spooled[0].time if spooled else parcel.begun
             self._run = self._found(client, parcel, note) or self._created(client, parcel, begun)
             if note.get("run") != self._run:
                 # What another one was sent counts no longer.
-                note, params = {"run": self._run}, parcel.params
+                note = {"run": self._run}
                 _write_note(parcel, note)
         if parcel.ended is not None and is_sent(note, parcel.rollouts):
             return
         if parcel.ended is None and "finished" in note:
             # A longer run begins as the shorter one: its MLflow run goes on.
             client.update_run(self._run, status="RUNNING")
-            _write_note(parcel, {"run": self._run})
-        points = [point for each in spooled for point in self._changes.of(each)]
+            del note["finished"]
+            _write_note(parcel, note)
+        params = {} if "reached" in note else parcel.params
+        points = []
+        for each in spooled:
+            changed = list(self._changes.of(each))
+            points += changed if _is_new(each, note) else []
         if parcel.ended is not None:
             at_start = {"time": parcel.begun, "rollouts": 0}
             points += [Point(name=name, value=value, **at_start) for name, value in parcel.metrics.items()]
@@ -81,7 +85,8 @@ class Delivery:
         self._position = position
         if parcel.ended is not None:
             self._end(client, parcel, self._latest or parcel.ended)
-            _write_note(parcel, {"run": self._run, "finished": parcel.rollouts, "tags": dict(parcel.tags)})
+            note |= {"finished": parcel.rollouts, "tags": dict(parcel.tags)}
+        _write_note(parcel, note)
 
     def _found(self, client: Any, parcel: Parcel, note: Mapping[str, Any]) -> str | None:
         """The owner's run that is there, active: the one of the note, or one that was made just before a kill."""
@@ -130,6 +135,19 @@ class Delivery:
         self._heard()
         client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
         self._heard()
+
+
+def _is_new(spooled: Spooled, note: dict[str, Any]) -> bool:
+    """Whether an earlier process has not sent a record; that this one does is noted.
+
+    A step that was taken again after a kill has another time, by which MLflow would keep both.
+    """
+    at, kind = spooled.record.rollouts, type(spooled.record).__name__
+    reached, kinds = note.get("reached", (-1, ()))
+    if at < reached or (at == reached and kind in kinds):
+        return False
+    note["reached"] = (at, [*kinds, kind] if at == reached else [kind])
+    return True
 
 
 def read_note(parcel: Parcel) -> dict[str, Any]:
