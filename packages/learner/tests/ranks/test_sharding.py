@@ -211,7 +211,5 @@ def test_ranks_that_route_to_different_experts_take_the_updates_of_one_learner(
         unused = [name for name, gradient in alone.gradients[0].items() if "experts" in name and not gradient.any()]
         assert unused
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
-    with pytest.raises(
-        LearnerError, match=r"a Qwen3ForCausalLM are modules, .*: set compute\.sharding to none"
-    ):
+    with pytest.raises(LearnerError, match=r"a Qwen3ForCausalLM are modules, .*: set compute\.sharding to none"):
         shard(policy, Sharding(ranks=None, device="cpu"))
