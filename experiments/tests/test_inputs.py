@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from experiments.errors import ExperimentError
+from experiments.running import identity
 from experiments.running.cells import problems_hash
 from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES, inputs
@@ -118,7 +119,7 @@ def test_another_version_of_a_library_is_noted_and_said(
 ) -> None:
     before = written()
     assert "polars" in json.loads(before)["libraries"]
-    monkeypatch.setattr(inputs, "version", lambda name: "0.0.1" if name == "polars" else version(name))
+    monkeypatch.setattr(identity, "version", lambda name: "0.0.1" if name == "polars" else version(name))
     capsys.readouterr()
     assert written() != before
     assert "polars 0.0.1 for" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_a_change_of_what_a_run_depends_on_makes_other_runs(tmp_path: Path, monk
     script = tmp_path / SCRIPT
     script.write_text(script.read_text().replace("skill + drawn.random() / 20", "skill + drawn.random() / 30"))
     differs()
-    monkeypatch.setattr("experiments.running.foreign.version", lambda name: "9.9")
+    monkeypatch.setattr("experiments.running.identity.version", lambda name: "9.9")
     differs()
 
 
