@@ -79,9 +79,11 @@ class Passing(Learner):
         self.measured += len(rollouts)
         return super().measure(rollouts)
 
-    def _measured(self, batch: Any) -> Any:
-        self.passed += batch.responses
-        return super()._measured(batch)
+    def _passes(self, responses: Any, rows: Any, *, least: int = 0) -> Any:
+        for piece, batch in super()._passes(responses, rows, least=least):
+            # An update has at least one pass.
+            self.passed += 0 if least else batch.responses
+            yield piece, batch
 
 
 @pytest.mark.parametrize(
