@@ -33,6 +33,8 @@ from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3 import modeling_qwen3
 
 ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
+DIVIDED = 12
+"""Rank of adapters: of the rows of A each of 2, 3 or 4 ranks has an equal part."""
 COMMON = LearnerConfig(
     learning_rate=1e-3, compute=ComputeConfig(micro_batch_tokens=30), sync=SyncConfig(tolerance=None, mean=100.0)
 )
@@ -47,7 +49,7 @@ CONFIGS = {
     "gspo, decoupled": replace(
         COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2)
     ),
-    "an adapter": replace(TERMS, adapter=AdapterConfig(rank=4)),
+    "an adapter": replace(TERMS, adapter=AdapterConfig(rank=DIVIDED)),
     "dr_grpo": replace(COMMON, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
     "cispo": replace(COMMON, objective=ObjectiveConfig(algorithm="cispo", updates_per_batch=2)),
     "dapo, filtered": replace(
@@ -55,7 +57,7 @@ CONFIGS = {
     ),
     "grpo with a KL in the reward": replace(COMMON, kl=KLConfig(coefficient=0.01, place="reward")),
     "an adapter, checkpointed": replace(
-        TERMS, adapter=AdapterConfig(rank=4), compute=replace(COMMON.compute, gradient_checkpointing=True)
+        TERMS, adapter=AdapterConfig(rank=DIVIDED), compute=replace(COMMON.compute, gradient_checkpointing=True)
     ),
     "grpo, checkpointed": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
     "grpo, padded": replace(TERMS, compute=replace(COMMON.compute, layout="padded")),
@@ -153,7 +155,7 @@ def test_beneath_an_adapter_they_share_a_model_in_bfloat16(
     assert {gradient.dtype for step in shared[0].gradients for gradient in step.values()} == {torch.float32}
     assert shared[0].norms == pytest.approx(alone.norms, rel=0.1)
     assert all(torch.equal(shared[1].weights[name], weight) for name, weight in shared[0].weights.items())
-    model, adapter = parts(alone.weights, rank=4)
+    model, adapter = parts(alone.weights, rank=DIVIDED)
     # Two bytes a weight, and beside each number of A and B its gradient and two moments in float32.
     assert alone.held == pytest.approx(2 * model + 16 * adapter, rel=0.01)
 
