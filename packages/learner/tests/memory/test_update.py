@@ -159,14 +159,30 @@ def load(**given: int) -> Load:
 
 
 def test_ranks_share_weights_moments_and_gradients_and_not_activations() -> None:
-    one, two, four = (update_memory(llama(LARGE).to_dict(), settings(), load(), ranks=n) for n in (1, 2, 4))
+    """Where activations are few, the peak falls as the number of ranks grows."""
+    deep = llama({**LARGE, "num_hidden_layers": 24}).to_dict()
+    few = settings(micro_batch_tokens=64, gradient_checkpointing=True)
+    one, two, four = (update_memory(deep, few, load(), ranks=n) for n in (1, 2, 4))
     for held in ("weights", "moments", "gradients"):
         for ranks, shared in ((2, two), (4, four)):
             assert getattr(shared, held) == pytest.approx(getattr(one, held) / ranks, rel=0.01), held
+    assert one.gradients == one.weights > 0
+    assert one.peak / 4 == pytest.approx(four.peak, rel=0.15)
+    assert one.peak / 2 == pytest.approx(two.peak, rel=0.15)
     assert (one.ranks, two.ranks, four.ranks) == (1, 2, 4)
-    assert one.parameters == four.parameters == parameters_of(llama(LARGE).to_dict())
-    whole = update_memory(llama(LARGE).to_dict(), settings(sharding="none"), load(), ranks=4)
-    assert whole == one
+    assert one.parameters == four.parameters == parameters_of(deep)
+    whole = update_memory(deep, settings(micro_batch_tokens=64, sharding="none"), load(), ranks=4)
+    assert (whole.ranks, whole.weights) == (1, one.weights)
+
+
+def test_a_head_of_its_own_is_not_gathered_beside_the_embedding() -> None:
+    """With the gradient of one and the buffer that it is summed in there are two such tables at the peak, not five."""
+    vocabulary = 32_768
+    wide = llama(LARGE, vocabulary=vocabulary)
+    few = settings(micro_batch_tokens=64, head_chunk_tokens=16, gradient_checkpointing=True)
+    shared = update_memory(wide.to_dict(), few, load(), ranks=4)
+    table = 4 * vocabulary * wide.hidden_size
+    assert 2 * table < shared.temporary < 3 * table
 
 
 def test_beneath_an_adapter_a_model_has_no_gradient_and_no_moments_and_may_be_in_bfloat16() -> None:

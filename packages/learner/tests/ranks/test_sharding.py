@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ CONFIGS = {
         objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
         critic=CriticConfig(through_policy=True),
     ),
+    "grpo with its terms, its head untied": TERMS,
     "gspo, decoupled": replace(
         COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2)
     ),
@@ -60,6 +62,7 @@ CONFIGS = {
         TERMS, adapter=AdapterConfig(rank=DIVIDED), compute=replace(COMMON.compute, gradient_checkpointing=True)
     ),
     "grpo, checkpointed": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
+    "grpo, checkpointed, its head untied": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
     "grpo, padded": replace(TERMS, compute=replace(COMMON.compute, layout="padded")),
 }
 ROUNDED = {
@@ -67,7 +70,7 @@ ROUNDED = {
         CONFIGS["an adapter"], compute=replace(COMMON.compute, precision="bfloat16", float32_head=False)
     )
 }
-DEFAULT = list(CONFIGS)[:4]
+DEFAULT = list(CONFIGS)[:5]
 CASES = (
     list(product(CONFIGS, (2, 3, 4), (None, 1)))
     if ALL
@@ -81,32 +84,38 @@ def server() -> Iterator[None]:
         yield
 
 
+def policy_of(name: str) -> Any:
+    """A Qwen3 whose head is its embedding, unless the case's name says otherwise."""
+    return tiny_model(tiny_config("qwen3", tie_word_embeddings="untied" not in name))
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Qwen3 whose head is its embedding."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models by the names of the cases."""
     folder = tmp_path_factory.mktemp("qwen3")
-    tiny_model(tiny_config("qwen3", tie_word_embeddings=True)).save_pretrained(folder)
+    for name in (*CONFIGS, *ROUNDED):
+        policy_of(name).save_pretrained(folder / name)
     return folder
 
 
-def work_of(model: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
+def work_of(models: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
     """Five updates."""
     config = {**CONFIGS, **ROUNDED}[name]
-    policy = tiny_model(tiny_config("qwen3", tie_word_embeddings=True))
+    policy = policy_of(name)
     batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(5)]
-    return Work(model=model, config=config, batches=batches, dtype=dtype, empty=empty)
+    return Work(model=models / name, config=config, batches=batches, dtype=dtype, empty=empty)
 
 
 @pytest.fixture(scope="module")
-def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], tuple[Done, list[Done]]]:
+def runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], tuple[Done, list[Done]]]:
     """Of each case what one learner and what each rank came to; the processes of a group take all of its cases."""
     keys = [(*case, torch.float64) for case in CASES]
     keys += [(name, 2, None, torch.float32) for name in (DEFAULT[0], *ROUNDED)]
-    alone = {key: take(work_of(model, *key)) for key in {(name, dtype) for name, _, _, dtype in keys}}
+    alone = {key: take(work_of(models, *key)) for key in {(name, dtype) for name, _, _, dtype in keys}}
     found = {}
     for ranks in sorted({ranks for _, ranks, _, _ in keys}):
         mine = [key for key in keys if key[1] == ranks]
-        works = [work_of(model, name, dtype, empty) for name, _, empty, dtype in mine]
+        works = [work_of(models, name, dtype, empty) for name, _, empty, dtype in mine]
         all_done = together(ranks, works, tmp_path_factory.mktemp("ranks") / str(ranks))
         found |= {key: (alone[key[0], key[3]], done) for key, done in zip(mine, all_done, strict=True)}
     return found
@@ -174,8 +183,8 @@ def test_a_rank_holds_its_part_of_weights_gradients_and_moments(
             assert rank.held * ranks == pytest.approx(alone.held, rel=0.15), name
 
 
-def test_another_number_of_ranks_continues_from_a_checkpoint(model: Path, tmp_path: Path) -> None:
-    whole = work_of(model, DEFAULT[1])
+def test_another_number_of_ranks_continues_from_a_checkpoint(models: Path, tmp_path: Path) -> None:
+    whole = work_of(models, DEFAULT[1])
     first = replace(whole, batches=whole.batches[:3], save=tmp_path / "checkpoints")
     last = replace(whole, batches=whole.batches[3:], resume=tmp_path / "checkpoints")
     straight = take(whole)

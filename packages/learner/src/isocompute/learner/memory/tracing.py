@@ -70,7 +70,7 @@ class Peak(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = function(*args, **(kwargs or {}))
         self.watch(made)
-        if function.namespace in COLLECTIVE:
+        if function.namespace in COLLECTIVE or self._now > self.bytes:
             self._measure_again()
         if self._now > self.bytes:
             self.bytes = self._now

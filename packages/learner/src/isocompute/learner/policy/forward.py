@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -138,8 +138,8 @@ class Forward:
 
         def use(policy: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
             hidden = self._hidden(policy, batch)
-            terms = self._terms(policy, hidden, batch, entropy=entropy, entropy_gradient=entropy_gradient)
-            return hidden, terms.logprobs, terms.entropy
+            terms = self._terms(batch, entropy=entropy, entropy_gradient=entropy_gradient)
+            return hidden, *inside(policy.get_output_embeddings(), terms, hidden)
 
         with nullcontext() if self._adapted else adapter.without_adapter(self.policy):
             hidden, logprobs, entropies = inside(self.policy, use)
@@ -163,17 +163,18 @@ class Forward:
         found: torch.Tensor = states.flatten(0, 1).index_select(0, batch.predicts)
         return found
 
-    def _terms(self, policy: Any, hidden: torch.Tensor, batch: MicroBatch, **entropies: bool) -> Terms:
+    def _terms(self, batch: MicroBatch, **entropies: bool) -> Callable[..., Any]:
         lower = self._config.precision == "bfloat16" and not self._config.float32_head
-        return token_terms(
-            hidden,
-            policy.get_output_embeddings(),
-            batch.tokens,
-            temperature=self._temperature,
-            chunk=self._config.head_chunk_tokens,
-            dtype=torch.bfloat16 if lower else torch.promote_types(self._dtype, torch.float32),
-            **entropies,
-        )
+        dtype = torch.bfloat16 if lower else torch.promote_types(self._dtype, torch.float32)
+        chunk = self._config.head_chunk_tokens
+
+        def use(head: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            terms = token_terms(
+                hidden, head, batch.tokens, temperature=self._temperature, chunk=chunk, dtype=dtype, **entropies
+            )
+            return terms.logprobs, terms.entropy
+
+        return use
 
     @property
     def _kind(self) -> str:

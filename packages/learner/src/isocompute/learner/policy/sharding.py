@@ -1,8 +1,10 @@
 """A policy in shares: each of several ranks holds a part of every parameter (FSDP2), and of its gradient and moments.
 
-A block of layers is gathered from the ranks when it runs and let go again. The embedding, the last norm and the output
-head are gathered together, in one forward pass that all three are part of: ``inside``. Ranks that share a policy run it
-together: each must make the same number of passes. Every function here takes a policy that is whole, too.
+A block of layers is gathered from the ranks when it runs and let go again, and so are the embedding and the output head.
+What is left, the last norm, is gathered for the forward pass that all of them are part of: ``inside``. A head that is
+tied to the embedding is gathered with it, from the beginning of the forward to the end of the backward pass: its
+gradient is whole only then. Ranks that share a policy run it together: each must make the same number of passes. Every
+function here takes a policy that is whole, too.
 """
 
 from __future__ import annotations
@@ -64,8 +66,13 @@ def shard(policy: Any, sharding: Sharding) -> Any:
     mesh = sharding.mesh
     for block in blocks(policy):
         fully_shard(block, mesh=mesh, mp_policy=_precision(sharding.activations))
-    # Gathered for the forward pass, its weights are needed again as soon as the backward pass begins.
-    fully_shard(policy, mesh=mesh, mp_policy=_precision(sharding.head), reshard_after_forward=False)
+    ends = {"mesh": mesh, "mp_policy": _precision(sharding.head)}
+    embedding, head = policy.get_input_embeddings(), policy.get_output_embeddings()
+    if head is not None and head.weight is not embedding.weight:
+        # The gradient of an embedding does not need its weights.
+        fully_shard(embedding, **ends).set_unshard_in_backward(False)
+        _share_whole_passes(head, ends)
+    _share_whole_passes(policy, ends)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             # Each rank's loss is its part of a sum. Gloo has no reduction that multiplies on the way.
@@ -74,9 +81,15 @@ def shard(policy: Any, sharding: Sharding) -> Any:
             if hasattr(module, EVERY_GRADIENT):
                 # Where ranks route tokens to different experts, one that has no gradient of an expert adds 0 to it.
                 getattr(module, EVERY_GRADIENT)(True)
-    policy.run_inside = lambda use: use(policy)
-    register_fsdp_forward_method(policy, "run_inside")
     return policy
+
+
+def _share_whole_passes(module: Any, how: dict[str, Any]) -> None:
+    """Share a module out that is gathered by ``inside``."""
+    # Gathered for the forward pass, its weights are needed again as soon as the backward pass begins.
+    fully_shard(module, **how, reshard_after_forward=False)
+    module.run_inside = lambda use, *given: use(module, *given)
+    register_fsdp_forward_method(module, "run_inside")
 
 
 def blocks(policy: Any) -> list[torch.nn.Module]:
@@ -87,18 +100,20 @@ def blocks(policy: Any) -> list[torch.nn.Module]:
     return [module for module in found if id(module) not in inner]
 
 
-def inside(policy: Any, use: Callable[[Any], Result]) -> Result:
-    """Run a function of a policy with its embedding, last norm and output head whole; its blocks become so by turns.
+def inside(module: Any, use: Callable[..., Result], *given: torch.Tensor) -> Result:
+    """Run a function of a policy, or of its output head, that needs weights beside those of blocks whole.
 
     Args:
+        module: A policy, within whose function blocks become whole by turns; or its head, within that function.
         use: The function. Tensors that have a gradient must be what it returns, or members of a tuple.
+        given: Tensors for it: all those that the module's gradient goes on to.
     """
-    if not is_sharded(policy):
-        return use(policy)
-    found: Result = policy.run_inside(use)
+    if not hasattr(module, "run_inside"):
+        return use(module, *given)
+    found: Result = module.run_inside(use, *given)
     if not torch.is_grad_enabled():
         # No backward pass follows, after which they would be let go.
-        let_go(policy)
+        let_go(module)
     return found
 
 
