@@ -1,10 +1,10 @@
 """A policy in shares: each of several ranks holds a part of every parameter (FSDP2), and of its gradient and moments.
 
-A block of layers is gathered from the ranks when it runs and let go again, as are the embedding and the output head. What
-is left, the last norm, is gathered for the forward pass that all of them are part of: ``inside``. A head that is tied to
-the embedding is gathered with it, from the beginning of the forward to the end of the backward pass: its gradient is
-whole only then. Ranks that share a policy run it together: each must make the same number of passes. Every function here
-takes a policy that is whole, too.
+A block of layers is gathered from the ranks when it runs and let go again, as are the embedding and the output head.
+What is left, the last norm, is gathered for the forward pass that all of them are part of: ``inside``. A head that is
+tied to the embedding is gathered with it, from the beginning of the forward to the end of the backward pass: its
+gradient is whole only then. Ranks that share a policy run it together: each must make the same number of passes. Every
+function here takes a policy that is whole, too.
 """
 
 from __future__ import annotations
