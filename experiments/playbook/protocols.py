@@ -13,6 +13,9 @@ from .advice import PROTOCOLS
 from .questions import Measured
 from .statistics import over_units
 
+MARKERS = "os^"
+"""By base model."""
+
 
 def draw(measured: Measured, path: Path) -> None:
     """Draw it."""
@@ -28,10 +31,10 @@ def draw(measured: Measured, path: Path) -> None:
     axes[0].set_ylabel("n*")
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
-        means = ", and their mean with a t interval" if len(measured) > 1 else ""
+        means = ", and their mean with its 95 % interval (t)" if len(measured) > 1 else ""
         figure.legend(
             handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
-            title="Units with the intervals of their own posteriors" + means,
+            title="Each unit with its 95 % interval (posterior), a marker for each base model" + means,
         )  # fmt: skip
     save(figure, path)
 
@@ -46,8 +49,8 @@ def _panel(axis: Any, measured: Measured, protocol: str) -> None:
         label = unit.problem_set
         axis.errorbar(
             np.arange(2) + 0.025 * (k - (len(measured) - 1) / 2), own[:, 0], np.abs(own[:, 1:] - own[:, :1]).T,
-            fmt="o-", markersize=4, linewidth=1.2, alpha=0.8, capsize=2, color=colours[unit.problem_set],
-            label=None if label in shown else label,
+            fmt=f"{MARKERS[unit.base_seed]}-", markersize=4, linewidth=1.2, alpha=0.8, capsize=2,
+            color=colours[unit.problem_set], label=None if label in shown else label,
         )  # fmt: skip
         shown.add(label)
     means = [over_units({key: float(pair[side]) for key, pair in pairs.items()}) for side in (0, 1) if pairs]

@@ -41,7 +41,7 @@ def test_the_better_n_is_chosen_at_each_end(fitted: Fitted) -> None:
 
 def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(fitted: Fitted) -> None:
     lines = fitted.answer().lines()
-    assert lines[0] == "2 n × 3 seeds × 20 evaluations to 20.5k rollouts; 6 runs"
+    assert lines[0] == "2 values of n × 3 seeds × 20 evaluations to 20.5k rollouts; 6 runs"
     assert lines[1].startswith("At 20.5k rollouts use n = 16, B_p = 8, 160 steps")
     assert "P(best) >99 %" in lines[1]
     assert re.search(r"     avg_at_4 0\.\d{3} \(95 %: 0\.\d{3}–0\.\d{3}\)   P", lines[1])
@@ -49,7 +49,7 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
     assert less
     assert abs(float(less[1]) - 0.1) < 0.02
     path = next(line for line in lines if line.startswith("n*: "))
-    assert re.fullmatch(r"n\*: 4 → 16 at [\d.]+k \(90 %: .+ to .+\)", path)
+    assert re.fullmatch(r"n\*: 4 → 16 at [\d.]+k \(90 % interval: .+ to .+\)", path)
     assert any(line.startswith("Risk: none of 6 runs failed") for line in lines)
     assert "one base model" in lines[-1]
 

@@ -43,7 +43,7 @@ def test_settings_are_shared_and_each_base_model_has_its_own_curves(three: Fit) 
 
 def test_the_answer_is_for_another_base_model_and_says_of_how_many(three: Fit) -> None:
     lines = three.answer().lines()
-    assert lines[0].startswith("3 base models; 3 n × 3 runs × 12 evaluations")
+    assert lines[0].startswith("3 base models; 3 values of n × 3 runs × 12 evaluations")
     assert "one base model" not in lines[-1]
     assert three.best(12_288).cell.rollouts_per_problem == 8
     new, own = (np.ptp(np.quantile(three.posterior.reward(12_288.0, base=b)[:, 1, 0], [0.05, 0.95])) for b in (None, 0))

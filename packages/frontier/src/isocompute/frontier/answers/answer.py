@@ -92,11 +92,7 @@ class Answer:
         if not others and not self.decision.unknown:
             return "nothing else was run"
         near = at_best_rates(self.decision.near())
-        said = []
-        if len(near) > 1:
-            verb = "are" if len(near) > 2 else "is"
-            shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=_order))
-            said.append(f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})")
+        said = _alike(near, several)
         far = [o for o in others if o not in near]
         if far:
             low, high = far[0].loss_interval
@@ -111,8 +107,8 @@ class Answer:
         text = "; ".join(said) + "."
         if self.earlier is not None:
             near = at_best_rates(self.earlier.near())
-            alike = f", within {NEAR} of the best" if len(near) > 1 else ""
-            text += f"  At {short(self.earlier.compute)}: n = {listed(near, several, 'or')}{alike}."
+            best = f"n = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
+            text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
         return text
 
     def _path(self, several: bool) -> str:
@@ -124,25 +120,35 @@ class Answer:
         parts = [names[changes[0].before]]
         for change in changes:
             low, high = change.interval
-            span = f"{short(low) if low else 'the start'} to {short(high) if high else 'beyond'}"
-            said = f"90 %: {span}" if len(parts) == 1 else span
+            first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
+            span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
+            said = f"90 % interval: {span}" if len(parts) == 1 else span
             parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
         return "n*: " + " → ".join(parts)
 
     def _beyond(self) -> str:
-        said = []
+        said, chosen = [], self.decision.chosen.cell.rollouts_per_problem
         if self.beyond is not None:
             until, share = self.beyond
-            chosen = self.decision.chosen.cell.rollouts_per_problem
             said.append(f"Beyond: {chosen} to at least {short(until)} (P {percent(share)}).")
         worth = [u for u in self.unmeasured if u.gain > 0.001]
         if worth:
             best = max(worth, key=lambda u: u.gain)
+            at = short(self.decision.compute)
             said.append(
-                f"n = {best.rollouts_per_problem} was not run: it is better with {percent(best.probability)}, and "
-                f"running it is worth {best.gain:.3f}."
+                f"n = {best.rollouts_per_problem} was not run: with probability {percent(best.probability)} it is "
+                f"better than {chosen} at {at}, and trying it gains {best.gain:.3f} on average."
             )
         return " ".join(said)
+
+
+def _alike(near: Sequence[Option], several: bool) -> list[str]:
+    """What is said of the settings that are as good as the first, if there are any."""
+    if len(near) == 1:
+        return []
+    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=_order))
+    verb = "are" if len(near) > 2 else "is"
+    return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
 
 
 def at_best_rates(options: Sequence[Option]) -> list[Option]:
@@ -161,10 +167,10 @@ def name(cell: Cell, several: bool, rated: bool = False) -> str:
     return f"{text} {cell.group}".strip()
 
 
-def listed(options: Sequence[Option], several: bool, last: str = "and") -> str:
+def listed(options: Sequence[Option], several: bool) -> str:
     """Settings in the order of n: "8, 16 and 32"."""
     names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=_order)))
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _order(option: Option) -> tuple[int, int, str]:

@@ -34,7 +34,7 @@ def of_data(prepared: Prepared, unit: str) -> str:
     seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
     points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
     failed = [h for h in health if h.failed]
-    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} n"
+    settings = f"{len(runs.cells)} settings" if several or rated else f"{len(runs.cells)} values of n"
     what = "run" if len(runs.bases) > 1 else "seed"
     text = f"{len(runs.bases)} base models; " if len(runs.bases) > 1 else ""
     text += (

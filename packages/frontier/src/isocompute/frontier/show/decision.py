@@ -48,7 +48,7 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
-    axes.set(title=f"What each {NAMES[setting]} is expected to lose", xlabel=WORDS[setting],
+    axes.set(title=f"Expected regret of each {NAMES[setting]}", xlabel=WORDS[setting],
              ylabel=f"expected regret in {fitted.metric}")  # fmt: skip
     axes.legend(title=f"budget in {fitted.unit}", frameon=False, fontsize=8)
     return axes
