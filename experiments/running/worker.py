@@ -192,12 +192,12 @@ class Worker:
             options["device"] = config.device
         engines, share = self._layout.engines, self._layout.share
         if engines:
+            parallel = float(config.engine.get("tensor_parallel") or 1)
             options["replicas"] = {
                 "replicas": len(engines), "placement": self._group, "bundles": engines, "transport": config.transport,
+                "num_gpus": share * parallel if config.device == "cuda" else 0.0,
                 "start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds,
             }  # fmt: skip
-            if share < 1:
-                options["replicas"]["num_gpus"] = share if config.device == "cuda" else 0.0
         return open_sampler(config.sampler, self._models[self._base], sampling_from(generation["sampling"]), **options)
 
     def _base_weights(self, base: str) -> None:

@@ -10,7 +10,7 @@ import ray
 from isocompute.learner.ranks.rank import RankActor
 
 ray.util.get_node_ip_address = lambda: "127.0.0.1"
-rank = RankActor(0, 1, "cpu", 5.0)
+rank = RankActor(0, 1, "cpu", 5.0, False)
 machine, port = rank.host()
 socket.create_connection((machine, port), timeout=5).close()
 try:

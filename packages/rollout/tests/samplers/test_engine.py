@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
 from isocompute.rollout.samplers.engine import EngineConfig, engine_from, settings_of
+from isocompute.rollout.samplers.vllm.sampler import engine_arguments
 
 
 def test_the_profile_is_that_of_the_device_that_is_there() -> None:
@@ -88,3 +89,11 @@ def test_settings_are_the_same_through_plain_values(config: EngineConfig) -> Non
     assert engine_from(settings_of(config)) == config
     engine = config.resolved(longest=16, cuda=False)
     assert all(getattr(engine, f.name) is not None for f in dataclasses.fields(engine) if f.name != "kv_cache_gib")
+
+
+@pytest.mark.parametrize(("parallel", "executor"), [(1, "uni"), (2, "mp")])
+def test_an_engine_on_several_gpus_runs_its_own_workers_in_whatever_placement_group_it_is(
+    parallel: int, executor: str
+) -> None:
+    engine = EngineConfig(tensor_parallel=parallel).resolved(longest=16, cuda=True)
+    assert engine_arguments(engine, None)["distributed_executor_backend"] == executor

@@ -43,6 +43,28 @@ def test_discarded_weights_answer_nothing_before_a_sync() -> None:
         step("asleep", "sample", level=2, name="the engine")
 
 
+def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
+    room, woken = [False, True, False, True], list[tuple[str, ...]]()
+
+    class Engine:
+        def sleep(self, level: int) -> None:
+            woken.clear()
+
+        def wake_up(self, tags: list[str]) -> bool:
+            if not room.pop(0):
+                raise MemoryError
+            woken.append(tuple(tags))
+            return len(woken) == 2
+
+    sleep = Sleep(Engine(), level=1, name="the engine")
+    sleep.on("sleep")
+    for event in ("load", "loaded"):
+        with pytest.raises(MemoryError):
+            sleep.on(event)  # type: ignore[arg-type]
+        sleep.on(event)  # type: ignore[arg-type]
+    assert (woken, sleep.state) == ([("weights",), ("kv_cache",)], "awake")
+
+
 def test_levels_that_do_not_exist_and_devices_that_cannot_sleep_are_refused() -> None:
     assert EngineConfig(sleep=2).resolved(longest=16, cuda=True).sleep == 2
     for wrong in (3, True):

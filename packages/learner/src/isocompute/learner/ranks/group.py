@@ -213,9 +213,12 @@ class LearnerGroup:
                 for bundle in self._bundles
             ]
             longest = max(self._update_patience, self._load_patience)
+            shares_gpu = self._device != "cpu" and self._gpu_share < 1
             # An actor without a name ends with the process that started it.
             self._ranks = [
-                actor.options(scheduling_strategy=place).remote(rank, self._world_size, self._device, longest)
+                actor.options(scheduling_strategy=place).remote(
+                    rank, self._world_size, self._device, longest, shares_gpu
+                )
                 for rank, place in enumerate(places)
             ]
             (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)

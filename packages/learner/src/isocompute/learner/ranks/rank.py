@@ -23,8 +23,9 @@ STATE, WEIGHTS = "state", "weights"
 class RankActor:
     """One rank: joins the process group, then is a ``Learner``."""
 
-    def __init__(self, rank: int, world_size: int, device: str, patience: float) -> None:
+    def __init__(self, rank: int, world_size: int, device: str, patience: float, shares_gpu: bool) -> None:
         self._rank, self._world_size, self._device = rank, world_size, device
+        self._shares_gpu = shares_gpu
         # How long it waits for another rank in the middle of a call; the group stops waiting for both earlier.
         self._patience = timedelta(seconds=2 * patience)
 
@@ -69,6 +70,7 @@ class RankActor:
             config: The learner's settings.
         """
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
+        self._free_memory()
 
     def reset(self, config: LearnerConfig) -> None:
         """See ``Learner.reset``."""
@@ -84,7 +86,9 @@ class RankActor:
         Args:
             advance: Whether the version is counted up.
         """
-        return self._learner.update(batch, advance=advance)
+        report = self._learner.update(batch, advance=advance)
+        self._free_memory()
+        return report
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """See ``Learner.agreement``."""
@@ -92,7 +96,15 @@ class RankActor:
 
     def use_weights(self, function: OnRank) -> Any:
         """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
-        return function(self._rank, self._learner.weights())
+        try:
+            return function(self._rank, self._learner.weights())
+        finally:
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        """Before an engine on this GPU wakes: its process cannot free what this one's allocator keeps."""
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
 
     def sizes(self, of: str) -> dict[str, int]:
         """Bytes of each tensor, by its name.

@@ -82,7 +82,7 @@ class InSharedMemory:
     Attributes:
         contents: What it holds.
         place: Its device, as ``place_of`` names it.
-        handle: Where it is, pickled by ``torch.multiprocessing``.
+        handle: Where it is: ``torch.multiprocessing``'s function that maps it and its arguments, pickled.
     """
 
     contents: Contents
@@ -100,7 +100,11 @@ class InSharedMemory:
                 f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
                 "nccl or object_store"
             )
-        copy = pickle.loads(self.handle).clone()
+        rebuild, arguments = pickle.loads(self.handle)
+        if self.place.startswith("GPU"):
+            # torch's arguments name the GPU by its index, which may be another one here.
+            arguments = (*arguments[:6], device.index, *arguments[7:])
+        copy = rebuild(*arguments).clone()
         _finish(copy)
         return self.contents.unpacked(copy)
 
@@ -132,13 +136,14 @@ def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
         packed: Its bytes, shape ``(nbytes,)``, uint8.
     """
     import torch.multiprocessing as processes
+    from torch.multiprocessing.reductions import reduce_tensor
 
     _finish(packed)
     strategy, file = processes.get_sharing_strategy(), io.BytesIO()
     # On CPU by a name: a file descriptor could only be passed on to a child.
     processes.set_sharing_strategy("file_system")
     try:
-        ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(packed)
+        ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(reduce_tensor(packed))
     finally:
         processes.set_sharing_strategy(strategy)
     return InSharedMemory(contents=contents, place=place_of(packed.device), handle=file.getvalue())

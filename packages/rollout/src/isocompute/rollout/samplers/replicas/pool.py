@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 
 from ...errors import RolloutError
+from .. import broadcasting
 from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..buckets import BUCKET_BYTES
@@ -52,7 +53,8 @@ class Replicas(Sampler):
         tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
         restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
         start_seconds: Timeout for a replica to be placed and to load the model.
-        answer_seconds: Timeout for a replica's next group, or for one bucket of a sync.
+        answer_seconds: Timeout for a replica's next group. For one bucket of a sync it is half of that, so that ranks
+            that send it are not taken for dead first.
 
     Attributes:
         crew: The replicas.
@@ -99,7 +101,7 @@ class Replicas(Sampler):
         timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
         self.crew = Crew(self._ray, opener, places, timeouts, restarts=restarts)
         self._sender = Sender(
-            self._ray, self.crew, transport=self.transport, size=bucket_bytes, seconds=answer_seconds,
+            self._ray, self.crew, transport=self.transport, size=bucket_bytes, seconds=answer_seconds / 2,
             keep=keep_weights,
         )  # fmt: skip
         try:
@@ -128,6 +130,8 @@ class Replicas(Sampler):
 
     def sleep(self) -> None:
         """Let all replicas sleep; see ``Sampler.sleep``."""
+        # One that is starting would take its part of a GPU from whoever that is left to.
+        self.settle()
         self._all("sleep", task="sleep")
 
     def _all(self, method: str, *arguments: Any, task: str) -> None:
@@ -163,6 +167,8 @@ class Replicas(Sampler):
     def close(self) -> None:
         """End the replicas; a cluster stays as it is."""
         self.crew.close()
+        # Where the weights were this process's own, it was the sender.
+        broadcasting.leave()
         if self._own_placement is not None and self._ray.is_initialized():
             from ray.util.placement_group import remove_placement_group
 

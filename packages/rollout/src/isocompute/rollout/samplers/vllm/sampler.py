@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,10 @@ class VllmSampler(LocalSampler):
 
     def close(self) -> None:
         """Free the engine."""
+        if self._sleep.state != "awake":
+            # On CUDA vLLM would free once more what a sleeping engine has freed.
+            with suppress(Exception):
+                self._llm.wake_up()
         self._llm, self._sleep = None, Sleep(None, level=0, name=self.model)
         self._loop.close()
         self._end()
@@ -225,8 +229,8 @@ def engine_arguments(engine: Engine, plan: MemoryPlan | None) -> dict[str, Any]:
     }
     if engine.async_scheduling is not None:
         arguments["async_scheduling"] = engine.async_scheduling
-    if engine.tensor_parallel == 1:
-        arguments["distributed_executor_backend"] = "uni"
+    # In a Ray placement group vLLM would choose Ray for several GPUs, and refuse a bundle that has them all.
+    arguments["distributed_executor_backend"] = "uni" if engine.tensor_parallel == 1 else "mp"
     if engine.sleep:
         arguments["enable_sleep_mode"] = True
     if engine.device == "cuda":

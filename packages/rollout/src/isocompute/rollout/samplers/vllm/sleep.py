@@ -83,9 +83,10 @@ class Sleep:
         """
         if not self.level:
             return
-        was = self.state
-        self.state, tags = step(was, event, level=self.level, name=self._name)
-        if tags and self._llm.wake_up(tags=list(tags)) != (self.state == "awake"):
+        after, tags = step(self.state, event, level=self.level, name=self._name)
+        if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
             raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
-        if self.state == "asleep" and was == "awake":
+        if after == "asleep" and self.state == "awake":
             self._llm.sleep(level=self.level)
+        # Where vLLM has failed, the same event tries again; it skips what has woken.
+        self.state = after
