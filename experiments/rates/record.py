@@ -1,14 +1,13 @@
-"""What pilots found of the learning rates of a problem set, as the document ``pilot.json``, and back."""
+"""What pilots found of the learning rates of a problem set, as the document ``pilot.json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from .rule import Rates
 from .search import Search
-from .trials import Evaluation, Tried
+from .trials import Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +40,6 @@ class Pilot:
         """As in ``pilot.json``."""
         return {**asdict(self), "searches": [_document(each) for each in self.searches]}
 
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Pilot:
-        """From what ``document`` returned."""
-        base, searches = Evaluation(**document["base"]), tuple(map(_search, document["searches"]))
-        return cls(**{**document, "base": base, "searches": searches})
-
 
 def _document(found: Search) -> dict[str, Any]:
     chosen = found.chosen
@@ -54,10 +47,3 @@ def _document(found: Search) -> dict[str, Any]:
         **asdict(found), "learning_rate": chosen.learning_rate, "score": chosen.score,
         "standard_error": chosen.standard_error, "stable": chosen.stable, "edge": found.edge, "ties": list(found.ties),
     }  # fmt: skip
-
-
-def _search(document: Mapping[str, Any]) -> Search:
-    return Search(
-        rollouts_per_problem=document["rollouts_per_problem"], problems_per_batch=document["problems_per_batch"],
-        grid=tuple(Tried(**each) for each in document["grid"]),
-    )  # fmt: skip

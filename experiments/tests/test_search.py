@@ -1,6 +1,5 @@
 """The search for learning rates: grids that go on, and what is said of them."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,14 +140,13 @@ def test_a_metric_of_the_best_response_is_held_against_the_first_evaluations(tmp
     assert found.standard_error == pytest.approx((0.24 / 100 / 2) ** 0.5)
 
 
-def test_the_figure_is_the_same_every_time_and_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_the_figure_and_the_document_are_the_same_every_time(tmp_path: Path) -> None:
     made = design(tmp_path, learning_rates=GRID, extensions=0)
     ends: Mapping[float, float | None] = {5e-4: 0.5, 1e-3: 0.1, 2e-3: None}
     pilot, _ = find(made, Trained(lambda cell: ends[cell.learner.learning_rate]), BASE)
     for name in ("one", "other"):
         write_pilot(pilot, tmp_path / name)
-    assert Pilot.read(json.loads((tmp_path / "one" / "pilot.json").read_text())) == pilot
-    for name in ("rates.svg", "rates.png"):
+    for name in ("pilot.json", "rates.svg", "rates.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
 
 

@@ -1,25 +1,14 @@
-"""``pilot.json`` is read as it was written."""
-
-import json
-
-from hypothesis import given
-from hypothesis import strategies as st
+"""What pilots found: the rates that follow."""
 
 from experiments.rates.record import Pilot
 from experiments.rates.trials import Tried
 
 from . import made
-from .made import found, grids, line
+from .made import found, line
 
 
 def pilot(*searches: list[Tried], rule: str = "tuned") -> Pilot:
     return made.pilot([found(4 * 4**i, grid) for i, grid in enumerate(searches)], rule=rule)
-
-
-@given(st.lists(grids(), min_size=1, max_size=3))
-def test_a_pilot_is_read_as_it_was_written(searches: list[list[Tried]]) -> None:
-    written = pilot(*searches)
-    assert Pilot.read(json.loads(json.dumps(written.document()))) == written
 
 
 def test_the_rates_are_those_chosen() -> None:
