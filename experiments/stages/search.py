@@ -12,8 +12,7 @@ from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..rates.figure import rates_figure
-from ..rates.record import Pilot
-from ..rates.search import Search, extension
+from ..rates.search import Pilot, Search, extension
 from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell

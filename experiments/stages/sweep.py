@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..rates.record import Pilot
+from ..rates.search import Pilot
 from ..running.cells import Cell
 from ..running.opening import training_workers
 from ..running.pool import Pool

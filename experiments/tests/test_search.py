@@ -10,7 +10,7 @@ import yaml
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.rates.record import Pilot
+from experiments.rates.search import Pilot
 from experiments.rates.trials import Evaluation
 from experiments.running import starts, work
 from experiments.running.cells import Cell, Origin

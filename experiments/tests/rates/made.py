@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from experiments.rates.record import Pilot
-from experiments.rates.search import Search
+from experiments.rates.search import Pilot, Search
 from experiments.rates.trials import Evaluation, Tried
 
 BASE = Evaluation(score=0.3, standard_error=0.01)
