@@ -37,10 +37,6 @@ class Measured:
     rates: pl.DataFrame
     ledger: pl.DataFrame
 
-    def mean(self) -> float:
-        """Mean pass rate."""
-        return float((self.rates["successes"] / self.rates["samples"]).to_numpy().mean())
-
 
 def measure(
     pool: Pool, problems: pl.DataFrame, origin: Origin, *, samples: int, seed: int, phase: str, title: str

@@ -110,28 +110,21 @@ class SweepConfig(Settings):
 
     @model_validator(mode="after")
     def _groups_suit_the_learner(self) -> Self:
-        self.check_groups({n for n, _ in [*self.grid(), *self.searched()]}, where="rollouts_per_problem")
-        return self
-
-    def check_groups(self, group_sizes: Iterable[int], *, where: str) -> None:
-        """Refuse group sizes that the learner cannot make advantages of.
-
-        Raises:
-            SettingError: n is 1 and advantages are relative to a group, or n is below ``batch.trained_rollouts``.
-        """
-        least = min(group_sizes, default=None)
-        if least is None:
-            return
+        # The least n shows whether the learner can make advantages of all.
+        least = min(n for n, _ in [*self.grid(), *self.searched()])
         objective = objective_of(self.learner)
         if least == 1 and objective.baseline == "group":
             raise SettingError(
-                where, f"holds 1; a group baseline needs 2 or more responses ({objective.algorithm}; ppo has none)"
+                "rollouts_per_problem",
+                f"holds 1; a group baseline needs 2 or more responses ({objective.algorithm}; ppo has none)",
             )
         trained = self.learner.get("batch", {}).get("trained_rollouts")
         if trained is not None and trained > least:
             raise SettingError(
-                "learner.batch.trained_rollouts", f"is {trained}; it must be at most every n, and {where} holds {least}"
+                "learner.batch.trained_rollouts",
+                f"is {trained}; it must be at most every n, and rollouts_per_problem holds {least}",
             )
+        return self
 
 
 class PrescribeConfig(Settings):

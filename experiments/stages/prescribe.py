@@ -16,7 +16,7 @@ from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
 
 from ..running.opening import training_workers
-from ..running.schedule import run_cells
+from ..running.schedule import Run
 from ..running.tracker import Tracker
 from ..running.work import write_json
 from ..settings import PrescribeConfig, Preset
@@ -64,9 +64,8 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with training_workers(preset, setup.models) as pool:
-        run_cells(
-            cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
-        )
+        run = Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}")
+        run.finish(reverse=preset.resources.reverse)
     collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 

@@ -17,19 +17,10 @@ from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
-from ..settings.rates import AnchoredRate, TunedRate
-from ..settings.sweep import SweepConfig
 from .base import FOLDER, ONLY
 
 Run = Callable[[Sequence[Cell]], None]
 """Runs what is not finished of some cells."""
-
-
-def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
-    """How the learning rates of a problem set are searched."""
-    if sweep.search is None:
-        raise ExperimentError(f"sweep.{problem_set}.learning_rate declares a rate: there is nothing to search")
-    return sweep.search
 
 
 def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
@@ -42,7 +33,10 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
     Raises:
         ExperimentError: Every rate of a search diverged, a cell failed, or the rate is declared.
     """
-    settings, metric = search_of(design.sweep, design.origin.problem_set), design.preset.evaluation.metric
+    settings, metric = design.sweep.search, design.preset.evaluation.metric
+    if settings is None:
+        where = f"sweep.{design.origin.problem_set}.learning_rate"
+        raise ExperimentError(f"{where} declares a rate: there is nothing to search")
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         run(cells)

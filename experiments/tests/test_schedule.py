@@ -29,7 +29,7 @@ from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
 from experiments.running.opening import workers
 from experiments.running.pool import Pool
-from experiments.running.schedule import run_cells
+from experiments.running.schedule import Run
 from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
@@ -93,7 +93,7 @@ def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         tracker = Tracker(experiment)
-        run_cells(cells, {problems_hash(problems): problems}, pool, tracker, title="cells")
+        Run(cells, {problems_hash(problems): problems}, pool, tracker, title="cells").finish()
         assert not tracker.drain()
     return said.getvalue()
 
