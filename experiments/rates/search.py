@@ -64,8 +64,6 @@ class Pilot:
         rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
         base: The base model's score, of responses that selected nothing.
         budget: Rollouts that one cell of the search was to be trained on.
-        rollouts: Rollouts that the cells of the search were trained on together, evaluations apart.
-        evaluated: Responses of the evaluations of these cells, their first one included; no budget counts them.
         searches: What was found at every (n, B_p) searched.
     """
 
@@ -73,8 +71,6 @@ class Pilot:
     metric: str
     base: Evaluation
     budget: int
-    rollouts: int
-    evaluated: int
     searches: tuple[Search, ...]
 
     def rates(self) -> Rates:

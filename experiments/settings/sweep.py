@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from .learner import LearnerSettings, objective_of
 from .rates import AnchoredRate, DeclaredRate, LearningRate, TunedRate
-from .strict import Count, Grid, GroupSize, Rate, SettingError, Settings, check_budget
+from .strict import Count, Grid, Rate, SettingError, Settings, check_budget
 
 
 class SweepConfig(Settings):
     """The cells of one problem set: every n × B_p × seed, each with a budget of ``rollouts``."""
 
-    rollouts_per_problem: Grid[GroupSize]
+    rollouts_per_problem: Grid[Count]
     """Group sizes (rollouts per problem), every n."""
     problems_per_batch: Grid[Count]
     """Problems per batch, every B_p."""
@@ -132,7 +132,7 @@ class PrescribeConfig(Settings):
 
     rollouts: Count
     """Budget of a cell (rollouts), that of the sweep or more; as far as the sweep says what to decide."""
-    baselines: Grid[GroupSize]
+    baselines: Grid[Count]
     """Every n of the sweep that the prescribed one is compared with, at the best rate and B_p of each."""
     seeds: Grid[int]
     """Seeds of each n, two or more."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS
-from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..rates.figure import rates_figure
@@ -46,14 +44,8 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
         if not more:
             break
         cells += more
-    outcomes = [work.outcome(cell) for cell in cells]
-    shared = sorted({work.start_of(cell) for cell in cells})
-    firsts = [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
     pilot = Pilot(
         rule=settings.rule, metric=metric, base=known, budget=settings.rollouts,
-        rollouts=sum(each.rollouts(*TRAINING_COHORTS) for each in outcomes),
-        # The first evaluation, which cells of a seed share, counts once.
-        evaluated=sum(each.rollouts("eval") for each in outcomes) + sum(int(each["rollouts"].sum()) for each in firsts),
         searches=tuple(
             Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),

@@ -105,7 +105,6 @@ def test_a_grid_goes_on_where_its_best_rate_is_at_the_edge_and_up_to_its_limit(
     assert {cell.seed for cell in cells} == {900, 901}
     assert all(cell.purpose == "pilot" for cell in cells)
     assert len(cells) == 2 * (6 + len(further))
-    assert pilot.rollouts == 32 * len(cells)
     assert pilot.rates().at(4, 4) == 1e-3
     assert pilot.rates().at(2, 4) == ([*GRID, *further[:1]])[-1]
 
@@ -148,14 +147,3 @@ def test_the_figure_and_the_document_are_the_same_every_time(tmp_path: Path) -> 
         write_pilot(pilot, tmp_path / name)
     for name in ("pilot.json", "rates.svg", "rates.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
-
-
-def test_evaluation_is_counted_with_the_first_one_once(tmp_path: Path) -> None:
-    made = design(tmp_path, learning_rates=GRID, extensions=0)
-    first = work.start_of(made.trials(GRID)[0])
-    rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
-    cost = {"rollouts": 48, "prompt_tokens": 4, "response_tokens": 4}
-    start = starts.Start(metrics={"avg_at_4": 0.3}, questions=12, samples=4, cost=cost, pass_rates=rates)
-    starts.write(first, start)
-    found, _ = find(made, Trained(rising), BASE)
-    assert found.evaluated == 6 * 400 + 48

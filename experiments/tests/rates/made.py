@@ -28,9 +28,7 @@ def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
 
 def pilot(searches: Sequence[Search], *, rule: str = "tuned", metric: str = "avg_at_4") -> Pilot:
     """What pilots of 2,048 rollouts each found."""
-    return Pilot(
-        rule=rule, metric=metric, base=BASE, budget=2048, rollouts=4096, evaluated=600, searches=tuple(searches)
-    )
+    return Pilot(rule=rule, metric=metric, base=BASE, budget=2048, searches=tuple(searches))
 
 
 @st.composite
