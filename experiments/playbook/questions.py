@@ -112,6 +112,7 @@ class Answer:
         planned: How many of them the panel will have.
         estimate: Over units; None without any.
         adjusted: The verdict after Holm's adjustment over all questions.
+        p: Of the plain verdict, one-sided.
     """
 
     question: Question
@@ -120,6 +121,7 @@ class Answer:
     estimate: Estimate | None
     plain: Verdict
     adjusted: Verdict
+    p: float
 
     @property
     def reason(self) -> str:
@@ -144,7 +146,7 @@ def answers(measured: Measured) -> dict[str, Answer]:
     adjusted = holm({name: p for name, (*_, p) in found.items()})
     return {
         name: Answer(
-            question=QUESTIONS[name], numbers=numbers, planned=planned, estimate=estimate, plain=plain,
+            question=QUESTIONS[name], numbers=numbers, planned=planned, estimate=estimate, plain=plain, p=p,
             adjusted=plain if p == 1 or adjusted[name] <= TAIL else Verdict.UNDECIDED,
         )
         for name, (numbers, planned, estimate, plain, p) in found.items()
