@@ -38,7 +38,7 @@ from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.running.models import content
 from experiments.running.opening import workers
-from experiments.running.schedule import run_cells
+from experiments.running.schedule import Run
 from experiments.running.tracker import Tracker
 from experiments.stages.training import Setup
 
@@ -179,7 +179,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     wanted = {name: cells_of(design, settings, arguments) for name, settings in ALGORITHMS.items()}
     every = [cell for cells in wanted.values() for cell in cells]
     with workers(preset, setup.models) as pool:
-        run_cells(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms")
+        Run(every, setup.problems, pool, Tracker(f"{preset.name}-algorithms"), title="algorithms").finish()
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
         outcomes = {cell.seed: work.outcome(cell) for cell in cells}

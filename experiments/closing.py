@@ -10,9 +10,7 @@ from typing import Any
 from isocompute.frontier import Frontier
 
 from .playbook import others
-from .report.choice import text
-from .report.page import base_scores
-from .report.spent import spent
+from .report.page import base_scores, choice_text, spent
 from .settings import Preset
 
 
@@ -41,7 +39,8 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     ]
     alone = json.loads((out / "metrics" / f"{name}.json").read_text())["alone"]
     if alone:
-        lines.append("Each base model alone: " + "; ".join(f"{base}: {text(own)}" for base, own in alone.items()))
+        said = "; ".join(f"{base}: {choice_text(own)}" for base, own in alone.items())
+        lines.append(f"Each base model alone: {said}")
     if found := others.recorded(preset, name):
         lines.append(f"From other base models: {found}")
     tested = out / "prescribe" / name / "comparison.json"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -45,10 +44,6 @@ class Probe:
     noise_scale: Mapping[int, Interval]
     problems_scale: Interval
     first_guess: Interval
-
-    def document(self) -> dict[str, Any]:
-        """As a mapping for JSON."""
-        return asdict(self)
 
     def lines(self) -> Iterator[str]:
         """What is printed."""

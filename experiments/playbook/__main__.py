@@ -1,11 +1,11 @@
 """Command line of the panel: ``python -m experiments.playbook status``.
 
 ``start`` runs what is left of it in the background, at the commit in frozen.json; ``pause``, ``go-on`` and ``stop``
-act on it; ``collect`` copies the tables of finished cells into results/; ``curves`` draws them; ``again UNIT`` trains
-cells of a unit again and compares; ``plan`` counts cells; ``others`` runs the default from base models of other seeds.
+act on it; ``collect`` copies the tables of finished cells into results/; ``again UNIT`` trains cells of a unit again
+and compares; ``plan`` counts cells; ``others`` runs the default from base models of other seeds.
 ``probe UNIT`` says what its base model tells about n before any training, and keeps it in results/; ``findings`` writes
 docs/findings.md from the committed tables.
-``start`` runs ``run``, which runs ``unit`` for each unit, which begins with ``prepare``: base model and problem sets.
+``prepare UNIT`` makes base model and problem sets. The code that trains cells is that of the frozen commit alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ..running.stopping import exit_code
-from . import again, background, curves, findings, others, prepare, progress, study, unit
+from . import background, findings, others, prepare, progress, study
 
 Outcome = int | Iterable[object] | None
 
@@ -30,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = commands.add_parser(name)
         if name in WITH_UNIT:
             command.add_argument("unit", help="one that `status` lists")
-        if name == "curves":
-            command.add_argument("unit", nargs="?", help="one that `status` lists (default: every one with tables)")
         if name == "again":
             command.add_argument("--cells", type=_count, default=2, help="how many trunks (default: %(default)s)")
     given = parser.parse_args(argv)
@@ -69,16 +67,12 @@ def _status() -> Iterator[str]:
 
 
 def _again(given: argparse.Namespace) -> Outcome:
-    one = _unit(given)
-    if not background.is_frozen_code():
-        return background.in_frozen_code("again", one.name, "--cells", str(given.cells))
-    return again.again(study.load(), one, background.home(), count=given.cells)
+    return background.in_frozen_code("again", _unit(given).name, "--cells", str(given.cells))
 
 
-WITH_UNIT = ("unit", "again", "prepare", "probe")
+WITH_UNIT = ("again", "prepare", "probe")
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], Outcome]] = {
     "start": lambda _: background.start(),
-    "run": lambda _: background.run(study.load()),
     "pause": lambda _: background.send(signal.SIGSTOP),
     "go-on": lambda _: background.send(signal.SIGCONT),
     "stop": lambda _: background.send(signal.SIGTERM),
@@ -87,11 +81,9 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], Outcome]] = {
     "plan": lambda _: progress.plan(study.load()),
     "others": lambda _: others.run(background.home()),
     "findings": lambda _: findings.write(),
-    "unit": lambda given: unit.main(given.unit, background.home()),
     "again": _again,
     "prepare": lambda given: [prepare.inputs_of(_unit(given), background.home())],
     "probe": lambda given: prepare.probed(_unit(given), background.home(), background.RESULTS).lines(),
-    "curves": lambda given: curves.draw(given.unit),
 }
 """What each command does; it returns an exit code, or what is to be printed."""
 

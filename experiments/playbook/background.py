@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import ExperimentError
 from . import study as panel
 from .prepare import INPUTS
-from .study import Study
 
 FROZEN = Path(__file__).with_name("frozen.json")
 """The commit whose code trains every cell, in a later commit than that one."""
@@ -44,11 +40,6 @@ def frozen() -> str:
     if not FROZEN.exists():
         raise ExperimentError(f"{FROZEN.name}: there is none, so that the study is not frozen")
     return str(json.loads(FROZEN.read_text())["commit"])
-
-
-def is_frozen_code() -> bool:
-    """Whether this process runs the code that the study is frozen at."""
-    return (home() / "code").resolve() == ROOT
 
 
 def start() -> None:
@@ -147,45 +138,6 @@ def send(number: signal.Signals) -> None:
         os.killpg(running, signal.SIGCONT)
     else:
         os.killpg(running, number)
-
-
-def run(study: Study) -> int:
-    """Run every unit in a process of its own; one that fails leaves the others, a signal ends them all."""
-    failed = []
-    with _alone(home() / "lock"):
-        for unit in study.units():
-            if (home() / "units" / unit.name / "results" / FINISHED).exists():
-                continue
-            begun = subprocess.Popen([sys.executable, "-m", "experiments.playbook", "unit", unit.name], cwd=ROOT)
-            _pass_on(begun)
-            code = begun.wait()
-            if code < 0 or code >= 128:
-                return code if code > 0 else 128 - code
-            failed += [unit.name] if code else []
-    if failed:
-        print(f"failed: {', '.join(failed)}; the same command tries these again", file=sys.stderr)
-    return int(bool(failed))
-
-
-def _pass_on(begun: subprocess.Popen[bytes]) -> None:
-    """Hand signals on to a process, which ends by them."""
-
-    def send_on(number: int, _: object) -> None:
-        begun.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, send_on)
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ExperimentError(f"another process runs the panel in {path.parent}") from None
-        yield
 
 
 def collect() -> list[str]:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from isocompute.rollout.contract.files import atomic_write
+from isocompute.rollout.contract.files import write_text
 
 from . import advice, claims, forests, questions, runs, whole
 from . import study as panel
 from .background import ROOT
 from .claims import effect, signed, verdict
-from .protocols import draw
 from .questions import QUESTIONS, Answer, Measured
 from .statistics import Verdict
 
@@ -34,11 +33,9 @@ def write(docs: Path = DOCS, numbers: Path = NUMBERS) -> Iterator[Path]:
     study = panel.load()
     measured = {unit.name: rounded(runs.measure(whole.read(study, unit))) for unit in whole.units()}
     found = {"units": measured, "paper": rounded(runs.paper())}
-    with atomic_write(numbers) as stream:
-        stream.write((json.dumps(found, indent=1) + "\n").encode())
-    with atomic_write(docs / "findings.md") as stream:
-        stream.write(page(found).encode())
-    draw(measured, docs / "findings")
+    write_text(numbers, json.dumps(found, indent=1) + "\n")
+    write_text(docs / "findings.md", page(found))
+    forests.draw_protocols(measured, docs / "findings")
     yield from (numbers, docs / "findings.md", docs / "findings.svg")
     yield from forests.draw(measured, questions.answers(measured), docs)
 

@@ -13,7 +13,7 @@ from typing import Any
 from isocompute.frontier import Frontier
 
 from ..errors import ExperimentError
-from ..report.choice import choice, text
+from ..report.page import choice, choice_text
 from ..running.identity import digest
 from ..running.work import write_json
 from ..settings import PreparedConfig, Preset
@@ -51,7 +51,7 @@ def run(home: Path) -> Iterator[str]:
     with chdir(folder):
         for model, unit in zip(models, units, strict=True):
             found.append({"base_seeds": [unit.base_seed], **_chosen(preset, problem_set, (model,))})
-            yield f"base model {unit.base_seed}: {text(found[-1])}"
+            yield f"base model {unit.base_seed}: {choice_text(found[-1])}"
         together = _chosen(preset, problem_set, models)
     document = {"found": found, "together": together}
     write_json(FILE, {"preset": preset.name, "sweep": sweep_of(preset, problem_set), **document})
@@ -76,8 +76,9 @@ def summary(document: Mapping[str, Any]) -> str:
     """What each of the other base models says alone, the range of it, and what all say together."""
     chosen = [each["rollouts_per_problem"] for each in document["found"]]
     octaves = log2(max(chosen) / min(chosen))
-    alone = "; ".join(text(each) for each in document["found"])
-    return f"{alone}: {octaves:g} octaves from the least n to the largest; all together: {text(document['together'])}"
+    alone = "; ".join(choice_text(each) for each in document["found"])
+    together = choice_text(document["together"])
+    return f"{alone}: {octaves:g} octaves from the least n to the largest; all together: {together}"
 
 
 def recorded(preset: Preset, problem_set: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import chdir
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ def probed(unit: Unit, home: Path, results: Path) -> Probe:
     model = str(inputs / "base"), content_hash(inputs / "base")
     rollouts = rollouts_of(preset.sweep_of(unit.problem_set).rollouts)
     found = probe(preset, unit.problem_set, model, problems, rollouts=rollouts)
-    write_json(results / unit.name / "probe.json", found.document())
+    write_json(results / unit.name / "probe.json", asdict(found))
     return found
 
 

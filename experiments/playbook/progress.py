@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from isocompute.budget import History
 
 from .prepare import preset_of
 from .study import Study, Unit
-from .unit import spent
+
+SPENT = Path("spent.jsonl")
+"""CPU-seconds of each call that trained a cell, one line each, in a unit's folder."""
 
 
 def plan(study: Study) -> Iterator[str]:
@@ -51,6 +53,16 @@ def lines(study: Study, home: Path) -> Iterator[str]:
         f"{'all':12} {done:3} of {wanted:3} cells, {whole} of {len(study.units())} units finished, {paid:,} rollouts "
         f"paid ({lost:,} of training lost), {seconds / 3600:.2f} CPU-hours"
     )
+
+
+def spent(folder: Path) -> Mapping[str, float]:
+    """CPU-seconds of each cell of a unit's folder, by run id."""
+    found: dict[str, float] = {}
+    path = folder / SPENT
+    for line in path.read_text().splitlines() if path.exists() else ():
+        each = json.loads(line)
+        found[each["run_id"]] = found.get(each["run_id"], 0.0) + each["cpu_seconds"]
+    return found
 
 
 def _finished(folder: Path) -> tuple[int, int]:

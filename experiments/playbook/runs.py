@@ -84,8 +84,7 @@ def at_equal_reward(whole: Whole, fit: Fit, metric: str) -> Number:
     own = _trained(whole, fit).filter(pl.col("step") >= LEAST_UPDATES)
     reward = own["avg_at_4"].to_numpy()
     columns = [np.log2(own["rollouts_per_problem"].to_numpy()), reward, reward**2, reward**3]
-    value, interval = slope(columns, own[metric].to_numpy(), own["run_id"].to_list())
-    return value, *interval
+    return slope(columns, own[metric].to_numpy(), own["run_id"].to_list())
 
 
 def polarised(whole: Whole, fit: Fit) -> Number:
@@ -99,16 +98,14 @@ def polarised(whole: Whole, fit: Fit) -> Number:
     )  # fmt: skip
     mean = runs["mean"].to_numpy()
     columns = [np.log2(runs["rollouts_per_problem"].to_numpy()), mean, mean**2]
-    value, interval = slope(columns, runs["share"].to_numpy(), runs["run_id"].to_list())
-    return value, *interval
+    return slope(columns, runs["share"].to_numpy(), runs["run_id"].to_list())
 
 
 def rare_way(whole: Whole, fit: Fit) -> Number:
     """Slope in log2 n of the mean length of responses at C_max: a rare code is one token longer than a common one."""
     own = _trained(whole, fit).filter(pl.col("rollouts") == whole.budget).join(whole.lengths, on=["run_id", "step"])
     group_sizes = np.log2(own["rollouts_per_problem"].to_numpy())
-    value, interval = slope([group_sizes], own["length"].to_numpy(), own["run_id"].to_list())
-    return value, *interval
+    return slope([group_sizes], own["length"].to_numpy(), own["run_id"].to_list())
 
 
 def failures(whole: Whole, fit: Fit) -> list[dict[str, float]]:

@@ -171,7 +171,7 @@ def vertex(log2_n: Array, rewards: Array, bounds: tuple[float, float]) -> Array:
     return np.asarray(np.where(bent < 0, top, end))
 
 
-def slope(columns: Sequence[Array], target: Array, of_run: Sequence[str]) -> tuple[float, tuple[float, float]]:
+def slope(columns: Sequence[Array], target: Array, of_run: Sequence[str]) -> tuple[float, float, float]:
     """Coefficient of the first column in a least-squares fit with a constant, and its 95 % interval.
 
     Evaluations of a run err together: errors are clustered by run (the sandwich with runs/(runs − 1)), degrees of
@@ -199,4 +199,4 @@ def slope(columns: Sequence[Array], target: Array, of_run: Sequence[str]) -> tup
     covariance = inverse @ (scores.T @ scores) @ inverse * len(runs) / (len(runs) - 1)
     half = t_quantile(freedom) * float(np.sqrt(covariance[0, 0])) / scale[0]
     value = float(coefficients[0] / scale[0])
-    return value, (value - half, value + half)
+    return value, value - half, value + half

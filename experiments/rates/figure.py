@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..figures import COLOURS, pyplot, save
-from .record import Pilot
-from .search import Search
+from .search import Pilot, Search
 
 
 def rates_figure(pilot: Pilot, path: Path) -> None:

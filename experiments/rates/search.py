@@ -1,13 +1,14 @@
-"""The search at one (n, B_p): which learning rate is chosen, how sure that is, and where the grid goes on."""
+"""The search for learning rates: the one chosen at each (n, B_p), where a grid goes on, and what is written of both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..errors import ExperimentError
-from .trials import NOISE, Tried
+from .rule import Rates
+from .trials import Evaluation, Tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +46,6 @@ class Search:
         return best
 
     @property
-    def ties(self) -> tuple[float, ...]:
-        """Stable rates whose score differs from the chosen one's by no more than two standard errors."""
-        best = self.chosen
-        return tuple(each.learning_rate for each in self.grid if each is not best and each.stable and _tied(each, best))
-
-    @property
     def edge(self) -> str | None:
         """The end of the grid, ``lowest`` or ``highest``, that the chosen rate is; ``both``, or None inside.
 
@@ -59,6 +54,33 @@ class Search:
         if len(self.grid) == 1:
             return "both"
         return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(self.chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pilot:
+    """The learning rates of a problem set, and how they were found.
+
+    Attributes:
+        rule: ``constant``, ``linear``, ``sqrt`` or ``tuned``.
+        base: The base model's score, of responses that selected nothing.
+        budget: Rollouts that one cell of the search was to be trained on.
+        searches: What was found at every (n, B_p) searched.
+    """
+
+    rule: str
+    metric: str
+    base: Evaluation
+    budget: int
+    searches: tuple[Search, ...]
+
+    def rates(self) -> Rates:
+        """The learning rates that follow."""
+        found = {(s.rollouts_per_problem, s.problems_per_batch): s.chosen.learning_rate for s in self.searches}
+        return Rates(rule=self.rule, found=found)
+
+    def document(self) -> dict[str, Any]:
+        """As in ``pilot.json``."""
+        return {**asdict(self), "searches": [_document(each) for each in self.searches]}
 
 
 def extension(grid: Sequence[Tried]) -> float | None:
@@ -83,19 +105,19 @@ def extension(grid: Sequence[Tried]) -> float | None:
     return None
 
 
+def _document(found: Search) -> dict[str, Any]:
+    chosen = found.chosen
+    return {
+        **asdict(found), "learning_rate": chosen.learning_rate, "score": chosen.score,
+        "standard_error": chosen.standard_error, "stable": chosen.stable, "edge": found.edge,
+    }  # fmt: skip
+
+
 def _best(grid: Iterable[Tried]) -> Tried | None:
     """The stable rate with the highest score, else the best that did not diverge; of equal ones the lowest."""
     there = [each for each in grid if each.score is not None and not each.diverged]
     stable = [each for each in there if each.stable]
     return max(stable or there, key=lambda each: (each.score, -each.learning_rate), default=None)
-
-
-def _tied(one: Tried, best: Tried) -> bool:
-    """Whether a rate may be as good as the best one."""
-    if one.score is None or best.score is None:
-        return False
-    error = sqrt((one.standard_error or 0.0) ** 2 + (best.standard_error or 0.0) ** 2)
-    return best.score - one.score <= NOISE * error
 
 
 def _rounded(rate: float) -> float:

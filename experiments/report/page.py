@@ -1,4 +1,4 @@
-"""What the report of a fit goes on with: the base models, the health of training, and what was spent."""
+"""What the report of a fit goes on with: base models, health, what was spent; and its choice in a few words."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+from isocompute.frontier import Fitted
 from isocompute.frontier.show.report import Section, Table
+from isocompute.rollout.contract import tables
 
 from ..settings import Preset
-from .spent import spent
+
+WORDS = {"eval": "evaluation", "pilot": "training"}
+"""Cohorts of the ledger that are called otherwise here."""
 
 
 def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
@@ -76,3 +81,45 @@ def health(states: Sequence[Mapping[str, Any]]) -> Section:
         text=f"No flags in {clean} of {len(states)} cells.",
         table=Table(head=head, rows=tuple(rows)) if rows else None,
     )
+
+
+def spent(folder: Path) -> Table:
+    """Rollouts and tokens, by what they were generated for.
+
+    Evaluations before the first update belong to a seed, whose cells share them, and have rows of their own.
+    """
+    states = json.loads((folder / "cells.json").read_text())["cells"]
+    pilots = [state["run_id"] for state in states if state["purpose"] == "pilot"]
+    cells = [state["run_id"] for state in states]
+    cohort = pl.col("cohort").cast(pl.String).replace(WORDS)
+    what = (
+        pl.when(~pl.col("run_id").is_in(cells))
+        .then(pl.lit("evaluation before the first update"))
+        .when(pl.col("run_id").is_in(pilots))
+        .then(pl.concat_str(pl.lit("pilots: "), cohort))
+        .otherwise(cohort)
+    )
+    ledger = tables.read(folder / "ledger.parquet", "ledger").with_columns(what=what)
+    sums = ledger.group_by("what").agg(pl.col("rollouts", "response_tokens").sum()).sort("what")
+    return Table(
+        head=("what for", "rollouts", "response tokens"),
+        rows=tuple((of, f"{rollouts:,}", f"{tokens:,}") for of, rollouts, tokens in sums.iter_rows()),
+    )
+
+
+def choice(fitted: Fitted) -> dict[str, Any]:
+    """The n of least expected regret at the largest compute, how often an n is best, and those within noise of it."""
+    decision = fitted.decide(fitted.largest)
+    n = decision.chosen.cell.rollouts_per_problem
+    return {
+        "rollouts_per_problem": n,
+        "probability_best": sum(o.probability_best for o in decision.options if o.cell.rollouts_per_problem == n),
+        "near": sorted({o.cell.rollouts_per_problem for o in decision.near()}),
+    }
+
+
+def choice_text(found: Mapping[str, Any]) -> str:
+    """A choice, to be printed."""
+    near = [str(n) for n in found["near"]]
+    said = f"n = {found['rollouts_per_problem']} with {found['probability_best']:.0%}"
+    return said if len(near) == 1 else f"undecided between n = {' and '.join(near)} ({said})"

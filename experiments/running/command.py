@@ -20,8 +20,8 @@ from ..errors import ExperimentError
 from ..settings.trainer import PLACEHOLDER
 from . import leash, work
 from .cells import READ_BY_A_CELL
-from .command_log import places_of, write_tables
-from .foreign import SAID, CommandCell, CommandSurroundings
+from .command_log import write_tables
+from .foreign import CHECKPOINTS, LEDGER, SAID, CommandCell, CommandSurroundings
 from .models import local_path
 
 POLL_SECONDS = 0.5
@@ -29,56 +29,53 @@ SHOWN_LINES, LONGEST_LINE = 3, 300
 """How much of what a command printed last is shown when it failed."""
 
 
-class CommandWorker:
-    """Has cells trained by a command, one after another."""
+def train(bases: Mapping[str, str], cell: CommandCell, problems: pl.DataFrame, home: Path) -> None:
+    """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
 
-    def __init__(self, bases: Mapping[str, str]) -> None:
-        self._bases = bases
+    Args:
+        bases: Folder or name of each base model, by the hash of its content.
 
-    def train(self, cell: CommandCell, problems: pl.DataFrame, home: Path) -> None:
-        """Run the command of a cell, which goes on from its own checkpoints, and read its log into tables.
+    Raises:
+        ExperimentError: The command cannot be started or fails, its log and its ledger are not those of this cell,
+            or what it depends on has changed since the sweep began.
+        BudgetError: The log cannot be read.
+    """
+    if work.finished(cell, home):
+        return
+    check_surroundings(cell, project_of(home))
+    own = write_problems(problems, home / "problems")
+    model = local_path(bases[cell.origin.base])
+    values = values_of(cell, home, model=model, problems=own)
+    if _run(command_of(cell, values), home):
+        questions = int((problems["split"] == "validation").sum())
+        logs = filled(cell.command.settings.logs, values)
+        write_tables(cell, home, configuration_of(cell).settings, logs=logs, questions=questions)
 
-        Raises:
-            ExperimentError: The command cannot be started or fails, its log and its ledger are not those of this cell,
-                or what it depends on has changed since the sweep began.
-            BudgetError: The log cannot be read.
-        """
-        if work.finished(cell, home):
-            return
-        check_surroundings(cell, project_of(home))
-        own = write_problems(problems, home / "problems")
-        model = local_path(self._bases[cell.origin.base])
-        values = values_of(cell, home, model=model, problems=own)
-        if self._run(command_of(cell, values), home):
-            questions = int((problems["split"] == "validation").sum())
-            logs = filled(cell.command.settings.logs, values)
-            write_tables(cell, home, configuration_of(cell).settings, logs=logs, questions=questions)
 
-    @staticmethod
-    def _run(words: Sequence[str], home: Path) -> bool:
-        """Run a command to its end; False where it was asked to stop before."""
-        with (home / SAID).open("ab") as said:
-            began = said.tell()
-            process = subprocess.Popen(
-                [sys.executable, str(leash.__file__), *words], cwd=project_of(home), stdin=subprocess.PIPE,
-                stdout=said, stderr=said, env=_environment(),
-            )  # fmt: skip
-        assert process.stdin is not None
-        stopped = False
-        with process.stdin as other_end:
-            while process.poll() is None:
-                if not stopped and work.asked_to_stop(home):
-                    stopped = True
-                    with suppress(BrokenPipeError):
-                        other_end.write(b"stop")
-                        other_end.close()
-                time.sleep(POLL_SECONDS)
-        if process.returncode and not stopped:
-            raise ExperimentError(
-                f"its command ended with exit code {process.returncode}; what it printed is in {home / SAID}, last: "
-                f"{_last_lines(home / SAID, began)}"
-            )
-        return not stopped
+def _run(words: Sequence[str], home: Path) -> bool:
+    """Run a command to its end; False where it was asked to stop before."""
+    with (home / SAID).open("ab") as said:
+        began = said.tell()
+        process = subprocess.Popen(
+            [sys.executable, str(leash.__file__), *words], cwd=project_of(home), stdin=subprocess.PIPE,
+            stdout=said, stderr=said, env=_environment(),
+        )  # fmt: skip
+    assert process.stdin is not None
+    stopped = False
+    with process.stdin as other_end:
+        while process.poll() is None:
+            if not stopped and work.asked_to_stop(home):
+                stopped = True
+                with suppress(BrokenPipeError):
+                    other_end.write(b"stop")
+                    other_end.close()
+            time.sleep(POLL_SECONDS)
+    if process.returncode and not stopped:
+        raise ExperimentError(
+            f"its command ended with exit code {process.returncode}; what it printed is in {home / SAID}, last: "
+            f"{_last_lines(home / SAID, began)}"
+        )
+    return not stopped
 
 
 def configuration_of(cell: CommandCell) -> Configuration:
@@ -109,7 +106,8 @@ def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[st
     sampling = cell.origin.generation["sampling"]
     values = {
         "model": model, "train": problems["train"], "validation": problems["validation"], "seed": cell.seed,
-        **places_of(home), "rollouts": cell.rollouts, "evaluate_steps": cell.evaluate_steps,
+        "ledger": home / LEDGER, "checkpoints": home / CHECKPOINTS,
+        "rollouts": cell.rollouts, "evaluate_steps": cell.evaluate_steps,
         "evaluation_samples": cell.evaluation_samples, "rollouts_per_problem": cell.rollouts_per_problem,
         "problems_per_batch": cell.problems_per_batch, "update_steps": cell.update_steps,
         "learning_rate": cell.learner.learning_rate,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class CommandActor(WorkerActor):
-    """Passes calls on to a worker that has cells trained by a command."""
+    """Has cells trained by a command, in place of a worker."""
 
     def open(self, config: WorkerConfig) -> Loaded:
         """Say what this process has loaded; no model is."""
-        from .command import CommandWorker
+        from .command import train
         from .loaded import CodeGuard, Loaded
 
         guard = CodeGuard.install()
-        self._worker = CommandWorker(config.models)
+        self._worker = partial(train, config.models)
         return Loaded.of(config, guard)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
-        """See ``CommandWorker.train``."""
+        """See ``command.train``."""
         if not isinstance(cell, CommandCell):
             raise TypeError(f"{cell.name} is trained by no command")
         check_problems(cell, problems)
-        self._worker.train(cell, problems, Path(home))
+        self._worker(cell, problems, Path(home))

@@ -14,16 +14,11 @@ from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from . import work
-from .foreign import CHECKPOINTS, LEDGER, CommandCell
+from .foreign import LEDGER, CommandCell
 from .spool import Spool
 
 SETTINGS = "settings.json"
 """The settings that the trainer was given, with which its log must agree."""
-
-
-def places_of(home: Path) -> dict[str, str]:
-    """Where a command writes: its ledger, and its checkpoints with its log."""
-    return {"ledger": str(home / LEDGER), "checkpoints": str(home / CHECKPOINTS)}
 
 
 def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, logs: str, questions: int) -> None:

@@ -114,7 +114,7 @@ class Surroundings:
         versions: Versions of the libraries that compute.
         device: ``cpu`` or ``cuda``.
         engine: Settings of vLLM, among them the type of its weights; the learner's are float32.
-        placement: Where the engine is, or how many there are; see ``placed``.
+        placement: Where the engine is, or how many there are.
         learner_ranks: Ranks whose sums are added up.
     """
 
@@ -134,20 +134,12 @@ class Surroundings:
 
 def computing(resources: ResourcesConfig) -> dict[str, Any]:
     """What of the resources a result depends on."""
+    engine, replicas = asdict(resources.resolved_engine()), resources.replicas
     return {
         "sampler": resources.resolved_sampler(),
         "device": resources.device,
-        "engine": without_memory(asdict(resources.resolved_engine())),
-        "placement": placed(resources.placement, resources.replicas),
+        "engine": {name: value for name, value in engine.items() if name not in MEMORY},
+        # Batches of several engines differ in the last digits of log-probabilities.
+        "placement": resources.placement if replicas == 1 else f"{replicas} replicas",
         "learner_ranks": resources.learner_ranks,
     }
-
-
-def placed(placement: str, replicas: int) -> str:
-    """Where the engine is, or how many there are: batches of several differ in the last digits of log-probabilities."""
-    return placement if replicas == 1 else f"{replicas} replicas"
-
-
-def without_memory(engine: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an engine that a response depends on."""
-    return {name: value for name, value in engine.items() if name not in MEMORY}

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -15,18 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ExperimentError, listed
 from . import imports, models
-from .identity import (
-    CARRIES_NO_RESULT,
-    LOOP,
-    Surroundings,
-    digest,
-    modules_of,
-    placed,
-    source_hash,
-    tree_hash,
-    versions,
-    without_memory,
-)
+from .identity import CARRIES_NO_RESULT, LOOP, Surroundings, digest, modules_of, source_hash, tree_hash, versions
 
 if TYPE_CHECKING:
     from .actor import WorkerConfig
@@ -39,13 +28,16 @@ class Loaded:
     Attributes:
         bases: Hashes of the contents of the base models.
         modules: Hash of the code of each module that a cell depends on.
+        versions: Versions of the libraries that compute.
+        device: Where it computes: ``cuda`` where that was asked for and is there, else ``cpu``.
     """
 
     host: str
     process: int
     bases: frozenset[str]
     modules: Mapping[str, str]
-    surroundings: Surroundings
+    versions: Mapping[str, str]
+    device: str
 
     @classmethod
     def of(cls, config: WorkerConfig, guard: CodeGuard) -> Loaded:
@@ -58,15 +50,8 @@ class Loaded:
             process=os.getpid(),
             bases=frozenset(models.content(models.local_path(place)) for place in config.models.values()),
             modules=guard.hashes,
-            surroundings=Surroundings(
-                code=digest(guard.hashes),
-                versions=versions(),
-                sampler=config.sampler,
-                device=config.device if config.device == "cpu" or torch.cuda.is_available() else "cpu",
-                engine=without_memory(config.engine),
-                placement=placed(config.placement, config.replicas),
-                learner_ranks=config.learner_ranks,
-            ),
+            versions=versions(),
+            device=config.device if config.device == "cpu" or torch.cuda.is_available() else "cpu",
         )
 
 
@@ -87,12 +72,16 @@ class CodeGuard(MetaPathFinder):
     @classmethod
     def install(cls) -> CodeGuard:
         """The guard of this process: the first one there is."""
-        for finder in sys.meta_path:
-            if isinstance(finder, cls):
-                return finder
-        guard = cls()
-        sys.meta_path.insert(0, guard)
+        guard = cls.here()
+        if guard is None:
+            guard = cls()
+            sys.meta_path.insert(0, guard)
         return guard
+
+    @classmethod
+    def here(cls) -> CodeGuard | None:
+        """The guard of this process, where it has one."""
+        return next((finder for finder in sys.meta_path if isinstance(finder, cls)), None)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -118,9 +107,8 @@ class CodeGuard(MetaPathFinder):
 
 def verify() -> None:
     """Check the code of this process, where it has a guard, before or after it starts processes of its own."""
-    for finder in sys.meta_path:
-        if isinstance(finder, CodeGuard):
-            finder.verify()
+    if guard := CodeGuard.here():
+        guard.verify()
 
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
@@ -136,20 +124,18 @@ def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings)
 
 def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundings) -> list[str]:
     """What differs, each as a phrase."""
-    found, theirs = [], loaded.surroundings
-    if theirs.code != surroundings.code:
-        own = modules_of(LOOP)
-        found.append(f"other code than this stage ({listed(_unequal(own, loaded.modules))})")
-    if dict(theirs.versions) != dict(surroundings.versions):
-        libraries = _unequal(surroundings.versions, theirs.versions)
-        said = [f"{n} {theirs.versions.get(n, 'none')} for {surroundings.versions.get(n, 'none')}" for n in libraries]
+    found = []
+    if digest(loaded.modules) != surroundings.code:
+        found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
+    own, theirs = surroundings.versions, loaded.versions
+    if libraries := _unequal(own, theirs):
+        said = [f"{name} {theirs.get(name, 'none')} for {own.get(name, 'none')}" for name in libraries]
         found.append(f"other libraries ({listed(said)})")
     if loaded.bases != frozenset(bases):
         there, wanted = (", ".join(sorted(hashes)) for hashes in (loaded.bases, bases))
         found.append(f"another base model ({there} for {wanted})")
-    for name in (f.name for f in fields(Surroundings) if f.name not in ("code", "versions")):
-        if getattr(theirs, name) != getattr(surroundings, name):
-            found.append(f"{name} {getattr(theirs, name)!r} for {getattr(surroundings, name)!r}")
+    if loaded.device != surroundings.device:
+        found.append(f"device {loaded.device!r} for {surroundings.device!r}")
     return found
 
 

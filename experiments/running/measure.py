@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -37,10 +38,6 @@ class Measured:
     rates: pl.DataFrame
     ledger: pl.DataFrame
 
-    def mean(self) -> float:
-        """Mean pass rate."""
-        return float((self.rates["successes"] / self.rates["samples"]).to_numpy().mean())
-
 
 def measure(
     pool: Pool, problems: pl.DataFrame, origin: Origin, *, samples: int, seed: int, phase: str, title: str
@@ -59,7 +56,7 @@ def measure(
     ordered = problems.sort("problem_id")
     parts = {folder / f"{i:05d}.parquet": ordered[i : i + PART] for i in range(0, len(ordered), PART)}
     _answer(pool, parts, {"samples": samples, "seed": seed, "phase": phase}, title)
-    spent = [starts.read_cost(path.with_suffix(".json")) for path in parts]
+    spent = [json.loads(path.with_suffix(".json").read_text()) for path in parts]
     total = {name: sum(part[name] for part in spent) for name in spent[0]}
     rates = pl.concat([pl.read_parquet(path) for path in parts]).sort("problem_id")
     return Measured(rates=rates, ledger=starts.ledger(run_id, total))

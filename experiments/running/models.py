@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,11 @@ class HashCache:
         key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
         if status.st_size >= self.LARGE and key in self._document:
             return self._document[key]
-        digest = sha256()
         with file.open("rb") as stream:
-            while block := stream.read(2**22):
-                digest.update(block)
+            found = file_digest(stream, "sha256").hexdigest()
         if status.st_size >= self.LARGE:
-            self._document[key], self._changed = digest.hexdigest(), True
-        return digest.hexdigest()
+            self._document[key], self._changed = found, True
+        return found
 
     def save(self) -> None:
         """Write down what was hashed anew."""

@@ -50,7 +50,7 @@ def workers(
         processors: How many one of them holds for the command that it runs; None where it runs none.
     """
     resources = preset.resources
-    wanted = resources.processors() if processors is None else resources.workers * processors
+    wanted = resources.workers * (processors or resources.processors_of_a_worker())
     with ExitStack() as stack:
         stack.enter_context(cluster(wanted))
         _check_capacity(resources, wanted)

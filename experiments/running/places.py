@@ -75,7 +75,7 @@ def reserve(layout: Layout, *, seconds: float) -> Any:
         _remove_orphans()
     if not there:
         remove_placement_group(group)
-        needed, has = _sum(layout.bundles), _sum([ray.cluster_resources()])
+        needed, has = amounts(layout.bundles), amounts([ray.cluster_resources()])
         raise ExperimentError(
             f"{len(layout.ranks)} learner ranks and {len(layout.engines)} engines need {needed} together, and in "
             f"{seconds:g} s the cluster, which has {has} in all, had no room for them: set learner_ranks, replicas or "
@@ -99,5 +99,6 @@ def _remove_orphans() -> None:
                 remove_placement_group(get_placement_group(name))
 
 
-def _sum(bundles: Sequence[dict[str, float]]) -> str:
+def amounts(bundles: Sequence[dict[str, float]]) -> str:
+    """What some bundles hold together, such as ``4 CPUs and 1 GPUs``."""
     return " and ".join(f"{sum(bundle.get(kind, 0.0) for bundle in bundles):g} {kind}s" for kind in ("CPU", "GPU"))

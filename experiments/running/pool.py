@@ -18,6 +18,7 @@ from .actor import WorkerConfig
 from .cluster import cause
 from .dispatch import backoff
 from .loaded import Loaded
+from .places import amounts
 from .roster import WorkerSpec
 from .work import WORK
 
@@ -207,9 +208,5 @@ class Pool:
         last = f"; the last problem: {self._problem}" if self._problem else ""
         return (
             f"none of {len(self._slots)} workers started and loaded the model in {self._resources.start_seconds:g} s; "
-            f"{self._room(free)} free of {self._room(there)}{last}"
+            f"{amounts([free])} free of {amounts([there])}{last}"
         )
-
-    @staticmethod
-    def _room(resources: dict[str, float]) -> str:
-        return f"{resources.get('CPU', 0):g} CPUs and {resources.get('GPU', 0):g} GPUs"

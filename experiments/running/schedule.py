@@ -22,35 +22,15 @@ PRUNE_SECONDS = 60.0
 """How often the disk limit is looked after: sizes of all that is kept are added up for it."""
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    problems: Mapping[str, pl.DataFrame],
-    pool: Pool,
-    tracker: Tracker,
-    *,
-    title: str,
-    reverse: bool = False,
-    supersede: bool = True,
-) -> None:
-    """Run what is not finished of some cells.
+class Run:
+    """One pass over some cells, of which what is not finished is run.
 
     A cell's result depends only on its identity, not on the order or the worker. A cell that diverges counts as
     finished; one whose worker died is continued on another.
 
     Args:
         problems: Their ``problems`` tables, by their hashes (``problems_hash``).
-        supersede: Whether these are all cells of the tracker's experiment; else others may follow.
-
-    Raises:
-        ExperimentError: Cells failed, which are listed; all others are finished first.
-        Stopped: A signal came; the cells that were running have saved their state.
     """
-    print(f"{title}: {plan_summary(cells, [bool(kept(cell, work.folder_of(cell))) for cell in cells])}", flush=True)
-    Run(cells, problems, pool, tracker, title).finish(reverse=reverse, supersede=supersede)
-
-
-class Run:
-    """One pass over some cells."""
 
     def __init__(
         self,
@@ -58,6 +38,7 @@ class Run:
         problems: Mapping[str, pl.DataFrame],
         pool: Pool,
         tracker: Tracker,
+        *,
         title: str,
     ) -> None:
         self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
@@ -66,8 +47,18 @@ class Run:
         self._left: set[str] = set()
         self._pruned = time.monotonic()
 
-    def finish(self, *, reverse: bool, supersede: bool) -> None:
-        """Run everything that is left, and send what is finished, also where some failed."""
+    def finish(self, *, reverse: bool = False, supersede: bool = True) -> None:
+        """Run everything that is left, and send what is finished, also where some failed.
+
+        Args:
+            supersede: Whether these are all cells of the tracker's experiment; else others may follow.
+
+        Raises:
+            ExperimentError: Cells failed, which are listed; all others are finished first.
+            Stopped: A signal came; the cells that were running have saved their state.
+        """
+        finished = [bool(kept(cell, work.folder_of(cell))) for cell in self._cells]
+        print(f"{self._title}: {plan_summary(self._cells, finished)}", flush=True)
         dispatch = Dispatch(self._pool, self._title)
         failed = self._starts(dispatch)
         left = [cell for cell in self._cells if cell.run_id not in failed and self._is_left(cell)]

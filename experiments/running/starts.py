@@ -46,7 +46,7 @@ class Start:
 def cost(rollouts: pl.DataFrame) -> dict[str, int]:
     """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
     counts = counts_by_cohort(rollouts.with_columns(cohort=pl.lit("eval")))
-    return asdict(counts["eval"]) if counts else asdict(Counts())
+    return asdict(counts.get("eval", Counts()))
 
 
 def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
@@ -74,9 +74,3 @@ def read(folder: Path) -> Start:
     plain = json.loads((folder / "evaluation.json").read_text())
     rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
     return Start(**plain, pass_rates=rates)
-
-
-def read_cost(path: Path) -> dict[str, int]:
-    """Read what ``cost`` returned, from the file beside its result."""
-    counts: dict[str, int] = json.loads(path.read_text())
-    return counts

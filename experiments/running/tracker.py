@@ -8,12 +8,12 @@ the next.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from ..outbox import Parcel, tags
+from ..settings.paper import leaves
 from . import starts, work
 from .cells import Cell
 from .delivery import is_sent, read_note
@@ -77,7 +77,7 @@ class Tracker(Sender):
         del plain["rollouts"]
         return Parcel(
             experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(work.folder_of(cell).resolve()),
-            begun=int(time.time() * 1000), params={key: str(value) for key, value in _flatten(plain)},
+            begun=int(time.time() * 1000), params={key: str(value) for key, value in leaves(plain)},
             tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
         )  # fmt: skip
 
@@ -102,11 +102,3 @@ class Tracker(Sender):
 def _written(path: Path) -> int:
     """When a file was written, in ms since 1970."""
     return path.stat().st_mtime_ns // 10**6
-
-
-def _flatten(plain: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in plain.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value

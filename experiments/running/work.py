@@ -89,11 +89,6 @@ def finished(cell: Cell, folder: Path) -> bool:
     return found is not None and (found.rollouts >= cell.rollouts or found.diverged_at is not None)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a cell can be continued."""
-    return any((folder / "checkpoints").glob("step-*"))
-
-
 def newest_checkpoint(folder: Path) -> str:
     """Name of the checkpoint that a cell would be continued from; empty where there is none."""
     return max((path.name for path in (folder / "checkpoints").glob("step-*")), default="")
@@ -142,7 +137,7 @@ def lacks_policy(cell: Cell, folder: Path, which: str) -> bool:
     found = done(folder)
     if found is None or found.diverged_at is not None or not keeps_policy(cell, which):
         return False
-    return not has_policy(folder) and has_checkpoint(folder)
+    return not has_policy(folder) and bool(newest_checkpoint(folder))
 
 
 def set_policy(folder: Path, step: int) -> None:
@@ -167,20 +162,6 @@ class Outcome:
     def evals(self) -> pl.DataFrame:
         """Its rows of ``evals``."""
         return self.read("evals")
-
-    @property
-    def ledger(self) -> pl.DataFrame:
-        """Its rows of ``ledger``."""
-        return self.read("ledger")
-
-    @property
-    def pass_rates(self) -> pl.DataFrame:
-        """Its rows of ``pass_rates``."""
-        return self.read("pass_rates")
-
-    def rollouts(self, *cohorts: str) -> int:
-        """How many it generated, of some cohorts of its ledger."""
-        return int(self.ledger.filter(pl.col("cohort").is_in(cohorts))["rollouts"].sum())
 
     def read(self, name: str) -> pl.DataFrame:
         """Its rows of a table, checked."""

@@ -244,7 +244,7 @@ class UntilStopped:
 def _progress(cell: Cell, home: Path, learner: Updater, checkpoints: Checkpoints, problems: pl.DataFrame) -> Progress:
     """How far a cell is: at its newest checkpoint, at its trunk's where a branch begins, or at step 0."""
     run = cell.run_config
-    if cell.branch_of is None or work.has_checkpoint(home):
+    if cell.branch_of is None or work.newest_checkpoint(home):
         return restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
     trunk = Checkpoints(home.with_name(cell.branch_of) / "checkpoints")
     progress = branch(learner=learner, trunk=trunk, run=run, problems=problems)

@@ -12,7 +12,7 @@ SECTIONS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_suffix(".yaml")
 
 
 def leaves(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a preset by its dotted name; the sources of problems share one name.
+    """Every value of a preset or a cell by its dotted name; the sources of problems share one name.
 
     Args:
         before: Dotted path of these settings with its last dot; empty for a whole preset.

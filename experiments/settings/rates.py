@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag
 
-from .strict import Count, Grid, GroupSize, Rate, Settings
+from .strict import Count, Grid, Rate, Settings
 
 Scaling = Literal["constant", "linear", "sqrt"]
 
@@ -33,7 +33,7 @@ class AnchoredRate(_Pilot):
 
     rule: Scaling
     """How the rate grows with the batch B = B_p · n: not at all, with B, or with √B."""
-    rollouts_per_problem: GroupSize
+    rollouts_per_problem: Count
     """Rollouts per problem (group size), n, of the search."""
     problems_per_batch: Count
     """Problems per batch, B_p, of the search."""
@@ -56,7 +56,7 @@ class TunedRate(_Pilot):
 
     rule: Literal["tuned"]
     """Every (n, B_p) has the rate that its own search finds."""
-    rollouts_per_problem: Grid[GroupSize] | None = None
+    rollouts_per_problem: Grid[Count] | None = None
     """The n that are searched; null: every n of the sweep. Between them the rate is interpolated in log n."""
 
 

@@ -145,7 +145,3 @@ class ResourcesConfig(Settings):
         elif self.replicas > 1 and self.device == "cpu":
             engine = self.replicas
         return 1 + (self.learner_ranks if self.learner_ranks > 1 else 0) + engine
-
-    def processors(self) -> int:
-        """Processors that all workers hold."""
-        return self.workers * self.processors_of_a_worker()

@@ -76,8 +76,6 @@ Named = Annotated[Mapping[Name, T], Field(json_schema_extra={"propertyNames": {"
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """A learning rate."""
-GroupSize = Annotated[int, Field(ge=1)]
-"""Rollouts per problem, n; 1 where the objective's baseline is no group's."""
 Grid = Annotated[tuple[T, ...], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 """The values that a sweep tries: one or more, each once."""
 

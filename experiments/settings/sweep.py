@@ -9,13 +9,13 @@ from pydantic import Field, model_validator
 
 from .learner import LearnerSettings, objective_of
 from .rates import AnchoredRate, DeclaredRate, LearningRate, TunedRate
-from .strict import Count, Grid, GroupSize, Rate, SettingError, Settings, check_budget
+from .strict import Count, Grid, Rate, SettingError, Settings, check_budget
 
 
 class SweepConfig(Settings):
     """The cells of one problem set: every n × B_p × seed, each with a budget of ``rollouts``."""
 
-    rollouts_per_problem: Grid[GroupSize]
+    rollouts_per_problem: Grid[Count]
     """Group sizes (rollouts per problem), every n."""
     problems_per_batch: Grid[Count]
     """Problems per batch, every B_p."""
@@ -110,28 +110,21 @@ class SweepConfig(Settings):
 
     @model_validator(mode="after")
     def _groups_suit_the_learner(self) -> Self:
-        self.check_groups({n for n, _ in [*self.grid(), *self.searched()]}, where="rollouts_per_problem")
-        return self
-
-    def check_groups(self, group_sizes: Iterable[int], *, where: str) -> None:
-        """Refuse group sizes that the learner cannot make advantages of.
-
-        Raises:
-            SettingError: n is 1 and advantages are relative to a group, or n is below ``batch.trained_rollouts``.
-        """
-        least = min(group_sizes, default=None)
-        if least is None:
-            return
+        # The least n shows whether the learner can make advantages of all.
+        least = min(n for n, _ in [*self.grid(), *self.searched()])
         objective = objective_of(self.learner)
         if least == 1 and objective.baseline == "group":
             raise SettingError(
-                where, f"holds 1; a group baseline needs 2 or more responses ({objective.algorithm}; ppo has none)"
+                "rollouts_per_problem",
+                f"holds 1; a group baseline needs 2 or more responses ({objective.algorithm}; ppo has none)",
             )
         trained = self.learner.get("batch", {}).get("trained_rollouts")
         if trained is not None and trained > least:
             raise SettingError(
-                "learner.batch.trained_rollouts", f"is {trained}; it must be at most every n, and {where} holds {least}"
+                "learner.batch.trained_rollouts",
+                f"is {trained}; it must be at most every n, and rollouts_per_problem holds {least}",
             )
+        return self
 
 
 class PrescribeConfig(Settings):
@@ -139,7 +132,7 @@ class PrescribeConfig(Settings):
 
     rollouts: Count
     """Budget of a cell (rollouts), that of the sweep or more; as far as the sweep says what to decide."""
-    baselines: Grid[GroupSize]
+    baselines: Grid[Count]
     """Every n of the sweep that the prescribed one is compared with, at the best rate and B_p of each."""
     seeds: Grid[int]
     """Seeds of each n, two or more."""

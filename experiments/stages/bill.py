@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 from isocompute.budget.planning.compute import Lengths, Model
@@ -49,7 +51,7 @@ def lines(preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str
         sizes[cell.rollouts_per_problem] = sizes.get(cell.rollouts_per_problem, 0) + cell.rollouts
     spent = [estimate(Rollouts(total), setting, rollouts_per_problem=n) for n, total in sizes.items()]
     asked = estimate(Rollouts(evaluated), setting, rollouts_per_problem=preset.evaluation.samples)
-    sampling, training = _sum(e.sampling for e in spent), _sum(e.training for e in spent)
+    sampling, training = reduce(add, (e.sampling for e in spent)), reduce(add, (e.training for e in spent))
     whole = sampling + training + asked.sampling
     yield f"    {_hours(whole)} on {terms.device.name}, {_money(whole, terms)} (unverified)"
     yield f"      sampling {_hours(sampling)}, updates {_hours(training)}, evaluations {_hours(asked.sampling)}"
@@ -59,13 +61,6 @@ def lines(preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str
         yield "      assumed: every response is as long as it may be, which is the most (--response-tokens)"
     for sentence in merged(whole.assumptions, price(whole, Money(terms.price)).assumptions):
         yield f"      assumed: {sentence}"
-
-
-def _sum(times: Iterable[Interval[DeviceSeconds]]) -> Interval[DeviceSeconds]:
-    first, *others = times
-    for other in others:
-        first = first + other
-    return first
 
 
 def _hours(time: Interval[DeviceSeconds]) -> str:

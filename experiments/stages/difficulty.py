@@ -48,7 +48,10 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
     write_json(FOLDER / "base.json", scores)
     for name, sides in scores.items():
         for side, found in sides.items():
-            print(f"difficulty: {name}, {found['problems']} {side} problems: {score_text(found)}")
+            print(
+                f"difficulty: {name}, {found['problems']} {side} problems: avg@{found['selected_samples']} "
+                f"{found['selected']:.3f} as selected, avg@{found['fresh_samples']} {found['fresh']:.3f} measured again"
+            )
     difficulty_histogram(histogram(measured), settings, FOLDER / "histogram")
     _log(preset, scores)
 
@@ -88,14 +91,6 @@ def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
         "fresh_samples": int(samples.min()),
         "fresh_standard_error": error,
     }
-
-
-def score_text(found: Mapping[str, Any]) -> str:
-    """Both scores of the base model, human-readable."""
-    return (
-        f"avg@{found['selected_samples']} {found['selected']:.3f} as selected, "
-        f"avg@{found['fresh_samples']} {found['fresh']:.3f} measured again"
-    )
 
 
 def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:

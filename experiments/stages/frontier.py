@@ -13,7 +13,6 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..report import page
-from ..report.choice import choice
 from ..settings import Preset
 from .shared import OUT, log
 
@@ -32,7 +31,7 @@ def run(preset: Preset, problem_set: str) -> None:
         stream.write((out / "decision.png").read_bytes())
     chosen = fitted.decide(fitted.largest).chosen
     numbers = {
-        **choice(fitted),
+        **page.choice(fitted),
         "problems_per_batch": chosen.cell.problems_per_batch,
         "learning_rate": chosen.cell.learning_rate,
         "reward": chosen.reward,
@@ -59,5 +58,5 @@ def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, A
     """What the runs of each base model choose alone; nothing where there is one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
     return {
-        name: choice(_fitted(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
+        name: page.choice(_fitted(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
     }  # fmt: skip

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from math import inf, sqrt
-from statistics import mean, stdev
+from math import inf
 from typing import Any
 
 import polars as pl
-from isocompute.frontier import Frontier
+from isocompute.frontier import Comparison, Frontier, compare
 from isocompute.frontier.answers import saved
-from isocompute.frontier.fitting.intervals import t_quantile
 from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
 
 from ..running.opening import training_workers
-from ..running.schedule import run_cells
+from ..running.schedule import Run
 from ..running.tracker import Tracker
 from ..running.work import write_json
 from ..settings import PrescribeConfig, Preset
@@ -64,9 +62,8 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with training_workers(preset, setup.models) as pool:
-        run_cells(
-            cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}", reverse=preset.resources.reverse
-        )
+        run = Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}")
+        run.finish(reverse=preset.resources.reverse)
     collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 
@@ -78,28 +75,19 @@ def sentence(
     A run that diverged has none at that budget, and is counted apart.
     """
     diverged = [state["run_id"] for state in states if state["status"] == "diverged"]
-    last = evals.filter(~pl.col("run_id").is_in(diverged)).sort("rollouts").group_by("run_id").last()
-    ends: dict[int, dict[tuple[str, int], float]] = {}
-    for n, base, seed, score in last.select("rollouts_per_problem", "base_model", "seed", metric).iter_rows():
-        ends.setdefault(n, {})[base, seed] = score
+    # A pair shares base model and seed.
+    ended = evals.filter(~pl.col("run_id").is_in(diverged)).with_columns(seed=pl.format("{} {}", "base_model", "seed"))
     others = sorted({state["rollouts_per_problem"] for state in states} - {chosen})
-    said = [_difference(ends.get(chosen, {}), ends.get(n, {}), n) for n in others]
+    said = [_difference(each) for each in compare(ended, prescribed=chosen, baselines=others, metric=metric)]
     lost = f"; {len(diverged)} of {len(states)} runs diverged" if diverged else ""
     against = ", ".join(said) or "no other"
     return f"trained at {rollouts:,} rollouts with fresh seeds, n = {chosen} against {against}{lost}"
 
 
-def _difference(ours: Mapping[Any, float], theirs: Mapping[Any, float], n: int) -> str:
-    pairs = [ours[key] - theirs[key] for key in sorted(set(ours) & set(theirs))]
-    if not pairs:
-        return f"n = {n}: no pair was trained to the end"
-    low, high = interval(pairs)
-    return f"n = {n}: {mean(pairs):+.3f} (95 %: {low:+.3f} to {high:+.3f}, {len(pairs)} pairs)"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Student's t interval of a mean, at 95 %; without bounds for one value."""
-    if len(values) < 2:
-        return -inf, inf
-    half = t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
-    return mean(values) - half, mean(values) + half
+def _difference(found: Comparison) -> str:
+    """A comparison of which the pairs are counted; without bounds where there is one."""
+    if found.mean is None:
+        return f"n = {found.baseline}: no pair was trained to the end"
+    low, high = found.interval or (-inf, inf)
+    pairs = len(found.differences)
+    return f"n = {found.baseline}: {found.mean:+.3f} (95 %: {low:+.3f} to {high:+.3f}, {pairs} pairs)"

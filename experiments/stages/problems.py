@@ -8,11 +8,12 @@ import polars as pl
 from isocompute.rollout import Loaded, load_checked
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
+from isocompute.rollout.problems.candidates import problem_id
 
 from ..settings import Preset
 from ..settings.model import AnySource
-from ..tiny import problems
-from ..tiny.config import TinySource
+from ..tiny import mixture, needle
+from ..tiny.config import MixtureSource, NeedleSource, TinySource
 from .base import FOLDER
 from .shared import log
 
@@ -38,5 +39,18 @@ def make(preset: Preset) -> pl.DataFrame:
 
 def _loaded(source: AnySource) -> Loaded:
     if isinstance(source, TinySource):
-        return Loaded(problems=problems.table(source), dropped=pl.DataFrame())
+        return Loaded(problems=table_of(source), dropped=pl.DataFrame())
     return load_checked(source)
+
+
+def table_of(source: NeedleSource | MixtureSource) -> pl.DataFrame:
+    """The problems of a source that this repository makes; the same source gives the same."""
+    rows = needle.problems(source) if isinstance(source, NeedleSource) else mixture.problems(source)
+    frame = pl.DataFrame(list(rows), schema=["split", "prompt", "answer", "verifier"], orient="row")
+    frame = frame.with_columns(
+        problem_id=pl.Series([problem_id(source.name, prompt) for prompt in frame["prompt"]], dtype=pl.String),
+        source=pl.lit(source.name),
+        metadata=pl.lit(""),
+    )
+    columns = ["problem_id", "prompt", "answer", "verifier", "source", "split", "metadata"]
+    return tables.check(frame.select(columns), "problems", where=source.name)

@@ -7,30 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS
-from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..rates.figure import rates_figure
-from ..rates.record import Pilot
-from ..rates.search import Search, extension
+from ..rates.search import Pilot, Search, extension
 from ..rates.trials import Evaluation, Trial, Tried, mean, sampled, tried
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
-from ..settings.rates import AnchoredRate, TunedRate
-from ..settings.sweep import SweepConfig
 from .base import FOLDER, ONLY
 
 Run = Callable[[Sequence[Cell]], None]
 """Runs what is not finished of some cells."""
-
-
-def search_of(sweep: SweepConfig, problem_set: str) -> AnchoredRate | TunedRate:
-    """How the learning rates of a problem set are searched."""
-    if sweep.search is None:
-        raise ExperimentError(f"sweep.{problem_set}.learning_rate declares a rate: there is nothing to search")
-    return sweep.search
 
 
 def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list[Cell]]:
@@ -43,7 +31,10 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
     Raises:
         ExperimentError: Every rate of a search diverged, a cell failed, or the rate is declared.
     """
-    settings, metric = search_of(design.sweep, design.origin.problem_set), design.preset.evaluation.metric
+    settings, metric = design.sweep.search, design.preset.evaluation.metric
+    if settings is None:
+        where = f"sweep.{design.origin.problem_set}.learning_rate"
+        raise ExperimentError(f"{where} declares a rate: there is nothing to search")
     cells = design.trials()
     for left in range(settings.extensions, -1, -1):
         run(cells)
@@ -53,14 +44,8 @@ def find(design: Design, run: Run, base: Evaluation | None) -> tuple[Pilot, list
         if not more:
             break
         cells += more
-    outcomes = [work.outcome(cell) for cell in cells]
-    shared = sorted({work.start_of(cell) for cell in cells})
-    firsts = [tables.read(folder / "ledger.parquet", "ledger") for folder in shared if starts.exists(folder)]
     pilot = Pilot(
         rule=settings.rule, metric=metric, base=known, budget=settings.rollouts,
-        rollouts=sum(each.rollouts(*TRAINING_COHORTS) for each in outcomes),
-        # The first evaluation, which cells of a seed share, counts once.
-        evaluated=sum(each.rollouts("eval") for each in outcomes) + sum(int(each["rollouts"].sum()) for each in firsts),
         searches=tuple(
             Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..rates.record import Pilot
+from ..rates.search import Pilot
 from ..running.cells import Cell
 from ..running.opening import training_workers
 from ..running.pool import Pool
-from ..running.schedule import run_cells
+from ..running.schedule import Run
 from ..running.tracker import Tracker
 from ..settings import Preset
 from .search import base_score, chosen_lines, find, write_pilot
@@ -28,7 +28,8 @@ def run(preset: Preset, problem_set: str) -> None:
             pilot, tried = _search(preset, problem_set, setup, pool)
             rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        run_cells(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}", reverse=preset.resources.reverse)
+        swept = Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}")
+        swept.finish(reverse=preset.resources.reverse)
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
@@ -41,11 +42,9 @@ def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
     def train(cells: Sequence[Cell]) -> None:
+        trials = Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}")
         # The sweep's rates are not known yet.
-        run_cells(
-            cells, setup.problems, pool, pilots, title=f"pilot {problem_set}", reverse=preset.resources.reverse,
-            supersede=False,
-        )  # fmt: skip
+        trials.finish(reverse=preset.resources.reverse, supersede=False)
 
     (design,) = setup.designs
     pilot, tried = find(design, train, base_score(problem_set, preset.evaluation.metric))

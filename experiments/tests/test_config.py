@@ -288,8 +288,8 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     engine = preset.resources.resolved_engine()
     assert (engine.profile, engine.dtype, engine.max_concurrent, engine.tensor_parallel) == ("cuda", "bfloat16", 64, 2)
     # A learner and two GPUs for its engine, for each of two workers.
-    assert preset.resources.processors() == 6
-    assert load(changed(tmp_path, "resources", {**resources, "replicas": 3}), "smoke").resources.processors() == 14
+    assert preset.processors() == 6
+    assert load(changed(tmp_path, "resources", {**resources, "replicas": 3}), "smoke").processors() == 14
     assert engine.memory_share is None
     shared = load(changed(tmp_path, "resources", {"sampler": "vllm", "device": "cuda"}), "smoke").resources
     assert shared.resolved_engine().memory_share == 0.4

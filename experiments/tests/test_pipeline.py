@@ -133,9 +133,13 @@ def test_pilots_are_charged_as_pilots_and_measure_nothing(finished: tuple[Path, 
         settings, found = smoke["sweep"][problem_set], json.loads((out / "pilot.json").read_text())
         ledger = pl.read_parquet(out / "ledger.parquet")
         assert found["rule"] == settings["learning_rate"]["rule"]
-        assert ledger.filter(pl.col("cohort") == "pilot")["rollouts"].sum() == found["rollouts"] > 0
-        assert set(pl.read_parquet(out / "evals.parquet")["seed"]) == set(settings["seeds"])
         states = json.loads((out / "cells.json").read_text())["cells"]
+        batches = [
+            state["steps"] * state["rollouts_per_problem"] * state["problems_per_batch"]
+            for state in states if state["purpose"] == "pilot"
+        ]  # fmt: skip
+        assert ledger.filter(pl.col("cohort") == "pilot")["rollouts"].sum() == sum(batches) > 0
+        assert set(pl.read_parquet(out / "evals.parquet")["seed"]) == set(settings["seeds"])
         chosen = {each["rollouts_per_problem"]: each["learning_rate"] for each in found["searches"]}
         for state in states:
             pilots = state["purpose"] == "pilot"

@@ -3,9 +3,8 @@
 from typing import Any
 
 import polars as pl
-import pytest
 
-from experiments.stages.prescribe import interval, sentence
+from experiments.stages.prescribe import sentence
 
 
 def runs(ends: dict[tuple[int, str, int], float]) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
@@ -44,7 +43,3 @@ def test_what_diverged_is_counted_apart_and_its_pair_is_left_out() -> None:
 
 def test_the_prescription_may_be_the_only_n() -> None:
     assert said(*runs({(2, "a", 0): 0.5})).endswith("n = 2 against no other")
-
-
-def test_the_interval_is_students() -> None:
-    assert interval([1.0, 3.0]) == (pytest.approx(2 - 12.706, abs=1e-3), pytest.approx(2 + 12.706, abs=1e-3))

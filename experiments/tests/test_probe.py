@@ -1,6 +1,7 @@
 """A real probe of a committed base model, and what is said where it settles nothing."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_a_probe_measures_signal_and_noise_of_the_base_model(preset: Preset) -> 
     shares = list(found.groups_with_signal.values())
     assert shares == sorted(shares)
     assert all(np.diff([scale.lower for scale in found.noise_scale.values()]) > 0)
-    assert json.loads(json.dumps(found.document()))["first_guess"].keys() == {"value", "lower", "upper"}
+    assert json.loads(json.dumps(asdict(found)))["first_guess"].keys() == {"value", "lower", "upper"}
 
 
 def test_too_few_rollouts_are_refused_before_anything_is_loaded(preset: Preset) -> None:

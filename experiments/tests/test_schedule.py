@@ -29,7 +29,7 @@ from experiments.running.identity import Surroundings
 from experiments.running.measure import measure
 from experiments.running.opening import workers
 from experiments.running.pool import Pool
-from experiments.running.schedule import run_cells
+from experiments.running.schedule import Run
 from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
@@ -93,7 +93,7 @@ def run(cells: list[Cell], problems: pl.DataFrame, pool: Pool, experiment: str) 
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         tracker = Tracker(experiment)
-        run_cells(cells, {problems_hash(problems): problems}, pool, tracker, title="cells")
+        Run(cells, {problems_hash(problems): problems}, pool, tracker, title="cells").finish()
         assert not tracker.drain()
     return said.getvalue()
 
@@ -119,7 +119,7 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     # Charged once, to nobody's run.
     assert tables.read(work.start_of(cells[0]) / "ledger.parquet", "ledger")["rollouts"].to_list() == [32]
     for one in cells:
-        eval_steps = work.outcome(one).ledger.filter(pl.col("cohort") == "eval")["step"]
+        eval_steps = work.outcome(one).read("ledger").filter(pl.col("cohort") == "eval")["step"]
         assert 0 not in eval_steps.to_list()
     assert "base, seed 21" in mlflow_runs("shared")
     assert "2 cells: 2 finished" in run(cells, problems, pool, "shared")
@@ -151,7 +151,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
     assert found["wild"].evals["rollouts"].to_list() == [0]
     assert not found["stable"].diverged
     # What was generated for the step that could not be taken is paid for.
-    assert found["wild"].ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() > 0
+    assert found["wild"].read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() > 0
     run_of = mlflow_runs("wild")
     assert run_of[wild.name].data.tags["isocompute.status"] == "diverged"
     assert run_of[wild.name].info.status == "FAILED"
@@ -177,7 +177,7 @@ def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: 
     assert "it continues on another one" in said
     found, done = work.outcome(one), work.done(work.folder_of(one))
     assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
-    assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
+    assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert done is not None
     assert done.lost["rollouts"] > 0
 
@@ -256,7 +256,7 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
     assert f"trained again, since their checkpoints were pruned: {long.name}" in said
     after = work.outcome(short)
     assert after.evals.equals(before.evals)
-    assert after.ledger.equals(before.ledger)
+    assert after.read("ledger").equals(before.read("ledger"))
 
 
 def test_the_policy_of_a_cell_is_kept_as_a_model_and_saved_again_from_its_checkpoint(

@@ -33,8 +33,8 @@ def test_a_longer_run_holds_the_shorter_one() -> None:
     assert not work.finished(cell(rollouts=256), folder)
     found = work.outcome(cell(rollouts=96))
     assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
-    assert found.ledger.filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
-    assert set(found.pass_rates["step"]) == {0, 4, 8, 12}
+    assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
+    assert set(found.read("pass_rates")["step"]) == {0, 4, 8, 12}
     assert found.step == 12
 
 
@@ -74,7 +74,7 @@ def test_checkpoints_of_cells_that_run_count_for_the_limit_and_stay() -> None:
     ended(cells[1], budget=96)
     assert work.prune(2.5e-6, keep={cells[1].run_id}) == [f"{cells[0].run_id}/checkpoints"]
     assert work.prune(0.0, keep={cells[1].run_id}) == []
-    assert [work.has_checkpoint(work.folder_of(one)) for one in cells] == [False, True, True]
+    assert [bool(work.newest_checkpoint(work.folder_of(one))) for one in cells] == [False, True, True]
 
 
 def test_what_a_sweep_has_finished_goes_after_all_others_and_its_policies_stay() -> None:
@@ -147,7 +147,7 @@ def test_checkpoints_are_kept_under_a_limit_and_the_oldest_go_first() -> None:
         os.utime(folder / "done.json", (age, age))
     assert work.prune(3e-6) == []
     assert work.prune(2e-6) == [f"{cells[0].run_id}/checkpoints"]
-    assert [work.has_checkpoint(work.folder_of(one)) for one in cells] == [False, True, True]
+    assert [bool(work.newest_checkpoint(work.folder_of(one))) for one in cells] == [False, True, True]
     assert work.prune(0.0, keep={cells[1].run_id}) == [f"{cells[2].run_id}/checkpoints"]
     # What was found stays; only extending it means training it again.
     assert work.finished(cells[0], work.folder_of(cells[0]))

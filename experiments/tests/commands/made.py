@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[3]
 WORKER = """
 import pickle, sys
 from pathlib import Path
-from experiments.running.command import CommandWorker
+from experiments.running.command import train
 
 cell, problems, home, base = pickle.loads(Path(sys.argv[1]).read_bytes())
-CommandWorker({"b": base}).train(cell, problems, home)
+train({"b": base}, cell, problems, home)
 """
 SCRIPT = "stand_in.py"
 FLAGS = {

@@ -6,7 +6,7 @@ import pytest
 from isocompute.budget import Counts, History, Ledger
 
 from experiments.errors import ExperimentError
-from experiments.running.command import CommandWorker
+from experiments.running.command import train
 from experiments.running.command_log import timings_of, write_tables
 
 from .made import SCRIPT, cells, home_of, preset, problems
@@ -53,4 +53,4 @@ def test_a_script_that_changes_under_a_sweep_is_refused(tmp_path: Path) -> None:
     script = tmp_path / SCRIPT
     script.write_text(script.read_text().replace("/ 20", "/ 30"))
     with pytest.raises(ExperimentError, match=r"stand_in.py changed since the sweep began"):
-        CommandWorker({"b": "."}).train(one, problems(), home_of(one))
+        train({"b": "."}, one, problems(), home_of(one))

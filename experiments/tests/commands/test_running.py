@@ -10,7 +10,7 @@ from isocompute.budget import History
 
 from experiments.errors import ExperimentError
 from experiments.running import work
-from experiments.running.command import CommandWorker
+from experiments.running.command import train
 from experiments.running.foreign import CommandCell
 from experiments.running.spool import Spool
 from experiments.stages.training import collect
@@ -27,7 +27,7 @@ def trained(cell: CommandCell) -> Path:
     """Train a cell; returns its folder."""
     home = home_of(cell)
     home.mkdir(parents=True, exist_ok=True)
-    CommandWorker({"b": "."}).train(cell, problems(), home)
+    train({"b": "."}, cell, problems(), home)
     return home
 
 

@@ -15,7 +15,7 @@ from experiments.running.cells import problems_hash
 from experiments.running.foreign import CommandCell
 from experiments.running.opening import training_workers
 from experiments.running.pool import Pool
-from experiments.running.schedule import run_cells
+from experiments.running.schedule import Run
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset
 
@@ -46,7 +46,7 @@ def run(made: list[CommandCell], pool: Pool) -> str:
     with contextlib.redirect_stdout(said):
         tracker = Tracker("commands")
         try:
-            run_cells(made, {problems_hash(problems()): problems()}, pool, tracker, title="cells")
+            Run(made, {problems_hash(problems()): problems()}, pool, tracker, title="cells").finish()
         except ExperimentError as error:
             print(error)
         assert not tracker.drain()

@@ -10,7 +10,6 @@ import pytest
 
 from experiments.playbook import claims, findings, forests, questions, runs, study, whole
 from experiments.playbook.advice import PROTOCOLS, RIVALS
-from experiments.playbook.protocols import draw
 from experiments.playbook.statistics import Verdict
 
 COMMITTED = json.loads(findings.NUMBERS.read_text())
@@ -44,7 +43,7 @@ def every_unit() -> list[str]:
 
 def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
     assert findings.page(COMMITTED) == PAGE
-    draw(COMMITTED["units"], tmp_path / "findings")
+    forests.draw_protocols(COMMITTED["units"], tmp_path / "findings")
     found = forests.draw(COMMITTED["units"], questions.answers(COMMITTED["units"]), tmp_path)
     for path in (tmp_path / "findings.svg", *found):
         assert path.read_bytes() == (findings.DOCS / path.name).read_bytes(), path.name
@@ -100,7 +99,7 @@ def test_a_claim_without_question_or_reason_is_refused() -> None:
 
 def test_without_units_there_is_a_page_and_no_verdict(tmp_path: Path) -> None:
     text = findings.page({"units": {}, "paper": COMMITTED["paper"]})
-    draw({}, tmp_path / "findings")
+    forests.draw_protocols({}, tmp_path / "findings")
     assert "**Whole units so far: 0 of 12. Nothing is decided yet.**" in text
     assert not re.search(r"\| (supported|contradicted|undecided)", text)
     assert set(IDS) <= {claim.id for claim in claims.load()}

@@ -1,14 +1,11 @@
-"""The tables that are committed: whole, of the frozen study, and enough to draw from."""
+"""The tables that are committed: whole, and of the frozen study."""
 
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
 from isocompute.rollout.contract import tables
 
-from experiments.errors import ExperimentError
-from experiments.playbook import curves
 from experiments.playbook.background import RESULTS, frozen
 from experiments.playbook.study import load
 
@@ -37,16 +34,3 @@ def test_every_run_of_the_tables_is_a_cell_and_every_cell_has_its_rows(unit: str
         # A branch pays for its own steps only.
         assert used[run] == (cell["steps"] - cell["first_step"]) * size
         assert cell["branch_of"] is None or cell["branch_of"] in trained
-
-
-def test_curves_are_drawn_from_the_tables_alone(tmp_path: Path) -> None:
-    assert [path.parent.name for path in curves.draw(out=tmp_path)] == [
-        u.name for u in load().units() if u.name in UNITS
-    ]
-    assert all(path.stat().st_size > 10_000 for path in tmp_path.rglob("curves.png"))
-
-
-def test_a_unit_without_tables_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "RESULTS", tmp_path / "results")
-    with pytest.raises(ExperimentError, match="has no tables of hard-0: `collect` copies them there"):
-        next(curves.draw("hard-0"))

@@ -150,7 +150,7 @@ def test_a_slope_beside_other_columns_is_found_with_an_interval_that_holds_it() 
     reward = rng.uniform(0.1, 0.8, 150)
     runs = [str(k // 10) for k in range(150)]
     target = 0.3 + 0.007 * group_sizes + 0.9 * reward - 0.4 * reward**2 + rng.normal(0, 0.002, 150)
-    value, (low, high) = slope([group_sizes, reward, reward**2], target, runs)
+    value, low, high = slope([group_sizes, reward, reward**2], target, runs)
     assert low < 0.007 < high
     assert value == pytest.approx(0.007, abs=5e-4)
     with pytest.raises(ValueError, match="3 runs cannot give 3 coefficients"):

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from experiments.rates.record import Pilot
-from experiments.rates.search import Search
+from experiments.rates.search import Pilot, Search
 from experiments.rates.trials import Evaluation, Tried
 
 BASE = Evaluation(score=0.3, standard_error=0.01)
@@ -29,9 +28,7 @@ def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
 
 def pilot(searches: Sequence[Search], *, rule: str = "tuned", metric: str = "avg_at_4") -> Pilot:
     """What pilots of 2,048 rollouts each found."""
-    return Pilot(
-        rule=rule, metric=metric, base=BASE, budget=2048, rollouts=4096, evaluated=600, searches=tuple(searches)
-    )
+    return Pilot(rule=rule, metric=metric, base=BASE, budget=2048, searches=tuple(searches))
 
 
 @st.composite

@@ -6,8 +6,7 @@ from typing import Any
 import polars as pl
 from isocompute.rollout.contract import tables
 
-from experiments.report.page import health
-from experiments.report.spent import spent
+from experiments.report.page import health, spent
 from experiments.running.work import write_json
 
 

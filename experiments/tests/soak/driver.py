@@ -30,7 +30,7 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
         with opening.workers(preset, {"base": "model"}, actor=StubActor) as pool:
-            schedule.run_cells(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak")
+            schedule.Run(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
     except stopping.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code
