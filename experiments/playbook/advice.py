@@ -13,9 +13,7 @@ PROTOCOLS = {"sqrt": "√B rule", "tuned": "tuned per n", "decay": "tuned per (n
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown; a sentence where it would have no row."""
-    if not rows:
-        return "No unit is whole yet."
+    """A table of Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
 
@@ -39,7 +37,7 @@ def n_star(number: Sequence[float]) -> str:
 
 def crossings(measured: Measured) -> str:
     """After how many epochs of an n the next larger one leads."""
-    pairs = [f"{each['few']} → {each['many']}" for own in list(measured.values())[:1] for each in own["crossings"]]
+    pairs = [f"{each['few']} → {each['many']}" for each in next(iter(measured.values()))["crossings"]]
     rows = [[pair, *(_crossing(own["crossings"][k]) for own in measured.values())] for k, pair in enumerate(pairs)]
     return table(["n", *measured], rows)
 

@@ -70,31 +70,21 @@ def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str])
         link = f" (`{claim.page[3:]}`)" if outside else claim.page and f" ([{claim.page}]({claim.page}))"
         did += ". " + claim.known.format_map(numbers) + link
     effects = [f"{name}: {effect(answers[name])}" for name in claim.questions] or ["–"]
-    verdicts = [f"{name}: {verdict(answers[name])}" for name in claim.questions] or [str(Verdict.NOT_TESTABLE)]
+    verdicts = [f"{name}: {answers[name].adjusted}" for name in claim.questions] or [str(Verdict.NOT_TESTABLE)]
     says = f"{claim.says} ({claim.where})"
     commands = [f"`{each}`" for each in ("findings" * bool(claim.questions), claim.command) if each] or ["–"]
     return [str(claim.id), says, did, "; ".join(effects), "; ".join(verdicts), "; ".join(commands)]
 
 
-def verdict(answer: Answer) -> str:
-    """The adjusted verdict, with the reason where there is none yet."""
-    return f"{answer.adjusted}, {answer.reason}" if answer.reason else str(answer.adjusted)
-
-
 def effect(answer: Answer) -> str:
-    """The estimate with its interval, and of what that is."""
-    if answer.estimate is None:
-        return "no number yet"
-    own, ends, of = answer.estimate, answer.estimate.interval, f"over {answer.estimate.units} units"
-    if ends is None:
-        (((setting, base), number),) = answer.numbers.items()
-        ends, of = number[1:], f"of {setting}-{base} alone"
+    """The estimate with its interval, and of how many units."""
+    own, (low, high) = answer.estimate, answer.estimate.interval
     shown: Callable[[float], str] = partial(signed, digits=2 if answer.question.unit else 3)
     if answer.question.rule.bounds != (0.0,):
         # A share or an exponent has no sign.
         shown = "{:.2f}".format
     unit = answer.question.unit and f" {answer.question.unit}"
-    return f"{shown(own.value)}{unit} ({shown(ends[0])} to {shown(ends[1])} {of})"
+    return f"{shown(own.value)}{unit} ({shown(low)} to {shown(high)} over {own.units} units)"
 
 
 def signed(number: float, digits: int) -> str:

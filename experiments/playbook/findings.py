@@ -11,27 +11,22 @@ from isocompute.rollout.contract.files import write_text
 
 from . import advice, claims, forests, questions, runs, whole
 from . import study as panel
-from .background import ROOT
-from .claims import effect, signed, verdict
+from .claims import effect, signed
 from .questions import QUESTIONS, Answer, Measured
 from .statistics import Verdict
+from .study import ROOT
 
 DOCS = ROOT / "docs"
 NUMBERS = Path(__file__).with_name("findings.json")
 """The numbers of every unit, of which the page is made."""
 TEMPLATE = Path(__file__).with_name("findings.template")
 DIGITS = 4
-PARTIAL = """\
-The rules decide a question over all the units that it is asked of. Until they are there its verdict is *undecided*, or
-*not testable* where no unit has a number yet. Numbers are shown as they stand; the interval of a single unit is that of
-its own posterior, and says nothing of other problems or base models.
-"""
 
 
 def write(docs: Path = DOCS, numbers: Path = NUMBERS) -> Iterator[Path]:
-    """Measure every whole unit and the paper's points, and write numbers, page and figure; yields the files."""
+    """Measure every unit and the paper's points, and write numbers, page and figure; yields the files."""
     study = panel.load()
-    measured = {unit.name: rounded(runs.measure(whole.read(study, unit))) for unit in whole.units()}
+    measured = {unit.name: rounded(runs.measure(whole.read(study, unit))) for unit in study.units()}
     found = {"units": measured, "paper": rounded(runs.paper())}
     write_text(numbers, json.dumps(found, indent=1) + "\n")
     write_text(docs / "findings.md", page(found))
@@ -53,15 +48,12 @@ def page(found: Mapping[str, Any]) -> str:
     """The page."""
     measured: Measured = found["units"]
     answers = questions.answers(measured)
-    planned = len(panel.load().units())
-    state = f"{len(measured)} of {planned}" + (f" ({', '.join(measured)})" if measured else "")
     return TEMPLATE.read_text().format_map({
-        **{name: f"{effect(own)}: **{verdict(own)}** ({name})" for name, own in answers.items()},
-        **advice.failures(measured), "state": state, "decided": _decided(answers),
-        "partial": PARTIAL if len(measured) < planned else "",
+        **{name: f"{effect(own)}: **{own.adjusted}** ({name})" for name, own in answers.items()},
+        **advice.failures(measured), "units": len(measured), "decided": _decided(answers),
         "protocols": advice.protocols(measured), "crossings": advice.crossings(measured),
         "probes": advice.probes(measured), "regret": advice.regret(measured), "questions": _questions(answers),
-        "spread": f"at most {max(own['spread'] for own in measured.values()):.2f}" if measured else "–",
+        "spread": f"at most {max(own['spread'] for own in measured.values()):.2f}",
         "claims": _claims(measured, found["paper"], answers), "count": len(answers),
     })  # fmt: skip
 
@@ -73,12 +65,12 @@ def _decided(answers: Mapping[str, Answer]) -> str:
         for verdict in (Verdict.SUPPORTED, Verdict.CONTRADICTED)
     }
     said = [f"{verdict.capitalize()}: {', '.join(names)}." for verdict, names in found.items() if names]
-    return " ".join(said) or "Nothing is decided yet."
+    return " ".join(said) or "Nothing is decided."
 
 
 def _questions(answers: Mapping[str, Answer]) -> str:
     rows = [
-        [name, asked.asks, asked.statistic, effect(answers[name]), answers[name].plain, verdict(answers[name])]
+        [name, asked.asks, asked.statistic, effect(answers[name]), answers[name].plain, answers[name].adjusted]
         for name, asked in QUESTIONS.items()
     ]
     return advice.table(["#", "question", "number of a unit", "mean (95 %)", "plain", "adjusted"], rows)
@@ -92,8 +84,7 @@ def _claims(measured: Measured, paper: Mapping[str, Any], answers: Mapping[str, 
     numbers = {
         "shift": f"n* {early} at C_max/8 and {late} at C_max, a shift of {shift} octaves ({low} to {high}, posterior)",
         "quarter": f"fitted up to {quarter}, the choice for {whole_budget} has a regret of {regret}",
-        "power_law": "; ".join(f"power law {own['power law'][0]:.0%} of {name}" for name, own in measured.items())
-        or "no unit yet",
+        "power_law": "; ".join(f"power law {own['power law'][0]:.0%} of {name}" for name, own in measured.items()),
     }
     header = ["#", "the claim (where)", "what was done", "effect (95 %)", "verdict in this panel", "command"]
     return advice.table(header, [claims.row(each, answers, numbers) for each in claims.load()])

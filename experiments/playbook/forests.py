@@ -56,12 +56,11 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     axes[0].set_yticks(range(1, 6), [str(2**k) for k in range(1, 6)])
     axes[0].set_ylabel("n*")
     handles, labels = axes[0].get_legend_handles_labels()
-    if handles:
-        means = ", and their mean with its 95 % interval (t)" if len(measured) > 1 else ""
-        figure.legend(
-            handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
-            title="Each unit with its 95 % interval (posterior), a marker for each base model" + means,
-        )  # fmt: skip
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
+        title="Each unit with its 95 % interval (posterior), a marker for each base model, and their mean with its "
+        "95 % interval (t)",
+    )  # fmt: skip
     save(figure, path)
 
 
@@ -69,7 +68,7 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
     colours = {setting: COLOURS[k % len(COLOURS)] for k, setting in enumerate(_settings())}
     shown: set[str] = set()
     pairs = {}
-    for k, unit in enumerate(each for each in panel.load().units() if each.name in measured):
+    for k, unit in enumerate(panel.load().units()):
         own = np.array(measured[unit.name]["vertices"][protocol][:2])
         pairs[unit.problem_set, unit.base_seed] = own[:, 0]
         label = unit.problem_set
@@ -79,14 +78,13 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
             color=colours[unit.problem_set], label=None if label in shown else label,
         )  # fmt: skip
         shown.add(label)
-    means = [over_units({key: float(pair[side]) for key, pair in pairs.items()}) for side in (0, 1) if pairs]
-    if any(mean.interval for mean in means):
-        ends = np.array([mean.interval for mean in means])
-        values = np.array([mean.value for mean in means])
-        axis.errorbar(
-            [-0.28, 1.28], values, np.abs(ends.T - values), fmt="D", color="black", capsize=4,
-            label=f"mean of {len(pairs)} units",
-        )  # fmt: skip
+    means = [over_units({key: float(pair[side]) for key, pair in pairs.items()}) for side in (0, 1)]
+    values = np.array([mean.value for mean in means])
+    ends = np.array([mean.interval for mean in means])
+    axis.errorbar(
+        [-0.28, 1.28], values, np.abs(ends.T - values), fmt="D", color="black", capsize=4,
+        label=f"mean of {len(pairs)} units",
+    )  # fmt: skip
 
 
 def _of_questions(answers: Mapping[str, Answer], titles: Mapping[str, str], least: float) -> Any:
@@ -104,13 +102,12 @@ def _of_questions(answers: Mapping[str, Answer], titles: Mapping[str, str], leas
 def _of_difficulty(measured: Measured) -> Any:
     """n* of every unit at C_max, tuned per n, by setting."""
     vertices = {
-        (unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1]
-        for unit in panel.load().units() if unit.name in measured
-    }  # fmt: skip
+        (unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1] for unit in panel.load().units()
+    }
     lines = _by_setting(vertices)
     means = {unit: float(own[0]) for unit, own in vertices.items()}
     figure, (axis,) = _axes(1, len(lines))
-    _forest(axis, lines, over_units(means) if means else None)
+    _forest(axis, lines, over_units(means))
     axis.set_xticks(range(1, 6), [str(2**k) for k in range(1, 6)])
     axis.set(xlim=(0.9, 5.1), xlabel="n* at C_max = 65,536 rollouts, each n at its best rate")
     return figure
@@ -118,9 +115,9 @@ def _of_difficulty(measured: Measured) -> Any:
 
 def _of_epochs(measured: Measured) -> Any:
     """Epochs of the smaller n after which the larger leads, one panel for each pair."""
-    pairs = [each for own in list(measured.values())[:1] for each in own["crossings"]]
-    figure, axes = _axes(max(len(pairs), 1), len(measured))
-    for k, (axis, pair) in enumerate(zip(axes, pairs, strict=False)):
+    pairs = next(iter(measured.values()))["crossings"]
+    figure, axes = _axes(len(pairs), len(measured))
+    for k, (axis, pair) in enumerate(zip(axes, pairs, strict=True)):
         last = log2(pair["last"])
         lines = [(name, [_octaves(own["crossings"][k][end]) for end in ("epochs", "low", "high")])
                  for name, own in measured.items()]  # fmt: skip
@@ -180,7 +177,7 @@ def _forest(axis: Any, lines: Sequence[Line], mean: Estimate | None, *, end: flo
         axis.plot([min(low, end), high], [-k, -k], color=colour, linewidth=1.2, alpha=0.8)
         axis.plot(value, -k, marker="o" if value < end else ">", markersize=4, color=colour)
     labels = [name for name, _ in lines]
-    if mean and mean.interval:
+    if mean:
         axis.plot(mean.interval, [-len(lines)] * 2, color="black")
         axis.plot(mean.value, -len(lines), marker="D", markersize=5, color="black")
         labels.append("mean, 95 %")

@@ -21,16 +21,16 @@ from ..settings import load as load_preset
 from ..settings.bases import PreparedModel
 from ..stages import frontier, prepare, sweep
 from ..stages.shared import OUT
-from .prepare import inputs_of
-from .study import PANEL, Unit
+from .prepare import made
+from .study import ROOT, Unit
 
 FILE = Path(__file__).with_name("others.json")
 """What was found, to be committed; ``repro`` prints it where it is of the preset's own sweep."""
 REPEATS = 5
-PARAMS = PANEL.parents[2] / "params.yaml"
+PARAMS = ROOT / "params.yaml"
 
 
-def run(home: Path) -> Iterator[str]:
+def run(work: Path) -> Iterator[str]:
     """Prepare, sweep and fit five more base models, each alone and then all together; yields a line for each fit.
 
     What is finished is found again, so that a killed command goes on.
@@ -39,13 +39,13 @@ def run(home: Path) -> Iterator[str]:
     if not isinstance(preset.base, PreparedConfig) or len(preset.sweep) != 1:
         raise ExperimentError(f"{PARAMS.name}: {preset.name} is no sweep of one problem set from prepared base models")
     (problem_set,) = preset.sweep
-    folder, count = home / "others", len(preset.base_models)
+    folder, count = work / "others", len(preset.base_models)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
     # The panel has the first seeds.
     units = [Unit(task="chains", problem_set=problem_set, base_seed=seed) for seed in range(count, count + REPEATS)]
     models = tuple(
-        PreparedModel(name=f"{unit.task}-{unit.base_seed}", folder=str(inputs_of(unit, folder))) for unit in units
+        PreparedModel(name=f"{unit.task}-{unit.base_seed}", folder=str(made(unit, folder))) for unit in units
     )
     found = []
     with chdir(folder):

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ..probe import Probe
 
 INPUTS = Path(__file__).with_name("inputs")
-"""Inputs that are committed, so that a unit can go on wherever it was begun."""
+"""Those of every unit, as the frozen commit made them."""
+RESULTS = Path(__file__).with_name("results")
+"""The tables of every unit, likewise."""
 
 
 def preset_of(unit: Unit) -> Preset:
@@ -35,36 +37,28 @@ def preset_of(unit: Unit) -> Preset:
     return preset.model_copy(update={"base": preset.base.model_copy(update={"seed": unit.base_seed})})
 
 
-def inputs_of(unit: Unit, home: Path) -> Path:
-    """The folder with ``base/`` and ``SET.parquet`` that the units of a task and base seed share.
-
-    They are made once: taken from the checkout where they are committed, else trained and measured, which takes
-    minutes.
-    """
+def made(unit: Unit, work: Path) -> Path:
+    """The folder with ``base/`` and ``SET.parquet`` of a task and base seed, trained and measured once, in minutes."""
     name = f"{unit.task}-{unit.base_seed}"
-    kept = home / "inputs" / name
-    if kept.exists():
-        return kept
-    aside = kept.with_name(f".{name}.writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    if (INPUTS / name).exists():
-        shutil.copytree(INPUTS / name, aside)
-    else:
-        _make(preset_of(unit), home / "making" / name, aside)
-    aside.rename(kept)
+    kept = work / "inputs" / name
+    if not kept.exists():
+        aside = kept.with_name(f".{name}.writing")
+        shutil.rmtree(aside, ignore_errors=True)
+        _make(preset_of(unit), work / "making" / name, aside)
+        aside.rename(kept)
     return kept
 
 
-def probed(unit: Unit, home: Path, results: Path) -> Probe:
+def probed(unit: Unit) -> Probe:
     """Probe the base model of a unit with an eighth of a cell's rollouts, and keep what it says."""
     from ..probe import probe, rollouts_of
 
-    preset, inputs = preset_of(unit), inputs_of(unit, home)
+    preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
     problems = tables.read(inputs / f"{unit.problem_set}.parquet", "problems")
     model = str(inputs / "base"), content_hash(inputs / "base")
     rollouts = rollouts_of(preset.sweep_of(unit.problem_set).rollouts)
     found = probe(preset, unit.problem_set, model, problems, rollouts=rollouts)
-    write_json(results / unit.name / "probe.json", asdict(found))
+    write_json(RESULTS / unit.name / "probe.json", asdict(found))
     return found
 
 

@@ -109,70 +109,43 @@ class Answer:
 
     Attributes:
         numbers: Of each unit (or base), with its own interval.
-        planned: How many of them the panel will have.
-        estimate: Over units; None without any.
+        estimate: Over units.
         adjusted: The verdict after Holm's adjustment over all questions.
         p: Of the plain verdict, one-sided.
     """
 
     question: Question
     numbers: Numbers
-    planned: int
-    estimate: Estimate | None
+    estimate: Estimate
     plain: Verdict
     adjusted: Verdict
     p: float
 
-    @property
-    def reason(self) -> str:
-        """Why there is no verdict; empty where the panel is whole."""
-        there = len(self.numbers)
-        return "" if there == self.planned else f"{there} of {self.planned} units so far"
-
 
 def answers(measured: Measured) -> dict[str, Answer]:
-    """Every question answered, as far as there are units.
-
-    A question is decided when it has all its units: with fewer an interval may be shown.
-    """
-    found = {}
-    for name, question in QUESTIONS.items():
-        numbers, planned = _numbers(name, question, measured), _planned(name, question)
-        estimate = over_units({key: value for key, (value, _, _) in numbers.items()}) if numbers else None
-        plain, p = Verdict.UNDECIDED if numbers else Verdict.NOT_TESTABLE, 1.0
-        if estimate and len(numbers) == planned:
-            plain, p = question.rule.of(estimate)
-        found[name] = (numbers, planned, estimate, plain, p)
-    adjusted = holm({name: p for name, (*_, p) in found.items()})
+    """Every question answered over all of its units."""
+    numbers = {name: _numbers(name, question, measured) for name, question in QUESTIONS.items()}
+    means = {name: over_units({key: value for key, (value, _, _) in own.items()}) for name, own in numbers.items()}
+    plain = {name: question.rule.of(means[name]) for name, question in QUESTIONS.items()}
+    adjusted = holm({name: p for name, (_, p) in plain.items()})
     return {
         name: Answer(
-            question=QUESTIONS[name], numbers=numbers, planned=planned, estimate=estimate, plain=plain, p=p,
-            adjusted=plain if p == 1 or adjusted[name] <= TAIL else Verdict.UNDECIDED,
+            question=QUESTIONS[name], numbers=numbers[name], estimate=means[name], plain=verdict, p=p,
+            adjusted=verdict if adjusted[name] <= TAIL else Verdict.UNDECIDED,
         )
-        for name, (numbers, planned, estimate, plain, p) in found.items()
+        for name, (verdict, p) in plain.items()
     }  # fmt: skip
-
-
-def _planned(name: str, question: Question) -> int:
-    study = panel.load()
-    if question.less:
-        return len(study.base_seeds)
-    if name == "Q6":
-        return len(study.equal_batches.units)
-    return sum(not question.only or unit.problem_set in question.only for unit in study.units())
 
 
 def _numbers(name: str, question: Question, measured: Measured) -> Numbers:
     study = panel.load()
     if not question.less:
-        own = {(u.problem_set, u.base_seed): measured[u.name]["questions"] for u in study.units() if u.name in measured}
+        own = {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"] for unit in study.units()}
         return {key: tuple(values[name]) for key, values in own.items() if name in values}
     found: Numbers = {}
     for base in study.base_seeds:
-        units = [f"{setting}-{base}" for setting in question.less]
-        if all(unit in measured for unit in units):
-            first, *others = (measured[unit]["vertices"]["tuned"][1] for unit in units)
-            found[question.less[0], base] = _difference(first, others)
+        first, *others = (measured[f"{setting}-{base}"]["vertices"]["tuned"][1] for setting in question.less)
+        found[question.less[0], base] = _difference(first, others)
     return found
 
 

@@ -10,9 +10,9 @@ from isocompute.frontier import ForecastConfig, Frontier, forecast
 from isocompute.frontier.notebook import Fit
 from isocompute.frontier.posterior.health import Kind
 
-from .background import ROOT
 from .measures import LEAST_UPDATES, Number, Posteriors, prescribed, rewards, summary, vertex_of
 from .statistics import Array, clopper_pearson, slope
+from .study import ROOT
 from .whole import Whole
 
 ALWAYS = (8, 16)

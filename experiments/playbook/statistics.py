@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -31,34 +31,30 @@ class Estimate:
     """A mean over units.
 
     Attributes:
-        error: Its standard error; None of a single unit.
+        error: Its standard error.
         freedom: Degrees of freedom of that.
     """
 
     value: float
-    error: float | None = None
-    freedom: float = 0.0
-    units: int = 1
+    error: float
+    freedom: float
+    units: int
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 %, by Student's t; None of a single unit."""
-        if self.error is None:
-            return None
+    def interval(self) -> tuple[float, float]:
+        """95 %, by Student's t."""
         half = t_quantile(self.freedom) * self.error
         return self.value - half, self.value + half
 
     def below(self, bound: float) -> float:
-        """One-sided p of the claim that the mean is below a bound: small where it is so; 1 for a single unit."""
-        if self.error is None:
-            return 1.0
+        """One-sided p of the claim that the mean is below a bound: small where it is so."""
         if self.error == 0:
             return float(self.value >= bound)
         return float(stats.t.cdf((self.value - bound) / self.error, self.freedom))
 
     def above(self, bound: float) -> float:
         """The same of the claim that it is above."""
-        return Estimate(value=-self.value, error=self.error, freedom=self.freedom).below(-bound)
+        return replace(self, value=-self.value).below(-bound)
 
 
 def over_units(values: Mapping[tuple[str, int], float]) -> Estimate:
@@ -68,14 +64,12 @@ def over_units(values: Mapping[tuple[str, int], float]) -> Estimate:
     the mean is (MS_S + MS_B − MS_E)/(S·B). Elsewhere units count as independent.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There are fewer than two.
     """
-    if not values:
-        raise ValueError("there is no unit to average over")
+    if len(values) < 2:
+        raise ValueError(f"{len(values)} units have no mean with an interval; two or more do")
     numbers = np.array(list(values.values()), dtype=np.float64)
     mean, count = float(numbers.mean()), len(numbers)
-    if count == 1:
-        return Estimate(value=mean)
     settings, bases = sorted({setting for setting, _ in values}), sorted({base for _, base in values})
     if min(len(settings), len(bases)) < 2 or len(settings) * len(bases) != count:
         return Estimate(value=mean, error=float(numbers.std(ddof=1) / np.sqrt(count)), freedom=count - 1, units=count)

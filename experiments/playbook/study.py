@@ -15,6 +15,7 @@ from ..errors import ExperimentError
 from ..settings.strict import Count, Grid, Rate, Settings
 
 PANEL = Path(__file__).with_name("panel.yaml")
+ROOT = Path(__file__).parents[2]
 
 
 class Branches(Settings):

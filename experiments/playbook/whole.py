@@ -11,9 +11,7 @@ from typing import Any
 import polars as pl
 from isocompute.rollout.contract import tables
 
-from . import study as panel
-from .background import RESULTS
-from .prepare import preset_of
+from .prepare import RESULTS, preset_of
 from .study import Study, Unit
 
 
@@ -93,8 +91,3 @@ def _row(cell: dict[str, Any], size: int, seed: int) -> dict[str, Any]:
     elif cell["problems_per_batch"] != size:
         kind = "equal batch"
     return {**{name: cell[name] for name in names}, "kind": kind}
-
-
-def units() -> list[Unit]:
-    """The units with whole tables, in the order of the panel."""
-    return [unit for unit in panel.load().units() if (RESULTS / unit.name / "finished.json").exists()]

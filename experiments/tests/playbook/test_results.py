@@ -6,15 +6,19 @@ import polars as pl
 import pytest
 from isocompute.rollout.contract import tables
 
-from experiments.playbook.background import RESULTS, frozen
+from experiments.playbook.prepare import INPUTS, RESULTS
 from experiments.playbook.study import load
 
-UNITS = sorted(path.parent.name for path in RESULTS.glob("*/cells.json"))
+UNITS = [unit.name for unit in load().units()]
 
 
-def test_the_study_is_frozen_at_a_commit() -> None:
-    assert len(frozen()) == 40
-    assert set(UNITS) <= {unit.name for unit in load().units()}
+def test_every_unit_is_committed_with_its_inputs_and_the_commit_that_trained_it() -> None:
+    assert {path.parent.name for path in RESULTS.glob("*/finished.json")} == set(UNITS)
+    assert {f"{unit.task}-{unit.base_seed}" for unit in load().units()} == {
+        path.parent.name for path in INPUTS.glob("*/base.json")
+    }
+    commit = json.loads((RESULTS.parent / "frozen.json").read_text())["commit"]
+    assert commit in (RESULTS.parent / "README.md").read_text()
 
 
 @pytest.mark.parametrize("unit", UNITS)

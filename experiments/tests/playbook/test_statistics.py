@@ -29,16 +29,10 @@ def test_of_one_setting_the_interval_is_that_of_a_t_test() -> None:
     assert (found.units, found.freedom) == (3, 2)
 
 
-def test_a_single_unit_has_no_interval_and_no_p() -> None:
-    found = over_units({("hard", 0): 3.0})
-    assert found == Estimate(value=3.0)
-    assert found.interval is None
-    assert found.above(0.0) == found.below(9.0) == 1.0
-
-
-def test_no_unit_has_no_mean() -> None:
-    with pytest.raises(ValueError, match="no unit"):
-        over_units({})
+def test_fewer_than_two_units_have_no_mean() -> None:
+    for values in ({}, {("hard", 0): 3.0}):
+        with pytest.raises(ValueError, match="two or more do"):
+            over_units(values)
 
 
 def test_where_settings_and_bases_vary_their_variances_add() -> None:
