@@ -1,6 +1,6 @@
 """Learner ranks and engines in one placement group, and weights that go from the ones to the others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,22 +70,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["separate", "colocated"])
+# Each transport in one of the placements: for the same processes both give the same way from one to the other.
+@pytest.fixture(params=[("separate", ("object_store", "gloo")), ("colocated", ("ipc",))], ids=lambda param: param[0])
 def placed(request: pytest.FixtureRequest, cluster: None, model: Path) -> Iterator[tuple[Any, LearnerGroup, Any]]:
-    """A placement group, two ranks in it that share a policy, and a way to open two engines in it."""
-    config = asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=request.param)
+    """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
+    placement, transports = request.param
+    config = asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement)
     layout = Layout.of(config)
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
         model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
     )  # fmt: skip
 
-    def engines(transport: str) -> Any:
-        options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
-        sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
-        return open_sampler("transformers", str(model), sampling, replicas={**options, "bucket_bytes": 20_000})
+    def engines() -> Iterator[Any]:
+        for transport in transports:
+            options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
+            sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
+            sampler = open_sampler("transformers", str(model), sampling, replicas={**options, "bucket_bytes": 20_000})
+            yield sampler
+            sampler.close()
 
-    yield group, ranks, engines
+    yield group, ranks, engines()
     ranks.close()
     remove_placement_group(group)
 
@@ -102,7 +107,7 @@ def place(actor: Any) -> str:
 
 
 def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group(
-    placed: tuple[Any, LearnerGroup, Callable[[str], Any]], monkeypatch: pytest.MonkeyPatch
+    placed: tuple[Any, LearnerGroup, Iterator[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, ranks, engines = placed
     ranks.reset(CONFIG)
@@ -111,8 +116,7 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
         raise AssertionError("the weights came to the driver")
 
     monkeypatch.setattr(RankWeights, "__iter__", through_here)
-    for transport in ("object_store", "gloo", "ipc"):
-        sampler = engines(transport)
+    for sampler in engines:
         actors = [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
         assert set(ray.get([actor.__ray_call__.remote(place) for actor in actors])) == {group.id.hex()}
         for _ in range(2):
@@ -123,7 +127,6 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
             ranks.update(prepare(with_cohorts(rollouts.with_columns(reward=rewards), CONFIG.batch), CONFIG))
         # The weights before the last update.
         assert ranks.agreement(rollouts).maximum > 1e-3
-        sampler.close()
     assert placement_group_table(group)["state"] == "CREATED"
 
 
