@@ -95,13 +95,12 @@ def faults(session: nox.Session) -> None:
         "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
         "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100", "ISOCOMPUTE_REPLICA_FAULTS": "100",
     }  # fmt: skip
-    ledger = ("packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py")
-    own = (
+    found = (
+        "packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py",
         "packages/rollout/tests/faults", "packages/rollout/tests/samplers/test_replicas.py",
         "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py",
     )  # fmt: skip
-    chosen = session.posargs or [*ledger, *own]
-    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env={**test_variables(), **more})
+    session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
 @nox.session
@@ -116,10 +115,9 @@ def soak(session: nox.Session) -> None:
     """Run 1,000 cells of stubs while nodes, disks, memory and MLflow fail, and end the pipeline ten times."""
     install_all(session, *TEST_TOOLS)
     whole = {"ISOCOMPUTE_SOAK_CELLS": "1000", "ISOCOMPUTE_SOAK_DRIVER_SECONDS": "60", "ISOCOMPUTE_PIPELINE_KILLS": "10"}
-    chosen = session.posargs or ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline_kills.py"]
-    # Fewer where the caller's variables say so.
-    env = {**test_variables(), **{name: os.environ.get(name, many) for name, many in whole.items()}}
-    session.run("python", "-m", "pytest", "-v", "-s", *chosen, env=env)
+    more = {name: os.environ.get(name, many) for name, many in whole.items()}
+    found = ["experiments/tests/test_soak.py", "experiments/tests/test_pipeline_kills.py"]
+    session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
 @nox.session
