@@ -37,9 +37,9 @@ def n_star(number: Sequence[float]) -> str:
 
 def crossings(measured: Measured) -> str:
     """After how many epochs of an n the next larger one leads."""
-    pairs = [f"{each['few']} → {each['many']}" for each in next(iter(measured.values()))["crossings"]]
-    rows = [[pair, *(_crossing(own["crossings"][k]) for own in measured.values())] for k, pair in enumerate(pairs)]
-    return table(["n", *measured], rows)
+    pairs = next(iter(measured.values()))["crossings"]
+    rows = [[name, *map(_crossing, own["crossings"])] for name, own in measured.items()]
+    return table(["unit", *(f"n = {pair['few']} → {pair['many']}" for pair in pairs)], rows)
 
 
 def _crossing(own: Mapping[str, Any]) -> str:
