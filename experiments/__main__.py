@@ -85,9 +85,8 @@ def _run(given: argparse.Namespace) -> int:
         from isocompute.budget.planning.devices import device
 
         from .stages import plan
-        from .stages.bill import Terms
 
-        terms = Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
+        terms = plan.Terms(device=device(given.device), price=given.price, response_tokens=given.response_tokens)
         plan.run(preset, terms)
     else:
         stage(preset, given.command, getattr(given, "name", None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import secrets
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock
 from isocompute.budget.contract import tracking
 from isocompute.budget.contract.files import write_text
 
@@ -97,8 +97,7 @@ class Outbox:
     def sending(self) -> Iterator[None]:
         """One process at a time sends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with FileLock(self.folder / "lock"):
             yield
 
 

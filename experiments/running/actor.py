@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,11 @@ from .cells import Cell, check_problems
 if TYPE_CHECKING:
     import polars as pl
 
-    from ..settings.model import Preset
+    from ..settings import Preset, ResourcesConfig
     from .loaded import Loaded
+
+NAMESPACE = "isocompute"
+"""Of our actors in a cluster of Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,43 +30,19 @@ class WorkerConfig:
     Attributes:
         models: Folder or name of each base model, by the hash of its content; they differ in their weights alone.
         generation: How responses are generated and scored (``Preset.generation``).
-        start_seconds: How long an engine in a process of its own may take to load the model.
-        answer_seconds: How long an engine or a rank in a process of its own may take over a batch.
+        resources: With a sampler and an engine that leave nothing to the machine.
     """
 
     models: Mapping[str, str]
     generation: Mapping[str, Any]
-    sampler: str
-    device: str = "cpu"
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    placement: str = "colocated"
-    replicas: int = 1
-    transport: str = "auto"
-    learner_ranks: int = 1
-    start_seconds: float = 900.0
-    answer_seconds: float = 1800.0
-    checkpoints: Mapping[str, Any] = field(default_factory=dict)
-    keep_policies: str = "none"
+    resources: ResourcesConfig
 
     @classmethod
     def of(cls, preset: Preset, models: Mapping[str, str]) -> WorkerConfig:
         """What the workers of a preset are opened with."""
-        resources = preset.resources
-        return cls(
-            models=dict(models),
-            generation=preset.generation,
-            sampler=resources.resolved_sampler(),
-            device=resources.device,
-            engine=asdict(resources.resolved_engine()),
-            placement=resources.placement,
-            replicas=resources.replicas,
-            transport=resources.transport,
-            learner_ranks=resources.learner_ranks,
-            start_seconds=resources.start_seconds,
-            answer_seconds=resources.stall_seconds,
-            checkpoints=resources.checkpoints.model_dump(),
-            keep_policies=resources.keep_policies,
-        )
+        own = preset.resources
+        resolved = own.model_copy(update={"sampler": own.resolved_sampler(), "engine": own.resolved_engine()})
+        return cls(models=dict(models), generation=preset.generation, resources=resolved)
 
 
 class WorkerActor:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from isocompute.learner import LearnerConfig, RunConfig
 
 from ..errors import ExperimentError
-from .identity import Surroundings, digest
-from .rules import code_of_rules
+from .identity import Surroundings, code_of_rules, digest
 
 if TYPE_CHECKING:
     import polars as pl

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from ..errors import ExperimentError
 from . import stopping
-from .roster import NAMESPACE, Roster
+from .actor import NAMESPACE
 
 SESSION = "ISOCOMPUTE_SESSION"
 """Names the actor that holds the workers of one ``repro``, for the stages that it runs."""
@@ -140,3 +140,54 @@ def cause(error: BaseException) -> str:
     inner = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
     return re.sub(r"^[\w.]*Error: ", "", lines[-1]) if lines else type(inner).__name__
+
+
+class Roster:
+    """Starts workers and keeps them until others are wanted; one ``repro`` holds it in an actor of its own.
+
+    Workers belong to the process that it is in, and end with it. Their names carry that session and the hash of what
+    they were started for, so that they are not confused with other actors.
+    """
+
+    def __init__(self, session: str) -> None:
+        self._session, self._key, self._started = session, "", 0
+        self._class: Any = None
+        self._options: Mapping[str, Any] = {}
+        self._actors: list[Any] = []
+
+    def take(self, key: str, workers: int, actor: type, options: Mapping[str, Any]) -> list[Any]:
+        """Workers of a class: those that are there, or new ones in place of others.
+
+        Args:
+            key: Hash of the code, the base model and the settings that they are opened with.
+            options: Ray's, of each actor.
+        """
+        import ray
+
+        if self._key != key or len(self._actors) != workers:
+            self.dismiss()
+            # Ray disassembles a class to know it again, which takes longer than to start an actor.
+            self._key, self._class, self._options = key, ray.remote(actor), options
+            self._actors = [self._start() for _ in range(workers)]
+        return list(self._actors)
+
+    def replace(self, index: int) -> Any:
+        """Start a worker in place of one that died, or that shows no progress."""
+        import ray
+
+        ray.kill(self._actors[index])
+        self._actors[index] = self._start()
+        return self._actors[index]
+
+    def dismiss(self) -> None:
+        """End every worker."""
+        import ray
+
+        for actor in self._actors:
+            ray.kill(actor)
+        self._key, self._actors = "", []
+
+    def _start(self) -> Any:
+        self._started += 1
+        name = f"worker-{self._session.removeprefix('roster-')}-{self._key}-{self._started}"
+        return self._class.options(name=name, namespace=NAMESPACE, **self._options).remote()

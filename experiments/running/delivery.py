@@ -3,20 +3,95 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from isocompute.budget.contract import tracking
+from isocompute.learner import EvaluationRecord
 
 from ..outbox import Parcel
 from . import work
-from .changes import Changes, Point
 from .spool import Position, Spool, Spooled
 
 METRICS, PARAMETERS, TAGS = 800, 100, 100
 """Most of each in one request; MLflow takes 1,000 of all together, and 100 parameters and tags."""
+RESULTS = ("eval/", "train/reward")
+"""How the names of numbers begin that are logged even where they stay the same."""
+RELATIVE, ABSOLUTE = 1e-6, 1e-9
+"""By how much two values may differ and still be the same: rounding is no change."""
+ROUNDING = 1e-6
+"""The absolute part of it where two programs' log-probabilities are compared, in nats."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of one metric.
+
+    Attributes:
+        time: When it was measured, in ms since 1970.
+        rollouts: Cumulative rollouts.
+    """
+
+    name: str
+    value: float
+    time: int
+    rollouts: int
+
+
+class Changes:
+    """The points of one run that are worth keeping, from its records in their order.
+
+    A number that has never changed has none. Of one that stays the same for a while the first and the last point of
+    that while are kept, so that straight lines between the points show what was measured.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Point] = {}
+        self._logged: set[str] = set()
+        self._held: dict[str, Point] = {}
+        self._rollouts = -1
+        self._kinds: set[str] = set()
+
+    def of(self, spooled: Spooled) -> Iterator[Point]:
+        """The points that a record adds; none where the same step was taken before."""
+        record = spooled.record
+        # A step and the evaluation after it share their rollouts.
+        kind = "eval" if isinstance(record, EvaluationRecord) else "train"
+        if record.rollouts < self._rollouts or (record.rollouts == self._rollouts and kind in self._kinds):
+            return
+        if record.rollouts > self._rollouts:
+            self._rollouts, self._kinds = record.rollouts, set()
+        self._kinds.add(kind)
+        for name, value in record.metrics().items():
+            if math.isfinite(value):
+                yield from self._add(Point(name=name, value=value, time=spooled.time, rollouts=record.rollouts))
+
+    def last(self) -> list[Point]:
+        """The points with which the lines reach the end of the run."""
+        return [point for name, point in self._held.items() if name in self._logged]
+
+    def _add(self, point: Point) -> Iterator[Point]:
+        name, before = point.name, self._kept.get(point.name)
+        least = ROUNDING if name.startswith("health/") else ABSOLUTE
+        if name.startswith(RESULTS):
+            yield point
+        elif before is None:
+            self._kept[name] = self._held[name] = point
+        elif math.isclose(point.value, before.value, rel_tol=RELATIVE, abs_tol=least):
+            self._held[name] = point
+        else:
+            if name not in self._logged:
+                self._logged.add(name)
+                yield before
+            held = self._held.pop(name, before)
+            if held != before:
+                yield held
+            self._kept[name] = point
+            yield point
 
 
 class Delivery:
@@ -25,8 +100,8 @@ class Delivery:
     A point carries the time at which it was measured, so that one that is sent twice is stored once.
     """
 
-    def __init__(self, heard: Callable[[], None], experiments: dict[str, str]) -> None:
-        self._heard, self._experiments = heard, experiments
+    def __init__(self, experiments: dict[str, str]) -> None:
+        self._experiments = experiments
         self._run: str | None = None
         self._position, self._changes = Position(), Changes()
         self._latest = 0
@@ -102,7 +177,6 @@ class Delivery:
         owned = {tracking.OWNER_TAG: parcel.tags[tracking.OWNER_TAG], tracking.KEY_TAG: parcel.key}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in owned.items())
         runs = client.search_runs([self._experiments[parcel.experiment]], wanted)
-        self._heard()
         return str(runs[0].info.run_id) if runs else None
 
     def _created(self, client: Any, parcel: Parcel, begun: int) -> str:
@@ -110,7 +184,6 @@ class Delivery:
             self._experiments[parcel.experiment], start_time=begun, run_name=parcel.name,
             tags={**parcel.tags, tracking.KEY_TAG: parcel.key},
         )  # fmt: skip
-        self._heard()
         return str(run.info.run_id)
 
     def _log(
@@ -127,14 +200,11 @@ class Delivery:
         )
         for metrics, some_params, some_tags in parts:
             client.log_batch(self._run, metrics=metrics, params=some_params, tags=some_tags)
-            self._heard()
 
     def _end(self, client: Any, parcel: Parcel, ended: int) -> None:
         artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
         tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
-        self._heard()
         client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
-        self._heard()
 
 
 def _is_new(spooled: Spooled, note: dict[str, Any]) -> bool:

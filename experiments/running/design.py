@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from isocompute.learner import RunConfig
 
 from ..errors import ExperimentError
-from ..rates.rule import Rates
+from ..rates import Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset
 from ..settings.rates import DeclaredRate

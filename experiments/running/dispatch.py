@@ -167,16 +167,16 @@ class Dispatch:
 
     def _kill_stalled(self) -> None:
         """Kill workers whose job has not got on for too long; they are then found dead."""
-        now = time.monotonic()
+        import ray
+
+        now, patience = time.monotonic(), self._pool.resources.stall_seconds
         for each in self._running.values():
             position = each.job.position()
             if position != each.position:
                 each.position, each.moved = position, now
-            elif now - each.moved > self._pool.stall_seconds:
-                print(
-                    f"{self._title}: {each.job.name} showed no progress in {self._pool.stall_seconds:g} s", flush=True
-                )
-                self._pool.kill(each.actor)
+            elif now - each.moved > patience:
+                print(f"{self._title}: {each.job.name} showed no progress in {patience:g} s", flush=True)
+                ray.kill(each.actor)
                 each.moved = now
 
     def _stop(self) -> None:

@@ -1,18 +1,25 @@
-"""What a result depends on besides its settings: code, versions, device, types."""
+"""What a result depends on besides its settings: code, verifiers of one's own, versions, device, types."""
 
 from __future__ import annotations
 
 import ast
 import json
+import sys
+import sysconfig
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from isocompute.rollout.scoring.rules import rule
+
+from ..errors import ExperimentError
 from . import imports
 
 if TYPE_CHECKING:
@@ -31,6 +38,7 @@ LIBRARIES = (
     "math-verify", "latex2sympy2-extended", "sympy",
 )  # fmt: skip
 """Libraries that compute, or decide what a response is worth."""
+INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
 
 
 def digest(value: Any) -> str:
@@ -103,6 +111,50 @@ def versions(libraries: Iterable[str] = LIBRARIES) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def code_of_rules(verifiers: Iterable[str]) -> dict[str, str]:
+    """Hash of the code behind each rule that is a function of one's own, with the modules beside it that it imports.
+
+    What it reads from other files, or imports by a name that it computes, is not seen.
+
+    Raises:
+        ExperimentError: The module of a rule is not there or cannot be read.
+    """
+    bases = sorted({rule(name).base for name in set(verifiers)})
+    return {base: _hash_of_rule(base) for base in bases if base.startswith("python:")}
+
+
+def _hash_of_rule(base: str) -> str:
+    module = base.split(":")[1]
+    top = module.partition(".")[0]
+    # The sandbox looks in this folder, too.
+    spec = PathFinder.find_spec(top, [*(place for place in sys.path if place), str(Path.cwd())])
+    if spec is None:
+        raise ExperimentError(f"the verifier {base} is of a module that cannot be found: {top}")
+    if spec.submodule_search_locations:
+        folder = Path(next(iter(spec.submodule_search_locations))).resolve()
+        root, files = folder.parent, sorted(folder.rglob("*.py"))
+    else:
+        file = Path(str(spec.origin)).resolve()
+        root, files = file.parent, [file] if file.suffix == ".py" else []
+    if str(root) not in INSTALLED:
+        files = _imported(module, root, base)
+    try:
+        return digest({str(path.relative_to(root)): source_hash(path) for path in files})
+    except (OSError, SyntaxError, UnicodeError) as error:
+        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
+
+
+def _imported(module: str, root: Path, base: str) -> list[Path]:
+    """Files of a module and of what it imports from the same folder."""
+    finder = ModuleFinder([str(root)])
+    try:
+        finder.import_hook(module)
+    except (ImportError, SyntaxError) as error:
+        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
+    files = [getattr(found, "__file__", None) for found in finder.modules.values()]
+    return sorted(Path(file).resolve() for file in files if file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ class Loaded:
             bases=frozenset(models.content(models.local_path(place)) for place in config.models.values()),
             modules=guard.hashes,
             versions=versions(),
-            device=config.device if config.device == "cpu" or torch.cuda.is_available() else "cpu",
+            # One that holds no GPU may be where there is none.
+            device="cpu" if config.resources.own_gpus and not torch.cuda.is_available() else config.resources.device,
         )
 
 

@@ -10,6 +10,9 @@ from typing import Any
 from ..errors import ExperimentError
 from .work import WORK, write_json
 
+LARGE = 2**24
+"""Bytes of a file from which on its hash is remembered."""
+
 
 def local_path(model: str) -> str:
     """Local path of a model; ``name@revision`` is downloaded from the hub first."""
@@ -47,42 +50,29 @@ def content_hash(path: Path) -> str:
 
     Hashes of large files are remembered by name, size and time, since a model of 7B takes half a minute.
     """
-    known = HashCache(WORK / "hashes.json")
-    digest = sha256()
+    remembered = WORK / "hashes.json"
+    try:
+        known: dict[str, str] = json.loads(remembered.read_text())
+    except (OSError, ValueError):
+        known = {}
+    digest, before = sha256(), len(known)
     files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
     for file in files:
         name = str(file.relative_to(path)) if path.is_dir() else file.name
-        digest.update(name.encode() + b"\0" + bytes.fromhex(known.of(file)))
-    known.save()
+        digest.update(name.encode() + b"\0" + bytes.fromhex(_hash_of(file, known)))
+    if len(known) > before:
+        write_json(remembered, known)
     return digest.hexdigest()[:16]
 
 
-class HashCache:
-    """Hashes of files of some size, kept until the file changes."""
-
-    LARGE = 2**24
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._document: dict[str, str] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            self._document = {}
-        self._changed = False
-
-    def of(self, file: Path) -> str:
-        """Hash of a file's content."""
-        status = file.stat()
-        key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
-        if status.st_size >= self.LARGE and key in self._document:
-            return self._document[key]
-        with file.open("rb") as stream:
-            found = file_digest(stream, "sha256").hexdigest()
-        if status.st_size >= self.LARGE:
-            self._document[key], self._changed = found, True
-        return found
-
-    def save(self) -> None:
-        """Write down what was hashed anew."""
-        if self._changed:
-            write_json(self._path, self._document)
+def _hash_of(file: Path, known: dict[str, str]) -> str:
+    """Hash of a file's content; of a large one it is among those that are known, or comes to them."""
+    status = file.stat()
+    key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    if key in known:
+        return known[key]
+    with file.open("rb") as stream:
+        found = file_digest(stream, "sha256").hexdigest()
+    if status.st_size >= LARGE:
+        known[key] = found
+    return found

@@ -2,30 +2,53 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+from filelock import FileLock, Timeout
 
 from ..errors import ExperimentError
 from ..settings import CommandTrainer, Preset, ResourcesConfig
-from .actor import WorkerActor, WorkerConfig
-from .cluster import LOCAL, SESSION, cause, cluster, environment
-from .command_actor import CommandActor
+from .actor import NAMESPACE, WorkerActor, WorkerConfig
+from .cells import Cell, check_problems
+from .cluster import LOCAL, SESSION, Roster, cause, cluster, environment
+from .foreign import CommandCell
 from .identity import Surroundings, digest
-from .loaded import check
+from .loaded import CodeGuard, Loaded, check
 from .pool import Pool
-from .roster import NAMESPACE, Roster, WorkerSpec
 from .work import WORK
+
+if TYPE_CHECKING:
+    import polars as pl
 
 ANSWER_SECONDS = 60.0
 """How long the holder of the workers may take to start or name them."""
+
+
+class CommandActor(WorkerActor):
+    """Has cells trained by a command, in place of a worker."""
+
+    def open(self, config: WorkerConfig) -> Loaded:
+        """Say what this process has loaded; no model is."""
+        guard = CodeGuard.install()
+        # Imported under the guard.
+        from .command import train
+
+        self._worker = partial(train, config.models)
+        return Loaded.of(config, guard)
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+        """See ``command.train``."""
+        if not isinstance(cell, CommandCell):
+            raise TypeError(f"{cell.name} is trained by no command")
+        check_problems(cell, problems)
+        self._worker(cell, problems, Path(home))
 
 
 def training_workers(preset: Preset, models: Mapping[str, str]) -> AbstractContextManager[Pool]:
@@ -59,13 +82,15 @@ def workers(
         surroundings = Surroundings.of(resources)
         each = processors or 1
         on_gpus = resources.device == "cuda"
-        key = digest([asdict(config), asdict(surroundings), actor.__qualname__, each])
-        spec = WorkerSpec(
-            key=key, workers=resources.workers, num_cpus=1 if on_gpus else each, num_gpus=each if on_gpus else 0,
-            environment=environment(), actor=actor,
-        )  # fmt: skip
+        opened = [config.models, config.generation, resources.model_dump(mode="json")]
+        key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
+        options = {
+            "num_cpus": 1 if on_gpus else each, "num_gpus": (processors or resources.own_gpus) if on_gpus else 0,
+            "runtime_env": environment(),
+        }  # fmt: skip
         roster = stack.enter_context(_roster())
-        pool = Pool(roster, spec, config, resources, partial(check, bases=tuple(models), surroundings=surroundings))
+        actors = roster("take", key, resources.workers, actor, options)
+        pool = Pool(roster, actors, config, partial(check, bases=tuple(models), surroundings=surroundings))
         pool.open()
         yield pool
 
@@ -115,20 +140,17 @@ def _roster() -> Iterator[Callable[..., Any]]:
 def _exclusive(path: Path, patience: float) -> Iterator[None]:
     """Hold the workers of this folder alone; another stage's hold ends with its process."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as lock:
-        begun, said = time.monotonic(), False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() - begun > patience:
-                    raise ExperimentError(
-                        f"another stage has held the workers of this folder for {patience:g} s ({path}): "
-                        "wait for it to end, or end it"
-                    ) from None
-                if not said:
-                    print("waiting for another stage of this folder to give back the workers", flush=True)
-                said = True
-                time.sleep(0.5)
+    lock = FileLock(path)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        print("waiting for another stage of this folder to give back the workers", flush=True)
+        try:
+            held = lock.acquire(timeout=patience, poll_interval=0.5)
+        except Timeout:
+            raise ExperimentError(
+                f"another stage has held the workers of this folder for {patience:g} s ({path}): "
+                "wait for it to end, or end it"
+            ) from None
+    with held:
         yield

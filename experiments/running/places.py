@@ -9,8 +9,7 @@ from time import monotonic
 from typing import Any
 
 from ..errors import ExperimentError
-from .actor import WorkerConfig
-from .roster import NAMESPACE
+from .actor import NAMESPACE, WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +34,11 @@ class Layout:
 
         Separate engines have bundles of their own; several that are colocated are one on each rank's device.
         """
-        gpus = config.device == "cuda"
-        ranks = config.learner_ranks if config.learner_ranks > 1 else 0
-        separate = config.placement == "separate"
-        engines = config.replicas if separate or config.replicas > 1 else 0
-        shared = engines > 0 and not separate
+        asked = config.resources
+        gpus, ranks, engines = asked.device == "cuda", asked.rank_actors, asked.engine_actors
+        shared = engines > 0 and asked.placement == "colocated"
         rank = {"CPU": 2.0 if shared else 1.0, **({"GPU": 1.0} if gpus else {})}
-        parallel = float(config.engine.get("tensor_parallel") or 1)
-        engine = {"CPU": 1.0, **({"GPU": parallel} if gpus else {})}
+        engine = {"CPU": 1.0, **({"GPU": float(asked.engine.tensor_parallel or 1)} if gpus else {})}
         return cls(
             bundles=[rank] * ranks + [engine] * (0 if shared else engines),
             ranks=range(ranks),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -13,13 +13,11 @@ from isocompute.rollout.contract.deaths import death
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from ..settings import ResourcesConfig
 from .actor import WorkerConfig
 from .cluster import cause
 from .dispatch import backoff
 from .loaded import Loaded
 from .places import amounts
-from .roster import WorkerSpec
 from .work import WORK
 
 TEND_SECONDS = 1.0
@@ -56,17 +54,13 @@ class Pool:
     def __init__(
         self,
         roster: Callable[..., Any],
-        spec: WorkerSpec,
+        actors: Sequence[Any],
         config: WorkerConfig,
-        resources: ResourcesConfig,
         check: Callable[[Loaded], None],
     ) -> None:
-        self._roster, self._config, self._resources, self._check = roster, config, resources, check
-        self.stall_seconds = resources.stall_seconds
-        self.keep_policies = resources.keep_policies
-        self.checkpoint_gigabytes = resources.checkpoint_gigabytes
+        self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
         self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
-        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(roster("take", spec))]
+        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
         self._idle: deque[_Slot] = deque()
         self._busy: dict[Any, _Slot] = {}
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
@@ -114,11 +108,11 @@ class Pool:
             if slot.actor is None and slot.again_at <= now:
                 slot.actor = self._roster("replace", slot.index)
                 self._ask_place(slot)
-            elif slot.waits_for is not None and slot.placed and now - slot.since > self._resources.start_seconds:
-                self._remove(slot, f"it did not load the model in {self._resources.start_seconds:g} s")
+            elif slot.waits_for is not None and slot.placed and now - slot.since > self.resources.start_seconds:
+                self._remove(slot, f"it did not load the model in {self.resources.start_seconds:g} s")
         if self._idle or self._busy:
             self._last_ready = now
-        elif now - self._last_ready > self._resources.start_seconds:
+        elif now - self._last_ready > self.resources.start_seconds:
             raise ExperimentError(self._none_in_time())
 
     def take(self) -> Any:
@@ -138,12 +132,6 @@ class Pool:
     def lost(self, actor: Any) -> None:
         """Have another worker started in place of one that died, at once or, the more of them die, the later."""
         self._remove(self._busy.pop(actor), "")
-
-    def kill(self, actor: Any) -> None:
-        """End a worker that is busy; its call then ends with its death."""
-        import ray
-
-        ray.kill(actor)
 
     def _ask_place(self, slot: _Slot) -> None:
         path, text = self._seen
@@ -207,6 +195,6 @@ class Pool:
         free, there = ray.available_resources(), ray.cluster_resources()
         last = f"; the last problem: {self._problem}" if self._problem else ""
         return (
-            f"none of {len(self._slots)} workers started and loaded the model in {self._resources.start_seconds:g} s; "
+            f"none of {len(self._slots)} workers started and loaded the model in {self.resources.start_seconds:g} s; "
             f"{amounts([free])} free of {amounts([there])}{last}"
         )

@@ -85,7 +85,7 @@ class Run:
     def _is_left(self, cell: Cell) -> bool:
         """Whether a cell is to be trained, or has only its policy to save, which its checkpoint holds."""
         folder = work.folder_of(cell)
-        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.keep_policies)
+        return not work.finished(cell, folder) or work.lacks_policy(cell, folder, self._pool.resources.keep_policies)
 
     def _starts(self, dispatch: Dispatch) -> dict[str, str]:
         """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
@@ -144,6 +144,6 @@ class Run:
 
     def _prune(self) -> None:
         """Bring what is kept of cells under the disk limit: other cells' checkpoints go before those of these."""
-        for place in work.prune(self._pool.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
+        for place in work.prune(self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
             print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
         self._pruned = time.monotonic()

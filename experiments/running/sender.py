@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -19,10 +18,9 @@ from ..outbox import Outbox, Parcel
 from .delivery import Delivery
 
 RETRY_SECONDS = 15.0
-PATIENCE_SECONDS = 10.0
-"""How long the end of a stage waits for a server that has said nothing yet."""
-LONGER_PATIENCE_SECONDS = 300.0
-"""The same where it has answered, or the store is a file: a large artifact, or new tables, take their time."""
+PATIENCE_SECONDS = 300.0
+"""How long the end of a stage waits for one run: a large artifact, or new tables, take their time. A server that does
+not answer is given up by MLflow's client before that."""
 SEND = "python -m experiments send"
 
 
@@ -40,7 +38,7 @@ class Sender:
         self._experiments: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._ready = self._closed = False
-        self._failures, self._asked_at, self._heard_at, self._resumes_at = 0, math.inf, 0.0, 0.0
+        self._failures, self._resumes_at = 0, 0.0
         self.reason = ""
         self._start()
 
@@ -60,17 +58,18 @@ class Sender:
     def drain(self) -> Sequence[Parcel]:
         """Wait until everything is sent, or MLflow does not answer."""
         with self._changed:
-            failures, began = self._failures, time.monotonic()
+            failures = self._failures
             self._resumes_at = 0.0
             self._start()
             self._changed.notify_all()
-            while self._waiting and self._failures == failures:
-                slow = self._heard_at or not os.environ.get("MLFLOW_TRACKING_URI", "").startswith("http")
-                patience = LONGER_PATIENCE_SECONDS if slow else PATIENCE_SECONDS
-                if time.monotonic() - max(began, self._asked_at, self._heard_at) > patience:
+            while left := len(self._waiting):
+                moved = self._changed.wait_for(
+                    lambda: len(self._waiting) < left or self._failures > failures, PATIENCE_SECONDS
+                )
+                if not moved:
                     self.reason = "it does not answer"
+                if not moved or self._failures > failures:
                     break
-                self._changed.wait(0.2)
             return list(self._waiting.values())
 
     def close(self) -> None:
@@ -123,15 +122,13 @@ class Sender:
 
     def _sent(self, parcel: Parcel) -> Exception | None:
         """Send one parcel; returns what came of it if it was not sent."""
-        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._heard, self._experiments))
+        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._experiments))
         try:
             with self.outbox.sending():
                 if not self._ready:
                     mlflow_module()
-                    self._asked_at = time.monotonic()
                     tracking.ensure_store()
                     self._ready = True
-                    self._heard()
                 # Not where another process has sent it meanwhile, or its cell was thrown away.
                 if parcel.ended is None or Path(parcel.folder).is_dir():
                     delivery.send(parcel)
@@ -146,12 +143,9 @@ class Sender:
         with self._changed:
             if self._waiting.get(parcel.id) is parcel:
                 del self._waiting[parcel.id]
+                self._changed.notify_all()
                 if parcel.ended is not None or not parcel.folder:
                     self.outbox.remove(parcel)
-
-    def _heard(self) -> None:
-        with self._changed:
-            self._heard_at = time.monotonic()
 
 
 def _is_of_one_run(error: Exception) -> bool:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from isocompute.budget import Counts, counts_by_cohort
@@ -14,33 +13,6 @@ from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 
 from .work import write_json
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A first evaluation.
-
-    Attributes:
-        cost: ``rollouts``, ``prompt_tokens`` and ``response_tokens``.
-        pass_rates: ``problem_id``, ``successes``, ``samples``.
-    """
-
-    metrics: Mapping[str, float]
-    questions: int
-    samples: int
-    cost: Mapping[str, int]
-    pass_rates: pl.DataFrame
-
-    @classmethod
-    def of(cls, result: EvaluationResult) -> Start:
-        """From an evaluation of the base model."""
-        return cls(
-            metrics=dict(result.metrics),
-            questions=result.questions,
-            samples=result.samples,
-            cost=cost(result.rollouts),
-            pass_rates=result.pass_rates,
-        )
 
 
 def cost(rollouts: pl.DataFrame) -> dict[str, int]:
@@ -60,17 +32,17 @@ def exists(folder: Path) -> bool:
     return (folder / "evaluation.json").exists()
 
 
-def write(folder: Path, start: Start) -> None:
+def write(folder: Path, found: EvaluationResult) -> None:
     """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
-    rates = start.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
+    rates = found.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
     tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
-    tables.write(ledger(folder.name, start.cost), "ledger", folder / "ledger.parquet")
-    plain: dict[str, Any] = {k: v for k, v in asdict(start).items() if k != "pass_rates"}
+    tables.write(ledger(folder.name, cost(found.rollouts)), "ledger", folder / "ledger.parquet")
+    plain = {"metrics": dict(found.metrics), "questions": found.questions, "samples": found.samples}
     write_json(folder / "evaluation.json", plain)
 
 
-def read(folder: Path) -> Start:
-    """Read a first evaluation."""
+def read(folder: Path) -> EvaluationResult:
+    """Read a first evaluation, without its responses."""
     plain = json.loads((folder / "evaluation.json").read_text())
     rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
-    return Start(**plain, pass_rates=rates)
+    return EvaluationResult(**plain, pass_rates=rates, rollouts=pl.DataFrame())

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+from isocompute.learner.records.health import Flag, flags, judged
 
 from ..outbox import Parcel, tags
 from ..settings.paper import leaves
 from . import starts, work
 from .cells import Cell
 from .delivery import is_sent, read_note
-from .health import health_of
 from .sender import Sender
+from .spool import Spool
 
 TABLES = ("evals", "ledger", "pass_rates", "timings")
 """Tables that the run of a finished cell carries; the log of another trainer does not give all of them."""
 STATUS_TAG = "isocompute.status"
 HEALTH_TAG = "isocompute.health"
 BUDGET_TAG = "isocompute.budget_rollouts"
+TOO_SHORT = "too short to judge"
 
 
 class Tracker(Sender):
@@ -102,3 +105,29 @@ class Tracker(Sender):
 def _written(path: Path) -> int:
     """When a file was written, in ms since 1970."""
     return path.stat().st_mtime_ns // 10**6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """What is wrong with a cell, as far as it could be judged.
+
+    Attributes:
+        flags: What is wrong; of a cell that is too short to judge, only ``mismatch``.
+        judged: Whether it has enough steps for every flag.
+    """
+
+    flags: Sequence[Flag]
+    judged: bool
+
+    def text(self) -> str:
+        """Return the names of the flags, or that there is none, or that too few steps were there to say so."""
+        names = ", ".join(flag.name for flag in self.flags)
+        if self.judged:
+            return names or "no flags"
+        return f"{names}, otherwise {TOO_SHORT}" if names else TOO_SHORT
+
+
+def health_of(cell: Cell) -> Health:
+    """What is wrong with a cell within its budget: a longer run's later steps are left out."""
+    records = [r for r in Spool(work.folder_of(cell) / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
+    return Health(flags=flags(records), judged=judged(records))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +25,22 @@ from isocompute.learner import (
     train,
 )
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import (
-    engine_from,
-    evaluate,
-    open_sampler,
-    prompting_from,
-    sampling_from,
-    scoring_from,
-)
+from isocompute.rollout import EvaluationResult, evaluate, open_sampler, prompting_from, sampling_from, scoring_from
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
+from isocompute.rollout.scoring.evaluation import Sampler
 
 from . import loaded, starts, work
 from .actor import WorkerConfig
 from .cells import Cell
-from .evaluations import PASS_RATES, TRAINING_PASS_RATES, Evaluations
 from .models import local_path
 from .places import Layout, reserve
 from .spool import Spool
+
+PASS_RATES, TRAINING_PASS_RATES = "pass_rates", "training_pass_rates"
+"""Names of the tables of pass rates, on validation and on training problems."""
 
 
 class Worker:
@@ -51,7 +49,8 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         import torch
 
-        if config.device == "cpu":
+        resources = config.resources
+        if resources.device == "cpu":
             # Parallelism comes from processes: a second thread slows both.
             torch.set_num_threads(1)
         self.config = config
@@ -64,10 +63,8 @@ class Worker:
         self._group: Any = None
         if self._layout.bundles:
             connected_ray()
-            self._group = reserve(self._layout, seconds=config.start_seconds)
+            self._group = reserve(self._layout, seconds=resources.start_seconds)
         self._sampler = self._opened_sampler()
-        ranks = config.learner_ranks
-        self._devices = 1 + (ranks if ranks > 1 else 0) + config.replicas * (config.placement == "separate")
         self._learner: Learner | LearnerGroup | None = None
 
     def sample(self, problems: pl.DataFrame, *, samples: int, seed: int, phase: str) -> pl.DataFrame:
@@ -85,7 +82,7 @@ class Worker:
         found = evaluate(
             self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=0, run_id=folder.name
         )
-        starts.write(folder, starts.Start.of(found))
+        starts.write(folder, found)
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Run a cell, or what is left of it, in its folder, and save its policy where that is kept.
@@ -103,7 +100,7 @@ class Worker:
             through_deaths(
                 lambda: self._run(cell, problems, home, start), checkpoints=Checkpoints(home / "checkpoints")
             )
-        if work.lacks_policy(cell, home, self.config.keep_policies):
+        if work.lacks_policy(cell, home, self.config.resources.keep_policies):
             self._save_policy(cell, problems, home)
 
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
@@ -113,7 +110,8 @@ class Worker:
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
-        checkpoints = Checkpoints(home / "checkpoints", keep_steps=cell.branches_at, **self.config.checkpoints)
+        kept = self.config.resources.checkpoints.model_dump()
+        checkpoints = Checkpoints(home / "checkpoints", keep_steps=cell.branches_at, **kept)
         trained = problems.filter(pl.col("split") == "train")
         progress = _progress(cell, home, learner, checkpoints, trained)
         spool = Spool(home / "metrics.jsonl")
@@ -160,7 +158,7 @@ class Worker:
             rates = [tables.read(path, "pass_rates") for path in paths if name == PASS_RATES or path.exists()]
             if rates:
                 tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / f"{name}.parquet")
-        timings = timings_table(spool.records(), cell.run_id, devices=self._devices)
+        timings = timings_table(spool.records(), cell.run_id, devices=self.config.resources.processors_of_a_worker())
         tables.write(timings, "timings", home / "timings.parquet")
         work.set_done(home, work.Done.of(cell, ledger.totals, step=ended.step, diverged_at=ended.diverged_at))
 
@@ -181,24 +179,25 @@ class Worker:
         work.set_policy(home, progress.step)
 
     def _opened_sampler(self) -> Any:
-        config, generation = self.config, self.config.generation
+        resources, generation = self.config.resources, self.config.generation
         options: dict[str, Any] = {
             "prompting": prompting_from(generation.get("prompting", {})),
             "scoring": scoring_from(generation.get("scoring", {})),
         }
-        if config.sampler == "vllm":
-            options["engine"] = engine_from(config.engine)
+        layout = self._layout
+        if resources.sampler == "vllm":
+            options["engine"] = resources.engine
         else:
-            options["device"] = config.device
-        engines, share = self._layout.engines, self._layout.share
-        if engines:
-            parallel = float(config.engine.get("tensor_parallel") or 1)
+            options["device"] = resources.device
+        if layout.engines:
             options["replicas"] = {
-                "replicas": len(engines), "placement": self._group, "bundles": engines, "transport": config.transport,
-                "num_gpus": share * parallel if config.device == "cuda" else 0.0,
-                "start_seconds": config.start_seconds, "answer_seconds": config.answer_seconds,
+                "replicas": len(layout.engines), "placement": self._group, "bundles": layout.engines,
+                "num_gpus": layout.share * layout.bundles[layout.engines[0]].get("GPU", 0.0),
+                "transport": resources.transport, "start_seconds": resources.start_seconds,
+                "answer_seconds": resources.stall_seconds,
             }  # fmt: skip
-        return open_sampler(config.sampler, self._models[self._base], sampling_from(generation["sampling"]), **options)
+        sampling = sampling_from(generation["sampling"])
+        return open_sampler(resources.sampler, self._models[self._base], sampling, **options)
 
     def _base_weights(self, base: str) -> None:
         if self._sampler.weights_version or self._sampled != base:
@@ -214,17 +213,62 @@ class Worker:
         self._base, model = base, self._models[base]
         if self._learner is not None:
             self._learner.reset(config)
-        elif self.config.learner_ranks == 1:
-            self._learner = Learner(model, config, device=self.config.device)
+        elif not self.config.resources.rank_actors:
+            self._learner = Learner(model, config, device=self.config.resources.device)
         else:
             self._learner = LearnerGroup(
-                model, config, world_size=self.config.learner_ranks, device=self.config.device,
+                model, config, world_size=len(self._layout.ranks), device=self.config.resources.device,
                 placement=self._group, bundles=self._layout.ranks, gpu_share=self._layout.share,
-                update_patience=self.config.answer_seconds,
+                update_patience=self.config.resources.stall_seconds,
             )  # fmt: skip
             # The ranks have imported what is on disk now.
             loaded.verify()
         return self._learner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """An evaluation as the loop needs it: a row of ``evals``, its scores, and the responses that this run pays for."""
+
+    row: Mapping[str, Any]
+    scores: Mapping[str, float]
+    rollouts_table: pl.DataFrame | None
+
+
+class Evaluations:
+    """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
+
+    def __init__(self, cell: Cell, sampler: Sampler, problems: pl.DataFrame, home: Path, start: Path) -> None:
+        self._cell, self._sampler, self._home, self._start = cell, sampler, home, start
+        self._validation = problems.filter(pl.col("split") == "validation")
+        self._trained = problems.filter(pl.col("split") == "train")
+
+    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
+        """Evaluate at a point of the grid."""
+        cell = self._cell
+        if step == 0:
+            found, paid_for = starts.read(self._start), None
+        else:
+            found = self._evaluate(self._validation, cell.evaluation_samples, at)
+            paid_for = found.rollouts
+        self._write(found.pass_rates, PASS_RATES, step)
+        training = cell.training_rates
+        if training is not None and at in training.at:
+            more = self._evaluate(self._trained, training.samples, at)
+            self._write(more.pass_rates, TRAINING_PASS_RATES, step)
+            paid_for = more.rollouts if paid_for is None else pl.concat([paid_for, more.rollouts])
+        row = cell.evals_row(
+            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
+        )
+        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
+
+    def _evaluate(self, problems: pl.DataFrame, samples: int, at: int) -> EvaluationResult:
+        return evaluate(self._sampler, problems, samples=samples, seed=self._cell.seed, at=at, run_id=self._cell.run_id)
+
+    def _write(self, rates: pl.DataFrame, name: str, step: int) -> None:
+        rates = rates.with_columns(run_id=pl.lit(self._cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+        # One file per evaluation: repeated after a crash, it is written again with the same content.
+        tables.write(rates, "pass_rates", self._home / name / f"{step}.parquet")
 
 
 class UntilStopped:

@@ -137,11 +137,26 @@ class ResourcesConfig(Settings):
             share = COLOCATED_MEMORY_SHARE
         return replace(self.engine, profile=self.device, dtype=self.resolved_dtype(), memory_share=share)
 
+    @property
+    def rank_actors(self) -> int:
+        """Learner ranks that are Ray actors; a single one is in the worker's process."""
+        return self.learner_ranks if self.learner_ranks > 1 else 0
+
+    @property
+    def engine_actors(self) -> int:
+        """Engines that are Ray actors; a single colocated one is in the worker's process."""
+        return self.replicas if self.placement == "separate" or self.replicas > 1 else 0
+
+    @property
+    def own_gpus(self) -> int:
+        """GPUs that a worker's process itself takes: none where its ranks and engines are all actors."""
+        return int(self.device == "cuda" and not (self.rank_actors and self.engine_actors))
+
     def processors_of_a_worker(self) -> int:
-        """Processors that one worker holds, with its engine and learner ranks."""
-        engine = 0
+        """Processors that one worker holds, with its engine and learner ranks: GPUs on ``cuda``, else CPU cores."""
         if self.placement == "separate":
-            engine = self.replicas * (self.engine.tensor_parallel or 1)
-        elif self.replicas > 1 and self.device == "cpu":
-            engine = self.replicas
-        return 1 + (self.learner_ranks if self.learner_ranks > 1 else 0) + engine
+            engines = self.replicas * (self.engine.tensor_parallel or 1)
+        else:
+            # On GPUs they are on those of the ranks.
+            engines = self.engine_actors if self.device == "cpu" else 0
+        return (self.own_gpus if self.device == "cuda" else 1) + self.rank_actors + engines

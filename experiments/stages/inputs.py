@@ -10,8 +10,7 @@ from isocompute.rollout import HubSource, LocalSource
 from ..errors import ExperimentError, listed
 from ..running import models
 from ..running.foreign import files_of, versions_of
-from ..running.identity import computing, versions
-from ..running.rules import code_of_rules
+from ..running.identity import code_of_rules, computing, versions
 from ..running.work import write_json
 from ..settings import CommandTrainer, ModelConfig, PreparedConfig, Preset
 from ..settings.model import AnyBase

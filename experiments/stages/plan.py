@@ -1,12 +1,23 @@
-"""Print what a preset would run, without running it."""
+"""Print what a preset would run, without running it: values, cells, memory, GPU-hours and money."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
+from typing import Any
 
+from isocompute.budget.planning.compute import Lengths, Model
+from isocompute.budget.planning.costs import Setting, estimate
+from isocompute.budget.planning.devices import Device, Utilisation, device, price
+from isocompute.budget.units import DeviceSeconds, Interval, Money, Rollouts, merged
+from isocompute.learner.memory.update import parameters_of
 from isocompute.rollout.contract import tables
 
-from ..rates.rule import Rates
+from ..rates import Rates
 from ..running.cells import Cell, Origin
 from ..running.command import flags_of
 from ..running.design import Design
@@ -14,10 +25,23 @@ from ..running.foreign import CommandCell, surroundings_of
 from ..settings import PreparedConfig, Preset
 from ..settings.paper import leaves, section_of
 from ..settings.reading import find
-from . import bill, footprint
-from .bill import Terms
+from . import footprint
 
 PAPER = "paper"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a cost is reckoned with, where nothing was measured.
+
+    Attributes:
+        price: Of a GPU for an hour (US dollars).
+        response_tokens: Mean length of a response; None for the longest that there may be.
+    """
+
+    device: Device = field(default_factory=lambda: device("h100"))
+    price: float = 3.0
+    response_tokens: float | None = None
 
 
 def run(preset: Preset, terms: Terms | None = None) -> None:
@@ -33,9 +57,9 @@ def run(preset: Preset, terms: Terms | None = None) -> None:
     for name in preset.sweep:
         _plan(preset, name, terms or Terms())
     resources = preset.resources
-    device = "GPUs" if resources.device == "cuda" else "CPU cores"
+    kind = "GPUs" if resources.device == "cuda" else "CPU cores"
     print(
-        f"{preset.processors()} {device} asked for, for {resources.workers} cells at a time; "
+        f"{preset.processors()} {kind} asked for, for {resources.workers} cells at a time; "
         f"sampler: {resources.resolved_sampler()}"
     )
 
@@ -85,7 +109,7 @@ def _plan(preset: Preset, name: str, terms: Terms) -> None:
         print(line, flush=True)
     model = footprint.base_config(preset)
     if preset.resources.device == "cuda" and model is not None:
-        for line in bill.lines(preset, [*pilot, *cells], evaluated + measured, model, terms):
+        for line in cost_lines(preset, [*pilot, *cells], evaluated + measured, model, terms):
             print(line)
 
 
@@ -110,3 +134,46 @@ def _evaluation_rollouts(cell: Cell, questions: int) -> int:
     points = range(cell.evaluate_every, cell.rollouts + 1, cell.evaluate_every)
     own = sum(cell.run_config.evaluated_at(at) for at in points) + (not cell.start_id)
     return own * questions * cell.evaluation_samples
+
+
+def cost_lines(
+    preset: Preset, cells: Sequence[Cell], evaluated: int, model: dict[str, Any], terms: Terms
+) -> Iterator[str]:
+    """Device-hours and money of training cells and of evaluating them."""
+    length = terms.response_tokens or float(preset.sampling.max_new_tokens)
+    learner = cells[0].learner
+    setting = Setting(
+        model=Model(
+            parameters=parameters_of(model), layers=int(model["num_hidden_layers"]), width=int(model["hidden_size"]),
+            vocabulary=int(model["vocab_size"]),
+        ),
+        lengths=Lengths(prompt_tokens=float(preset.sampling.max_prompt_tokens), response_tokens=length, spread=0.0),
+        device=terms.device, utilisation=Utilisation(), tokens_per_second=None,
+        extra_forwards=int(learner.measures_first) + int(bool(learner.kl.coefficient)), shared_prompt=True,
+        price=Money(terms.price),
+    )  # fmt: skip
+    sizes = Counter[int]()
+    for cell in cells:
+        sizes[cell.rollouts_per_problem] += cell.rollouts
+    spent = [estimate(Rollouts(total), setting, rollouts_per_problem=n) for n, total in sizes.items()]
+    asked = estimate(Rollouts(evaluated), setting, rollouts_per_problem=preset.evaluation.samples)
+    sampling, training = reduce(add, (e.sampling for e in spent)), reduce(add, (e.training for e in spent))
+    whole = sampling + training + asked.sampling
+    yield f"    {_hours(whole)} on {terms.device.name}, {_money(whole, terms)} (unverified)"
+    yield f"      sampling {_hours(sampling)}, updates {_hours(training)}, evaluations {_hours(asked.sampling)}"
+    if learner.adapter is not None:
+        yield "      assumed: an update takes as long as one of all weights; an adapter's takes up to a third less"
+    if terms.response_tokens is None:
+        yield "      assumed: every response is as long as it may be, which is the most (--response-tokens)"
+    for sentence in merged(whole.assumptions, price(whole, Money(terms.price)).assumptions):
+        yield f"      assumed: {sentence}"
+
+
+def _hours(time: Interval[DeviceSeconds]) -> str:
+    low, likely, high = (part.hours for part in (time.low, time.likely, time.high))
+    return f"{likely:,.0f} GPU-hours ({low:,.0f} to {high:,.0f})"
+
+
+def _money(time: Interval[DeviceSeconds], terms: Terms) -> str:
+    money = price(time, Money(terms.price))
+    return f"{money.likely.amount:,.0f} {money.likely.currency} ({money.low.amount:,.0f} to {money.high.amount:,.0f})"

@@ -15,7 +15,7 @@ from ..running import work
 from ..running.cells import Cell, Origin, problems_hash
 from ..running.design import Design
 from ..running.foreign import CommandCell, surroundings_of
-from ..running.health import health_of
+from ..running.tracker import health_of
 from ..settings import Preset
 from .base import FOLDER, model_of
 

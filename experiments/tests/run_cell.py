@@ -4,6 +4,7 @@ import gc
 import json
 import os
 from pathlib import Path
+from typing import Literal
 
 # The second as the sampler has it while vLLM's modules are imported with the first engine.
 os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -16,6 +17,7 @@ from isocompute.rollout import load_problems, source_from
 from experiments.running import models
 from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
+from experiments.settings.resources import CheckpointsConfig, ResourcesConfig
 from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, cell, other_cells
@@ -38,7 +40,7 @@ def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
 
 def main(
     home: Path,
-    placement: str,
+    placement: Literal["colocated", "separate"],
     ranks: int,
     rollouts: int,
     checkpoints: dict[str, int],
@@ -57,8 +59,11 @@ def main(
     model, problems = json.loads((home.parent / "inputs.json").read_text())
     base = models.content_hash(Path(model))
     config = WorkerConfig(
-        models={base: model}, generation={"sampling": SAMPLING}, sampler="vllm", placement=placement,
-        learner_ranks=ranks, replicas=replicas, checkpoints=checkpoints,
+        models={base: model}, generation={"sampling": SAMPLING},
+        resources=ResourcesConfig(
+            sampler="vllm", placement=placement, learner_ranks=ranks, replicas=replicas,
+            checkpoints=CheckpointsConfig(**checkpoints), keep_policies="none",
+        ),
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=base)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner import StepRecord
 
-from experiments.running.changes import Changes, Point
+from experiments.running.delivery import Changes, Point
 from experiments.running.spool import Spooled
 
 

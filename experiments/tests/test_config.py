@@ -290,6 +290,11 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     # A learner and two GPUs for its engine, for each of two workers.
     assert preset.processors() == 6
     assert load(changed(tmp_path, "resources", {**resources, "replicas": 3}), "smoke").processors() == 14
+    # Where its ranks and engines are all actors, a worker's own process takes no GPU.
+    apart = {**resources, "learner_ranks": 2}
+    assert load(changed(tmp_path, "resources", apart), "smoke").processors() == 8
+    assert load(changed(tmp_path, "resources", apart), "smoke").resources.own_gpus == 0
+    assert preset.resources.own_gpus == 1
     assert engine.memory_share is None
     shared = load(changed(tmp_path, "resources", {"sampler": "vllm", "device": "cuda"}), "smoke").resources
     assert shared.resolved_engine().memory_share == 0.4

@@ -14,7 +14,7 @@ from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import Preset, load, template
 from experiments.stages import plan
-from experiments.stages.search import find
+from experiments.stages.sweep import find
 
 from .made import PARAMS, SURROUNDINGS, changed
 from .rates.made import BASE

@@ -7,7 +7,7 @@ from isocompute.learner.memory.update import parameters_of
 
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan
-from experiments.stages.bill import Terms
+from experiments.stages.plan import Terms
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 

@@ -24,7 +24,7 @@ import polars as pl
 from pathlib import Path
 from dataclasses import asdict
 from experiments.running.cells import Origin
-from experiments.rates.rule import Rates
+from experiments.rates import Rates
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import load
@@ -150,7 +150,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     for free in (
         "experiments.report.page", "experiments.settings.model", "isocompute.learner.saving.export",
         "isocompute.rollout.problems.hub", "isocompute.budget.waste", "isocompute.budget.contract.tracking",
-        "experiments.running.tracker", "experiments.rates.search", "experiments.settings.learner",
+        "experiments.running.tracker", "experiments.rates", "experiments.settings.learner",
     ):  # fmt: skip
         assert free not in found, free
 
@@ -161,7 +161,7 @@ def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch
     folder.mkdir()
     weights = folder / "model.safetensors"
     # Large enough for its hash to be remembered, which must not outlive the file.
-    weights.write_bytes(b"\0" * models.HashCache.LARGE)
+    weights.write_bytes(b"\0" * models.LARGE)
     before = models.content(folder)
     assert models.content(folder) == before
     changed = bytearray(weights.read_bytes())

@@ -9,14 +9,14 @@ import pytest
 import ray
 from isocompute.learner import LearnerConfig, LearnerGroup, prepare, with_cohorts
 from isocompute.learner.ranks.handing import RankWeights
-from isocompute.rollout import Sampling, open_sampler
+from isocompute.rollout import EngineConfig, Sampling, open_sampler
 from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
-from experiments.running.actor import WorkerConfig
+from experiments.running.actor import NAMESPACE, WorkerConfig
 from experiments.running.places import Layout, reserve
-from experiments.running.roster import NAMESPACE
+from experiments.settings import ResourcesConfig
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 
@@ -28,7 +28,7 @@ PROBLEMS = pl.DataFrame(
 
 
 def asked(**resources: Any) -> WorkerConfig:
-    return WorkerConfig(models={}, generation={}, **resources)
+    return WorkerConfig(models={}, generation={}, resources=ResourcesConfig(**resources))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def asked(**resources: Any) -> WorkerConfig:
         ({"learner_ranks": 2, "replicas": 2}, [{"CPU": 2}] * 2, [0, 1], [0, 1]),
         ({"learner_ranks": 2, "replicas": 2, "device": "cuda"}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
         (
-            {"learner_ranks": 2, "placement": "separate", "device": "cuda", "engine": {"tensor_parallel": 4}},
+            {"learner_ranks": 2, "placement": "separate", "device": "cuda", "engine": EngineConfig(tensor_parallel=4)},
             [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}], [0, 1], [2],
         ),
     ],

@@ -49,12 +49,12 @@ HOLDER = """
 import sys, time
 import ray
 from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.roster import NAMESPACE, WorkerSpec
+from experiments.running.actor import NAMESPACE, WorkerActor
 
 with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)
-    spec = WorkerSpec(key="k", workers=1, num_cpus=0, num_gpus=0, environment=environment())
-    (actor,) = ray.get(roster.take.remote(spec))
+    options = {"num_cpus": 0, "num_gpus": 0, "runtime_env": environment()}
+    (actor,) = ray.get(roster.take.remote("k", 1, WorkerActor, options))
     ray.get(actor.place.remote("", ""))
     print("up", flush=True)
     time.sleep(600)

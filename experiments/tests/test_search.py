@@ -7,17 +7,17 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
+from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.rates.search import Pilot
-from experiments.rates.trials import Evaluation
+from experiments.rates import Evaluation, Pilot
 from experiments.running import starts, work
 from experiments.running.cells import Cell, Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import load
-from experiments.stages.search import chosen_lines, find, first_score, write_pilot
+from experiments.stages.sweep import chosen_lines, find, first_score, write_pilot
 
 from .made import SURROUNDINGS
 
@@ -130,8 +130,10 @@ def test_a_metric_of_the_best_response_is_held_against_the_first_evaluations(tmp
     cells = made.trials([1e-3])
     for cell, score in zip(cells[::2], (0.4, 0.6), strict=True):
         rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
-        cost = {"rollouts": 4, "prompt_tokens": 4, "response_tokens": 4}
-        start = starts.Start(metrics={"best_at_4": score}, questions=100, samples=4, cost=cost, pass_rates=rates)
+        answered = pl.DataFrame({"prompt_ids": [[1]] * 4, "response_ids": [[1]] * 4})
+        start = EvaluationResult(
+            metrics={"best_at_4": score}, questions=100, samples=4, rollouts=answered, pass_rates=rates
+        )
         starts.write(work.start_of(cell), start)
     found = first_score(cells, "best_at_4")
     assert found.score == pytest.approx(0.5)

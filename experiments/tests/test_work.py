@@ -14,8 +14,8 @@ from experiments.errors import ExperimentError
 from experiments.running import cells, display, work
 from experiments.running.cells import Cell
 from experiments.running.display import Progress
-from experiments.running.health import Health, health_of
 from experiments.running.spool import Spool
+from experiments.running.tracker import Health, health_of
 from experiments.stages.training import collect
 
 from .made import cell, ended, step_record

@@ -7,7 +7,7 @@ import pytest
 from experiments.errors import ExperimentError
 from experiments.playbook import study as panel
 from experiments.playbook.prepare import preset_of
-from experiments.rates.rule import Rates
+from experiments.rates import Rates
 from experiments.running.cells import Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings

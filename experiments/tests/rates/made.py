@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from experiments.rates.search import Pilot, Search
-from experiments.rates.trials import Evaluation, Tried
+from experiments.rates import Evaluation, Pilot, Search, Tried
 
 BASE = Evaluation(score=0.3, standard_error=0.01)
 SCORES = st.floats(0.0, 1.0)

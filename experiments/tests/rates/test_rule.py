@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.rates.rule import Rates
+from experiments.rates import Rates
 
 SIZES = st.integers(1, 2048)
 RATE = st.floats(1e-7, 1e-1)

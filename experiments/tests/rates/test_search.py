@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 
 from experiments.errors import ExperimentError
-from experiments.rates.search import extension
-from experiments.rates.trials import Tried
+from experiments.rates import Tried, extension
 
 from .made import found, grids, line, pilot
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout.scoring.estimators import wilson_interval
 
-from experiments.rates.trials import Evaluation, Trial, below, sampled, tried
+from experiments.rates import Evaluation, Trial, below, sampled, tried
 
 from .made import BASE, SCORES
 

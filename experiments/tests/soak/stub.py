@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 
 from experiments.running import starts, work
@@ -39,9 +40,11 @@ class StubActor:
         os.chdir(home.parents[2])
         if random.random() < json.loads(Path("faults.json").read_text())["deaths"]:
             os.kill(os.getpid(), signal.SIGKILL)
-        cost = {"rollouts": 32, "prompt_tokens": 9, "response_tokens": 9}
+        answered = pl.DataFrame({"prompt_ids": [[1]] * 32, "response_ids": [[1]] * 32})
         rates = pl.DataFrame({"problem_id": ["p"], "successes": [1], "samples": [4]})
-        first = starts.Start(metrics={"avg_at_4": 0.25}, questions=8, samples=4, cost=cost, pass_rates=rates)
+        first = EvaluationResult(
+            metrics={"avg_at_4": 0.25}, questions=8, samples=4, rollouts=answered, pass_rates=rates
+        )
         starts.write(home, first)
         note(f"start {cell.start_id}")
 

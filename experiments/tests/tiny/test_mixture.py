@@ -7,7 +7,7 @@ import pytest
 from isocompute.rollout import verifier
 
 from experiments.errors import ExperimentError
-from experiments.stages import problems
+from experiments.stages import prepare
 from experiments.tiny import mixture
 from experiments.tiny.config import MixtureModelConfig, MixtureSource
 
@@ -22,7 +22,7 @@ def partial_results(prompt: str) -> list[int]:
 
 
 def test_answers_are_those_of_the_rule_of_the_prefix() -> None:
-    table = problems.table_of(MixtureSource(train=200, validation=200))
+    table = prepare.table_of(MixtureSource(train=200, validation=200))
     for prompt, answer, rule in table.select("prompt", "answer", "verifier").iter_rows():
         steps = [str(step) for step in partial_results(prompt)]
         assert answer == steps[-1]
@@ -63,9 +63,9 @@ SIDES = [(0.0, 0, 0), (0.25, 64, 75), (0.5, 128, 150), (1.0, 256, 300)]
 
 @pytest.mark.parametrize(("share", "train", "validation"), SIDES)
 def test_the_share_is_that_of_either_side(share: float, train: int, validation: int) -> None:
-    table = problems.table_of(MixtureSource(share=share))
-    assert table.equals(problems.table_of(MixtureSource(share=share)))
-    assert not table.equals(problems.table_of(MixtureSource(share=share, seed=1)))
+    table = prepare.table_of(MixtureSource(share=share))
+    assert table.equals(prepare.table_of(MixtureSource(share=share)))
+    assert not table.equals(prepare.table_of(MixtureSource(share=share, seed=1)))
     assert table["prompt"].n_unique() == table["problem_id"].n_unique() == len(table) == 556
     for side, count in (("train", train), ("validation", validation)):
         own = table.filter(table["split"] == side)["prompt"]
@@ -81,4 +81,4 @@ def test_the_teacher_writes_the_family_alone_that_the_share_leaves(share: float)
 
 def test_more_problems_than_there_are_are_refused() -> None:
     with pytest.raises(ExperimentError, match="mixture has 50 problems of a family, and 60 are asked for"):
-        problems.table_of(MixtureSource(min_terms=2, max_terms=2, train=60, validation=60))
+        prepare.table_of(MixtureSource(min_terms=2, max_terms=2, train=60, validation=60))

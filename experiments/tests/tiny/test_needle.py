@@ -10,7 +10,7 @@ from isocompute.rollout import verifier
 from scipy import stats
 
 from experiments.errors import ExperimentError
-from experiments.stages import problems
+from experiments.stages import prepare
 from experiments.tiny import needle
 from experiments.tiny.config import NEEDLE_CLASSES, NEEDLE_LETTERS, NeedleModelConfig, NeedleSource
 from experiments.tiny.lessons import END, vocabulary
@@ -110,9 +110,9 @@ def test_more_or_less_than_a_code_is_wrong(response: str) -> None:
 
 
 def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
-    table = problems.table_of(NeedleSource())
-    assert table.equals(problems.table_of(NeedleSource()))
-    assert not table.equals(problems.table_of(NeedleSource(seed=1)))
+    table = prepare.table_of(NeedleSource())
+    assert table.equals(prepare.table_of(NeedleSource()))
+    assert not table.equals(prepare.table_of(NeedleSource(seed=1)))
     assert table["prompt"].n_unique() == table["problem_id"].n_unique() == len(table) == 556
     for side, size in (("train", 256), ("validation", 300)):
         prompts = [prompt for prompt, split in table.select("prompt", "split").iter_rows() if split == side]
@@ -124,7 +124,7 @@ def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
     # Seeds of problems draw others with the same codes.
 
     def rules(source: NeedleSource) -> set[tuple[str, str]]:
-        rows = problems.table_of(source).select("prompt", "verifier").iter_rows()
+        rows = prepare.table_of(source).select("prompt", "verifier").iter_rows()
         return {(prompt[:3], rule) for prompt, rule in rows}
 
     assert rules(NeedleSource()) == rules(NeedleSource(seed=1)) != rules(NeedleSource(codes=1))
@@ -133,4 +133,4 @@ def test_problems_are_distinct_even_and_the_same_for_a_seed() -> None:
 
 def test_more_problems_than_there_are_are_refused() -> None:
     with pytest.raises(ExperimentError, match="needle has 972 problems, 81 of a key"):
-        problems.table_of(NeedleSource(largest_digit=2, train=700, validation=300))
+        prepare.table_of(NeedleSource(largest_digit=2, train=700, validation=300))
