@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -38,19 +38,6 @@ class Origin:
     surroundings: Surroundings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRates:
-    """When pass rates of the training problems are measured, too.
-
-    Attributes:
-        at: Nominal rollouts, of which each is a point of the grid of evaluations.
-        samples: Responses per training problem.
-    """
-
-    at: tuple[int, ...]
-    samples: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One ``(B_p, n, seed)`` run and all that its result depends on.
@@ -64,10 +51,6 @@ class Cell:
         evaluations_per_octave: Points an octave of a grid of evaluations that is spaced by the logarithm; None: every
             multiple of ``evaluate_every`` (``RunConfig``).
         evaluation_samples: Responses per validation problem.
-        training_rates: When training problems are evaluated; None: never.
-        branch_of: Run id of the constant trunk that a decay branch continues, from its checkpoint after
-            ``learner.optimizer.decay_after`` steps; None for a trunk.
-        branches_at: Steps after which a trunk keeps a checkpoint; no part of the identity, since it changes no result.
     """
 
     purpose: str
@@ -79,16 +62,13 @@ class Cell:
     evaluate_every: int
     evaluations_per_octave: int | None = None
     evaluation_samples: int
-    training_rates: TrainingRates | None = None
     learner: LearnerConfig
-    branch_of: str | None = None
-    branches_at: tuple[int, ...] = ()
 
     @cached_property
     def run_id(self) -> str:
         """Hash of all that the result depends on."""
         plain = asdict(self)
-        del plain["purpose"], plain["rollouts"], plain["branches_at"]
+        del plain["purpose"], plain["rollouts"]
         return digest(plain)
 
     @cached_property
@@ -100,34 +80,6 @@ class Cell:
     def batch_rollouts(self) -> int:
         """B = B_p · n."""
         return self.problems_per_batch * self.rollouts_per_problem
-
-    @property
-    def first_step(self) -> int:
-        """Steps that were taken before this run began: those of its trunk, for a branch."""
-        return self.learner.optimizer.decay_after if self.branch_of else 0
-
-    @property
-    def own_rollouts(self) -> int:
-        """Budget of its own steps: C without what its trunk had used."""
-        return self.rollouts - self.first_step * self.batch_rollouts
-
-    def branch(self, rollouts: int, *, share: float) -> Cell:
-        """The cell that continues this one from its checkpoint and lets the rate decay to 0 at a budget.
-
-        Args:
-            rollouts: Its budget, a multiple of B; the rate decays over the last steps of it.
-            share: Share of the budget's steps, at least 1, over which the rate decays linearly.
-        """
-        steps = rollouts // self.batch_rollouts
-        last_at_peak = decay_begins(steps, share=share)
-        optimizer = replace(self.learner.optimizer, decay="linear", decay_after=last_at_peak, decay_steps=steps)
-        return replace(
-            self,
-            rollouts=rollouts,
-            learner=replace(self.learner, optimizer=optimizer),
-            branch_of=self.run_id,
-            branches_at=(),
-        )
 
     @property
     def run_config(self) -> RunConfig:
@@ -157,11 +109,6 @@ class Cell:
             f"n={self.rollouts_per_problem} Bp={self.problems_per_batch} lr={self.learner.learning_rate:.3g} "
             f"{self.origin.base_model} seed={self.seed}"
         )
-
-
-def decay_begins(steps: int, *, share: float) -> int:
-    """The last step at the peak of a run of some steps whose rate decays over the last ``share`` of them."""
-    return steps - max(1, round(share * steps))
 
 
 def problems_hash(problems: pl.DataFrame) -> str:

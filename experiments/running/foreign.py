@@ -106,7 +106,7 @@ class CommandCell(Cell):
     def run_id(self) -> str:
         """Hash of all that the result depends on."""
         plain = asdict(self)
-        del plain["purpose"], plain["branches_at"]
+        del plain["purpose"]
         # Of our learner's settings a command takes this one.
         plain["learner"] = self.learner.learning_rate
         return digest(plain)

@@ -197,10 +197,7 @@ def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
 
 
 def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
-    """The last step that a budget admits: the rollouts used before it and B together do not exceed it.
-
-    Of a branch, whose ledger holds its own steps only, the trunk's rollouts are part of the budget.
-    """
+    """The last step that a budget admits: the rollouts used before it and B together do not exceed it."""
     used = (
         ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS))
         .group_by("step")
@@ -208,8 +205,8 @@ def last_step(ledger: pl.DataFrame, cell: Cell) -> int:
         .sort("step")
         .with_columns(before=pl.col("rollouts").cum_sum() - pl.col("rollouts"))
     )
-    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.own_rollouts)
-    return int(admitted["step"][-1]) if len(admitted) else cell.first_step
+    admitted = used.filter(pl.col("before") + cell.batch_rollouts <= cell.rollouts)
+    return int(admitted["step"][-1]) if len(admitted) else 0
 
 
 def prune(gigabytes: float, *, last: Collection[str] = (), keep: Collection[str] = ()) -> list[str]:

@@ -17,7 +17,6 @@ from isocompute.learner import (
     LearnerGroup,
     Progress,
     Updater,
-    branch,
     canary,
     restore,
     through_deaths,
@@ -25,7 +24,7 @@ from isocompute.learner import (
     train,
 )
 from isocompute.learner.saving.export import save_policy
-from isocompute.rollout import EvaluationResult, evaluate, open_sampler, prompting_from, sampling_from, scoring_from
+from isocompute.rollout import evaluate, open_sampler, prompting_from, sampling_from, scoring_from
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
@@ -38,9 +37,6 @@ from .cells import Cell
 from .models import local_path
 from .places import Layout, reserve
 from .spool import Spool
-
-PASS_RATES, TRAINING_PASS_RATES = "pass_rates", "training_pass_rates"
-"""Names of the tables of pass rates, on validation and on training problems."""
 
 
 class Worker:
@@ -110,23 +106,22 @@ class Worker:
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
-        kept = self.config.resources.checkpoints.model_dump()
-        checkpoints = Checkpoints(home / "checkpoints", keep_steps=cell.branches_at, **kept)
+        checkpoints = Checkpoints(home / "checkpoints", **self.config.resources.checkpoints.model_dump())
         trained = problems.filter(pl.col("split") == "train")
-        progress = _progress(cell, home, learner, checkpoints, trained)
+        progress = restore(learner=learner, checkpoints=checkpoints, run=cell.run_config, problems=trained)
         spool = Spool(home / "metrics.jsonl")
         spool.rewind(progress.rollouts)
         validation = problems.filter(pl.col("split") == "validation")
         self._try_sync(cell, home, learner, validation, resumed_from=progress.step)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=progress.step) as ledger:
             # Not what is paid: a cell must end with the same steps however often it was killed.
-            meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.own_rollouts, counted="used")), home)
+            meter = UntilStopped(Meter(ledger, Limits(rollouts=cell.rollouts, counted="used")), home)
             ended = train(
                 run=cell.run_config,
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
-                evaluator=Evaluations(cell, self._sampler, problems, home, start),
+                evaluator=Evaluations(cell, self._sampler, validation, home, start),
                 meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
@@ -152,12 +147,10 @@ class Worker:
         """Write the tables of a cell that has ended, then that it has."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
         tables.write(ledger.table(), "ledger", home / "ledger.parquet")
-        for name in (PASS_RATES, TRAINING_PASS_RATES):
-            # Only whole files of this run's evaluations: a kill may have left others.
-            paths = [home / name / f"{step}.parquet" for step in sorted({row["step"] for row in ended.evals})]
-            rates = [tables.read(path, "pass_rates") for path in paths if name == PASS_RATES or path.exists()]
-            if rates:
-                tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / f"{name}.parquet")
+        # Only whole files of this run's evaluations: a kill may have left others.
+        steps = sorted({row["step"] for row in ended.evals})
+        rates = [tables.read(home / "pass_rates" / f"{step}.parquet", "pass_rates") for step in steps]
+        tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self.config.resources.processors_of_a_worker())
         tables.write(timings, "timings", home / "timings.parquet")
         work.set_done(home, work.Done.of(cell, ledger.totals, step=ended.step, diverged_at=ended.diverged_at))
@@ -238,37 +231,27 @@ class Evaluated:
 class Evaluations:
     """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
 
-    def __init__(self, cell: Cell, sampler: Sampler, problems: pl.DataFrame, home: Path, start: Path) -> None:
-        self._cell, self._sampler, self._home, self._start = cell, sampler, home, start
-        self._validation = problems.filter(pl.col("split") == "validation")
-        self._trained = problems.filter(pl.col("split") == "train")
+    def __init__(self, cell: Cell, sampler: Sampler, validation: pl.DataFrame, home: Path, start: Path) -> None:
+        self._cell, self._sampler, self._validation, self._home, self._start = cell, sampler, validation, home, start
 
     def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
         """Evaluate at a point of the grid."""
-        cell = self._cell
+        cell, paid_for = self._cell, None
         if step == 0:
-            found, paid_for = starts.read(self._start), None
+            found = starts.read(self._start)
         else:
-            found = self._evaluate(self._validation, cell.evaluation_samples, at)
+            found = evaluate(
+                self._sampler, self._validation, samples=cell.evaluation_samples, seed=cell.seed, at=at,
+                run_id=cell.run_id,
+            )  # fmt: skip
             paid_for = found.rollouts
-        self._write(found.pass_rates, PASS_RATES, step)
-        training = cell.training_rates
-        if training is not None and at in training.at:
-            more = self._evaluate(self._trained, training.samples, at)
-            self._write(more.pass_rates, TRAINING_PASS_RATES, step)
-            paid_for = more.rollouts if paid_for is None else pl.concat([paid_for, more.rollouts])
+        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+        # One file per evaluation: repeated after a crash, it is written again with the same content.
+        tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
         row = cell.evals_row(
             step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
         )
         return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
-
-    def _evaluate(self, problems: pl.DataFrame, samples: int, at: int) -> EvaluationResult:
-        return evaluate(self._sampler, problems, samples=samples, seed=self._cell.seed, at=at, run_id=self._cell.run_id)
-
-    def _write(self, rates: pl.DataFrame, name: str, step: int) -> None:
-        rates = rates.with_columns(run_id=pl.lit(self._cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file per evaluation: repeated after a crash, it is written again with the same content.
-        tables.write(rates, "pass_rates", self._home / name / f"{step}.parquet")
 
 
 class UntilStopped:
@@ -283,19 +266,6 @@ class UntilStopped:
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
         self.stopped = admitted and work.asked_to_stop(self._home)
         return admitted and not self.stopped
-
-
-def _progress(cell: Cell, home: Path, learner: Updater, checkpoints: Checkpoints, problems: pl.DataFrame) -> Progress:
-    """How far a cell is: at its newest checkpoint, at its trunk's where a branch begins, or at step 0."""
-    run = cell.run_config
-    if cell.branch_of is None or work.newest_checkpoint(home):
-        return restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-    trunk = Checkpoints(home.with_name(cell.branch_of) / "checkpoints")
-    progress = branch(learner=learner, trunk=trunk, run=run, problems=problems)
-    with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=0) as ledger:
-        # Its ledger begins where the trunk's steps end.
-        ledger.charge(progress.step, {})
-    return progress
 
 
 def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:

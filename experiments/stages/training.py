@@ -104,8 +104,6 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
         "problems_per_batch": cell.problems_per_batch,
         "seed": cell.seed,
         "learning_rate": cell.learner.learning_rate,
-        "branch_of": cell.branch_of,
-        "first_step": cell.first_step,
         "rollouts": cell.rollouts,
         "steps": found.step,
         "status": "diverged" if found.diverged else "finished",

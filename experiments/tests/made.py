@@ -13,7 +13,7 @@ from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
-from experiments.running.cells import Cell, Origin, TrainingRates
+from experiments.running.cells import Cell, Origin
 from experiments.running.identity import Surroundings
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -40,15 +40,9 @@ def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **chang
     return Cell(**{**settings, **changes})
 
 
-BRANCHED = ("trunk", "branch", "at_once")
-
-
-def other_cells(one: Cell) -> dict[str, Cell]:
-    """A trunk, its branch that decays over the last quarter of 96 rollouts, that one at once; one with an adapter."""
-    trunk = replace(one, branches_at=(9,), training_rates=TrainingRates(at=(32, 96), samples=2))
-    branch = trunk.branch(96, share=0.25)
-    adapted = replace(one, learner=replace(one.learner, learning_rate=1e-2, adapter=AdapterConfig(rank=8)))
-    return {"trunk": trunk, "branch": branch, "at_once": replace(branch, branch_of=None), "adapted": adapted}
+def adapted(one: Cell) -> Cell:
+    """A cell that learns an adapter."""
+    return replace(one, learner=replace(one.learner, learning_rate=1e-2, adapter=AdapterConfig(rank=8)))
 
 
 def step_record(step: int, *, reward: float = 0.5, length: float = 5.0) -> StepRecord:

@@ -20,7 +20,7 @@ from experiments.running.worker import Worker
 from experiments.settings.resources import CheckpointsConfig, ResourcesConfig
 from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, cell, other_cells
+from .made import SAMPLING, adapted, cell
 
 # What is imported stays: no process forked from this one need look through it for garbage.
 gc.freeze()
@@ -44,14 +44,10 @@ def main(
     ranks: int,
     rollouts: int,
     checkpoints: dict[str, int],
-    which: str | None = None,
     replicas: int = 1,
+    with_adapter: bool = False,
 ) -> None:
-    """Run it, or what is left of it; the model and the problems are named by the folder above.
-
-    Args:
-        which: One of ``other_cells``, whose folder is below ``home``.
-    """
+    """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
         import ray
 
@@ -67,7 +63,6 @@ def main(
     )  # fmt: skip
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=base)
-    if which:
-        one = other_cells(one)[which]
-        home = home / one.run_id
+    if with_adapter:
+        one = adapted(one)
     worker.train(one, pl.read_parquet(problems), home, home.parent / f"{home.name}-start")

@@ -18,10 +18,8 @@ import pytest
 from isocompute.budget import Ledger
 from isocompute.learner import Checkpoints, StepRecord
 
-from experiments.running import models, work
+from experiments.running import work
 from experiments.running.spool import Spool
-
-from . import made
 
 forks = multiprocessing.get_context("forkserver")
 RANK = "ray::RankActor"
@@ -67,10 +65,10 @@ def start(
     return spawn(_run, folder, placement, ranks, rollouts, checkpoints, replicas)
 
 
-def _other(folder: Path, which: str) -> None:
+def _adapted(folder: Path) -> None:
     from .run_cell import main
 
-    main(folder, "colocated", 1, 96, {}, which)
+    main(folder, "colocated", 1, 96, {}, with_adapter=True)
 
 
 def _inputs(folder: Path) -> None:
@@ -186,39 +184,9 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     assert done.lost["rollouts"] > 0
 
 
-def test_a_branch_continued_equals_the_branch_at_once_and_pays_for_its_own_steps_only(home: Path) -> None:
-    folder = home / "branched"
-    for which in made.BRANCHED:
-        assert exit_code(spawn(_other, folder, which)) == 0
-    model = Path(json.loads((home / "inputs.json").read_text())[0])
-    cells = made.other_cells(made.cell(base=models.content_hash(model)))
-    tables = {
-        which: {
-            name: pl.read_parquet(folder / cells[which].run_id / f"{name}.parquet")
-            for name in ("evals", "ledger", "pass_rates")
-        }
-        for which in made.BRANCHED
-    }
-    later = {
-        which: {name: table.filter(pl.col("step") > 9).drop("run_id") for name, table in own.items()}
-        for which, own in tables.items()
-    }
-    assert tables["branch"]["evals"]["rollouts"].to_list() == [96]
-    assert tables["branch"]["ledger"].filter(pl.col("cohort") == "trained")["step"].to_list() == [10, 11, 12]
-    for name in ("evals", "ledger", "pass_rates"):
-        assert later["branch"][name].equals(later["at_once"][name]), name
-    # The trunk went on at its own rate.
-    assert not later["branch"]["pass_rates"].equals(later["trunk"]["pass_rates"])
-    training = pl.read_parquet(folder / cells["trunk"].run_id / "training_pass_rates.parquet")
-    assert training.group_by("step").len().sort("step").rows() == [(4, 12), (12, 12)]
-    assert set(training["samples"]) == {2}
-
-
 def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:
-    assert exit_code(spawn(_other, home / "other", "adapted")) == 0
-    model = Path(json.loads((home / "inputs.json").read_text())[0])
-    one = made.other_cells(made.cell(base=models.content_hash(model)))["adapted"]
-    folder = home / "other" / one.run_id
+    folder = home / "adapted"
+    assert exit_code(spawn(_adapted, folder)) == 0
     records = [record for record in Spool(folder / "metrics.jsonl").records() if isinstance(record, StepRecord)]
     assert len(records) == 12
     updates = [record.update for record in records if record.update is not None]

@@ -51,17 +51,6 @@ def test_warm_up_covers_the_same_rollouts(design: Design) -> None:
         assert cell.learner.optimizer.warmup_steps * cell.batch_rollouts == 1024
 
 
-def test_the_rate_of_a_branch_falls_to_0_over_the_last_part_of_its_budget(study: panel.Study, design: Design) -> None:
-    for trunk in design.cells(RATES):
-        for end in study.branches.at:
-            branch = trunk.branch(end, share=study.branches.share)
-            assert branch.branch_of == trunk.run_id
-            assert branch.first_step * branch.batch_rollouts == pytest.approx(0.85 * end, abs=branch.batch_rollouts)
-            assert branch.own_rollouts == end - branch.first_step * branch.batch_rollouts
-            assert branch.learner.optimizer.factor_at(branch.first_step) == 1.0
-            assert branch.learner.optimizer.factor_at(end // branch.batch_rollouts + 1) == 0.0
-
-
 def test_a_setting_that_the_study_does_not_know_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = panel.PANEL.read_text().replace("base_seeds:", "base_sedes:")
     monkeypatch.setattr(panel, "PANEL", tmp_path / "panel.yaml")
