@@ -11,8 +11,7 @@ from ..errors import ExperimentError
 from ..rates import Rates
 from ..settings.learner import learner_config
 from ..settings.model import Preset
-from ..settings.rates import DeclaredRate
-from ..settings.sweep import SweepConfig
+from ..settings.sweep import DeclaredRate, SweepConfig
 from .cells import Cell, Origin
 from .foreign import CommandCell, CommandSurroundings
 

@@ -10,9 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from .rates import BOTH
 from .schema import choices, deciding, preset_schema, resolved
 from .strict import SettingError
+from .sweep import BOTH
 
 LONGEST = 80
 """Characters of a value that a message shows."""

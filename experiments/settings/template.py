@@ -11,9 +11,9 @@ import yaml
 
 from .learner import LearnerSettings, learner_config
 from .model import Preset
-from .rates import kind_of
 from .schema import choices, preset_schema, resolved
 from .strict import checked_name
+from .sweep import kind_of
 from .trainer import CommandTrainer
 
 WIDTH = 118

@@ -16,7 +16,7 @@ from isocompute.rollout.problems.candidates import problem_id
 from ..errors import ExperimentError
 from ..settings import ModelConfig, PreparedConfig, Preset
 from ..settings.bases import PreparedModel
-from ..tiny import mixture, needle
+from ..tiny import chains, needle
 from ..tiny.config import MixtureSource, NeedleSource, TinySource
 from . import base, difficulty
 from .base import FOLDER
@@ -95,7 +95,7 @@ def make_problems(preset: Preset) -> pl.DataFrame:
 
 def table_of(source: NeedleSource | MixtureSource) -> pl.DataFrame:
     """The problems of a source that this repository makes; the same source gives the same."""
-    rows = needle.problems(source) if isinstance(source, NeedleSource) else mixture.problems(source)
+    rows = needle.problems(source) if isinstance(source, NeedleSource) else chains.problems(source)
     frame = pl.DataFrame(list(rows), schema=["split", "prompt", "answer", "verifier"], orient="row")
     frame = frame.with_columns(
         problem_id=pl.Series([problem_id(source.name, prompt) for prompt in frame["prompt"]], dtype=pl.String),

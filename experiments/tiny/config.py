@@ -41,11 +41,8 @@ class TinyModelConfig(Strict):
     """Seed of the weights and the data."""
 
 
-class ChainsModelConfig(TinyModelConfig):
-    """How the embedded base model is trained, on imperfect worked solutions of sums."""
-
-    name: ClassVar[str] = "chains"
-    characters: ClassVar[str] = CHAIN_CHARACTERS
+class Terms(Strict):
+    """Which sums there are."""
 
     digits: str = "12345"
     """Digits that its expressions are made of."""
@@ -53,13 +50,22 @@ class ChainsModelConfig(TinyModelConfig):
     """Fewest terms of an expression."""
     max_terms: int = 6
     """Most terms of an expression."""
-    largest_slip: int = Field(default=9, ge=1, le=9)
-    """How far off a wrong fact may be; small slips cancel out, and answers are right by luck."""
 
     @model_validator(mode="after")
     def _terms_are_a_range(self) -> Self:
-        check_terms(self.min_terms, self.max_terms)
+        if self.min_terms > self.max_terms:
+            raise ValueError(f"min_terms is {self.min_terms}; it must be at most max_terms, {self.max_terms}")
         return self
+
+
+class ChainsModelConfig(Terms, TinyModelConfig):
+    """How the embedded base model is trained, on imperfect worked solutions of sums."""
+
+    name: ClassVar[str] = "chains"
+    characters: ClassVar[str] = CHAIN_CHARACTERS
+
+    largest_slip: int = Field(default=9, ge=1, le=9)
+    """How far off a wrong fact may be; small slips cancel out, and answers are right by luck."""
 
 
 class MixtureModelConfig(ChainsModelConfig):
@@ -117,28 +123,15 @@ class NeedleSource(TinySource):
     """Seed of the hidden codes, which must be the base model's."""
 
 
-class MixtureSource(TinySource):
+class MixtureSource(Terms, TinySource):
     """Sums of two families with contradictory rules (``mixture``)."""
 
     name: ClassVar[str] = "mixture"
     taught: ClassVar[tuple[str, ...]] = ("digits", "share")
 
-    digits: str = "12345"
-    """Digits that its expressions are made of."""
     min_terms: int = Field(default=4, ge=2)
     """Fewest terms of an expression."""
     max_terms: int = 5
     """Most terms of an expression."""
     share: float = Field(default=0.5, ge=0, le=1)
     """Share of the contradictory family, of either side; it must be the base model's."""
-
-    @model_validator(mode="after")
-    def _terms_are_a_range(self) -> Self:
-        check_terms(self.min_terms, self.max_terms)
-        return self
-
-
-def check_terms(fewest: int, most: int) -> None:
-    """Refuse a range of terms that is empty."""
-    if fewest > most:
-        raise ValueError(f"min_terms is {fewest}; it must be at most max_terms, {most}")

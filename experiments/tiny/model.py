@@ -14,10 +14,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .chains import ChainTeacher
+from .chains import ChainTeacher, MixtureTeacher
 from .config import CHAIN_CHARACTERS, ChainsModelConfig, MixtureModelConfig, NeedleModelConfig, TinyModelConfig
 from .lessons import END, PAD, Lesson, Teacher, vocabulary
-from .mixture import MixtureTeacher
 from .needle import NeedleTeacher
 
 IGNORED = -100

@@ -13,7 +13,7 @@ from isocompute.learner.recipes import RECIPES
 from experiments.errors import ExperimentError
 from experiments.settings import load
 from experiments.settings.learner import learner_config
-from experiments.settings.rates import DeclaredRate
+from experiments.settings.sweep import DeclaredRate
 
 from ..made import PARAMS, changed
 

@@ -8,7 +8,7 @@ from isocompute.rollout import verifier
 
 from experiments.errors import ExperimentError
 from experiments.stages import prepare
-from experiments.tiny import mixture
+from experiments.tiny import chains as mixture
 from experiments.tiny.config import MixtureModelConfig, MixtureSource
 
 
