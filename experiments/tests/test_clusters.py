@@ -17,11 +17,9 @@ SLURM, KUBERAY = ROOT / "docs" / "clusters" / "paper.sbatch", ROOT / "docs" / "c
 def test_the_slurm_job_has_as_many_gpus_as_the_preset_asks_for() -> None:
     subprocess.run(["bash", "-n", str(SLURM)], check=True)
     given = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", SLURM.read_text(), flags=re.MULTILINE))
-    assert int(given["nodes"]) * int(given["gpus-per-node"]) >= load(preset="paper").processors()
+    assert int(given["nodes"]) * int(given["gpus-per-node"]) == load(preset="paper").processors()
     # A cell's processes are on one node.
-    resources = load(preset="paper").resources
-    assert resources.processors_of_a_worker() <= int(given["gpus-per-node"])
-    assert resources.workers == int(given["nodes"])
+    assert load(preset="paper").resources.processors_of_a_worker() == int(given["gpus-per-node"])
 
 
 def test_the_kuberay_job_has_as_many_gpus_as_the_preset_asks_for() -> None:
@@ -30,5 +28,5 @@ def test_the_kuberay_job_has_as_many_gpus_as_the_preset_asks_for() -> None:
     (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
-    assert gpus == int(group["rayStartParams"]["num-gpus"]) >= load(preset="paper").resources.processors_of_a_worker()
-    assert gpus * group["replicas"] >= load(preset="paper").processors()
+    assert gpus == int(group["rayStartParams"]["num-gpus"]) == load(preset="paper").resources.processors_of_a_worker()
+    assert gpus * group["replicas"] == load(preset="paper").processors()

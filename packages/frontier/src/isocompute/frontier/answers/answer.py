@@ -106,7 +106,9 @@ class Answer:
             said.append(f"not known here, for its runs end too early: {', '.join(names)}")
         text = "; ".join(said) + "."
         if self.earlier is not None:
-            near = at_best_rates(self.earlier.near())
+            # What n* is there, so that both say the same of two that are as good.
+            kept = self.cells[self.path.at(self.compute / 4)]
+            near = sorted(at_best_rates(self.earlier.near()), key=lambda option: _key(option.cell) != _key(kept))
             best = f"n = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
             text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
         return text
@@ -118,9 +120,9 @@ class Answer:
         if not changes:
             return f"n*: {names[int(self.path.chosen[-1])]} at every budget"
         parts = [names[changes[0].before]]
+        first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
         for change in changes:
             low, high = change.interval
-            first, last = short(float(self.path.compute[0])), short(float(self.path.compute[-1]))
             span = f"{short(low) if low else f'<{first}'} to {short(high) if high else f'>{last}'}"
             said = f"90 % interval: {span}" if len(parts) == 1 else span
             parts.append(f"{names[change.after]} at {short(change.compute)} ({said})")
@@ -137,7 +139,7 @@ class Answer:
             at = short(self.decision.compute)
             said.append(
                 f"n = {best.rollouts_per_problem} was not run: with probability {percent(best.probability)} it is "
-                f"better than {chosen} at {at}, and trying it gains {best.gain:.3f} on average."
+                f"better than {chosen} at {at} (expected improvement from trying it: {best.gain:.3f})."
             )
         return " ".join(said)
 
@@ -146,7 +148,7 @@ def _alike(near: Sequence[Option], several: bool) -> list[str]:
     """What is said of the settings that are as good as the first, if there are any."""
     if len(near) == 1:
         return []
-    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=_order))
+    shares = ", ".join(percent(o.probability_best) for o in sorted(near[1:], key=lambda option: _key(option.cell)))
     verb = "are" if len(near) > 2 else "is"
     return [f"{listed(near[1:], several)} {verb} within {NEAR} of that (P(best) {shares})"]
 
@@ -155,8 +157,7 @@ def at_best_rates(options: Sequence[Option]) -> list[Option]:
     """The first option of each n, B_p and group."""
     first: dict[tuple[int, int, str], Option] = {}
     for option in options:
-        cell = option.cell
-        first.setdefault((cell.rollouts_per_problem, cell.problems_per_batch, cell.group), option)
+        first.setdefault(_key(option.cell), option)
     return list(first.values())
 
 
@@ -169,12 +170,13 @@ def name(cell: Cell, several: bool, rated: bool = False) -> str:
 
 def listed(options: Sequence[Option], several: bool) -> str:
     """Settings in the order of n: "8, 16 and 32"."""
-    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=_order)))
+    names = list(dict.fromkeys(name(o.cell, several) for o in sorted(options, key=lambda option: _key(option.cell))))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _order(option: Option) -> tuple[int, int, str]:
-    return option.cell.rollouts_per_problem, option.cell.problems_per_batch, option.cell.group
+def _key(cell: Cell) -> tuple[int, int, str]:
+    """What is one setting whatever its learning rate; settings are listed in this order."""
+    return cell.rollouts_per_problem, cell.problems_per_batch, cell.group
 
 
 def signed(number: float) -> str:

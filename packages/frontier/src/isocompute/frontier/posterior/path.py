@@ -54,6 +54,10 @@ class Path:
     probability_best: Array
     changes: tuple[Change, ...]
 
+    def at(self, compute: float) -> int:
+        """Index of the setting chosen at a budget, or at the nearest one of the path."""
+        return int(self.chosen[np.abs(np.log(self.compute / compute)).argmin()])
+
 
 def path_of(
     first: float, last: float, cells: tuple[Cell, ...], decide_at: Callable[[float], Decision],
