@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace) -> int:
     name = given.command
-    lines = COMMANDS[name]() if name in COMMANDS else OF_A_UNIT[name](study.load().unit(given.unit))
+    lines = COMMANDS[name]() if name in COMMANDS else OF_A_UNIT[name](study.unit_of(given.unit))
     for line in lines:
         print(line, flush=True)
     return 0

@@ -10,11 +10,10 @@ from typing import Any
 from isocompute.rollout.contract.files import write_text
 
 from . import advice, claims, forests, questions, runs, whole
-from . import study as panel
 from .claims import effect, signed
 from .questions import QUESTIONS, Answer, Measured
 from .statistics import Verdict
-from .study import ROOT
+from .study import ROOT, UNITS
 
 DOCS = ROOT / "docs"
 NUMBERS = Path(__file__).with_name("findings.json")
@@ -25,8 +24,7 @@ DIGITS = 4
 
 def write(docs: Path = DOCS, numbers: Path = NUMBERS) -> Iterator[Path]:
     """Measure every unit and the paper's points, and write numbers, page and figure; yields the files."""
-    study = panel.load()
-    measured = {unit.name: rounded(runs.measure(whole.read(study, unit))) for unit in study.units()}
+    measured = {unit.name: rounded(runs.measure(whole.read(unit))) for unit in UNITS}
     found = {"units": measured, "paper": rounded(runs.paper())}
     write_text(numbers, json.dumps(found, indent=1) + "\n")
     write_text(docs / "findings.md", page(found))

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..figures import COLOURS, pyplot, save
-from . import study as panel
 from .advice import PROTOCOLS, failures_by_cell
 from .questions import REWARD, Answer, Measured
 from .statistics import Estimate, clopper_pearson, over_units
+from .study import UNITS
 
 Line = tuple[str, Sequence[float]]
 """A unit, and its number with both ends of its interval; an end may be infinite."""
@@ -68,7 +68,7 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
     colours = {setting: COLOURS[k % len(COLOURS)] for k, setting in enumerate(_settings())}
     shown: set[str] = set()
     pairs = {}
-    for k, unit in enumerate(panel.load().units()):
+    for k, unit in enumerate(UNITS):
         own = np.array(measured[unit.name]["vertices"][protocol][:2])
         pairs[unit.problem_set, unit.base_seed] = own[:, 0]
         label = unit.problem_set
@@ -101,9 +101,7 @@ def _of_questions(answers: Mapping[str, Answer], titles: Mapping[str, str], leas
 
 def _of_difficulty(measured: Measured) -> Any:
     """n* of every unit at C_max, tuned per n, by setting."""
-    vertices = {
-        (unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1] for unit in panel.load().units()
-    }
+    vertices = {(unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1] for unit in UNITS}
     lines = _by_setting(vertices)
     means = {unit: float(own[0]) for unit, own in vertices.items()}
     figure, (axis,) = _axes(1, len(lines))
@@ -196,4 +194,4 @@ def _by_setting(numbers: Mapping[tuple[str, int], Sequence[float]]) -> list[Line
 
 
 def _settings() -> list[str]:
-    return list(dict.fromkeys(unit.problem_set for unit in panel.load().units()))
+    return list(dict.fromkeys(unit.problem_set for unit in UNITS))

@@ -8,9 +8,9 @@ from typing import Any
 
 from isocompute.frontier.answers.comparison import holm
 
-from . import study as panel
 from .measures import Number
 from .statistics import TAIL, Estimate, Rule, Verdict, over_units
+from .study import STUDY, UNITS
 
 OCTAVE = 0.5
 """δ of n* (octaves)."""
@@ -138,12 +138,11 @@ def answers(measured: Measured) -> dict[str, Answer]:
 
 
 def _numbers(name: str, question: Question, measured: Measured) -> Numbers:
-    study = panel.load()
     if not question.less:
-        own = {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"] for unit in study.units()}
+        own = {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"] for unit in UNITS}
         return {key: tuple(values[name]) for key, values in own.items() if name in values}
     found: Numbers = {}
-    for base in study.base_seeds:
+    for base in STUDY["base_seeds"]:
         first, *others = (measured[f"{setting}-{base}"]["vertices"]["tuned"][1] for setting in question.less)
         found[question.less[0], base] = _difference(first, others)
     return found

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 from isocompute.rollout.contract import tables
 
 from .prepare import RESULTS, preset_of
-from .study import Study, Unit
+from .study import EARLY, RATE_FACTORS, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +47,16 @@ class Whole:
         return self.evals.filter(pl.col("kind") == "trunk")
 
 
-def read(study: Study, unit: Unit, folder: Path | None = None) -> Whole:
+def read(unit: Unit) -> Whole:
     """Read a unit."""
-    folder = folder or RESULTS / unit.name
+    folder = RESULTS / unit.name
     sweep = preset_of(unit).sweep_of(unit.problem_set)
     size = sweep.problems_per_batch[0]
     cells = [_row(cell, size, sweep.seeds[0]) for cell in json.loads((folder / "cells.json").read_text())["cells"]]
     known = pl.DataFrame([cell for cell in cells if cell["purpose"] != "pilot"]).drop("purpose")
     rates = known.filter(pl.col("kind") == "trunk").select("rollouts_per_problem", "learning_rate").unique()
     factors = rates.sort("rollouts_per_problem", "learning_rate").with_columns(
-        factor=pl.lit(sorted(study.rate_factors)).list.get(
-            pl.int_range(pl.len()).over("rollouts_per_problem"), null_on_oob=True
-        )
+        factor=pl.lit(RATE_FACTORS).list.get(pl.int_range(pl.len()).over("rollouts_per_problem"), null_on_oob=True)
     )
     on_grid = pl.col("kind").is_in(["trunk", "seed"])
     known = known.join(factors, on=["rollouts_per_problem", "learning_rate"], how="left").with_columns(
@@ -73,7 +70,7 @@ def read(study: Study, unit: Unit, folder: Path | None = None) -> Whole:
     ledger = tables.read(folder / "ledger.parquet", "ledger").filter(pl.col("cohort") == "eval")
     return Whole(
         unit=unit, group_sizes=tuple(sweep.rollouts_per_problem), problems_per_batch=size,
-        problems=training["problem_id"].n_unique(), budget=sweep.rollouts, early=min(study.branches.at), evals=evals,
+        problems=training["problem_id"].n_unique(), budget=sweep.rollouts, early=EARLY, evals=evals,
         training=training.with_columns(
             rollouts=pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         ),

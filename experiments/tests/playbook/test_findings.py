@@ -23,7 +23,7 @@ def made(shift: float, units: list[str]) -> dict[str, Any]:
     for k, name in enumerate(units):
         own = shift + 0.05 * (-1) ** k
         asked = ["Q5", "Q7", "Q8", "Q9", "Q10", "Q14", "Q15"]
-        asked += ["Q6"] * (name in study.load().equal_batches.units) + ["Q11"] * name.startswith("needle")
+        asked += ["Q6"] * (name in study.STUDY["equal_batches"]["units"]) + ["Q11"] * name.startswith("needle")
         found[name] = {
             "questions": {each: [own, own - 1, own + 1] for each in ("Q1", "Q2", "Q3")}
             | {each: [0.001 * (-1) ** (k + k // 4), -0.1, 0.1] for each in asked},
@@ -39,7 +39,7 @@ def made(shift: float, units: list[str]) -> dict[str, Any]:
 
 
 def every_unit() -> list[str]:
-    return [unit.name for unit in study.load().units()]
+    return [unit.name for unit in study.UNITS]
 
 
 def test_the_committed_page_and_figures_are_made_of_the_committed_numbers(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_the_numbers_are_of_every_unit() -> None:
 
 def test_the_numbers_of_a_unit_and_of_the_papers_points_are_measured_again_as_they_are() -> None:
     """To a quarter of an interval: another processor rounds otherwise, and draws otherwise for it."""
-    first = study.load().units()[0]
-    committed, again = COMMITTED["units"][first.name], runs.measure(whole.read(study.load(), first))
+    first = study.UNITS[0]
+    committed, again = COMMITTED["units"][first.name], runs.measure(whole.read(first))
     assert again["questions"].keys() == committed["questions"].keys()
     for name, (value, low, high) in committed["questions"].items():
         apart = np.abs(np.subtract(again["questions"][name], [value, low, high])).max()

@@ -7,9 +7,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from experiments.playbook import runs, study
+from experiments.playbook import runs
 from experiments.playbook.measures import Posteriors
-from experiments.playbook.study import Unit
+from experiments.playbook.study import Unit, unit_of
 from experiments.playbook.whole import Whole, read
 
 GROUP_SIZES, BUDGET, EARLY, QUESTIONS = (2, 4, 8, 16, 32), 65536, 8192, 300
@@ -116,7 +116,7 @@ def test_without_cells_of_equal_batches_nothing_is_said_of_them(own: Posteriors,
 
 
 def test_the_cells_of_a_committed_unit_are_told_apart() -> None:
-    whole = read(study.load(), study.load().unit("hard-0"))
+    whole = read(unit_of("hard-0"))
     runs_of = whole.evals.group_by("kind").agg(pl.col("run_id").n_unique(), pl.col("factor").n_unique())
     assert {kind: count for kind, count, _ in runs_of.iter_rows()} == {
         "trunk": 15, "seed": 5, "branch": 10, "equal batch": 2,

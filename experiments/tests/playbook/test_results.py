@@ -7,21 +7,21 @@ import pytest
 from isocompute.rollout.contract import tables
 
 from experiments.playbook.prepare import INPUTS, RESULTS
-from experiments.playbook.study import load
+from experiments.playbook.study import UNITS
 
-UNITS = [unit.name for unit in load().units()]
+NAMES = [unit.name for unit in UNITS]
 
 
 def test_every_unit_is_committed_with_its_inputs_and_the_commit_that_trained_it() -> None:
-    assert {path.parent.name for path in RESULTS.glob("*/finished.json")} == set(UNITS)
-    assert {f"{unit.task}-{unit.base_seed}" for unit in load().units()} == {
+    assert {path.parent.name for path in RESULTS.glob("*/finished.json")} == set(NAMES)
+    assert {f"{unit.task}-{unit.base_seed}" for unit in UNITS} == {
         path.parent.name for path in INPUTS.glob("*/base.json")
     }
     commit = json.loads((RESULTS.parent / "frozen.json").read_text())["commit"]
     assert commit in (RESULTS.parent / "README.md").read_text()
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", NAMES)
 def test_every_run_of_the_tables_is_a_cell_and_every_cell_has_its_rows(unit: str) -> None:
     folder = RESULTS / unit
     cells = {cell["run_id"]: cell for cell in json.loads((folder / "cells.json").read_text())["cells"]}
