@@ -41,9 +41,11 @@ def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Where only fast tests run, try fewer examples of a property; a test that says how many tries so many."""
-    # Else each collection of garbage looks at all that was imported.
+    # Else each collection of garbage looks at all that was imported, and every engine of vLLM that is opened or closed
+    # makes several; that what one has frozen stays so costs no more than tiny models.
     gc.collect()
     gc.freeze()
+    gc.unfreeze = lambda: None  # type: ignore[assignment]
     if session.config.option.markexpr == "fast":
         from hypothesis import settings
 

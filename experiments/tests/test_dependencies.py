@@ -28,7 +28,8 @@ def file_of(module: str) -> Path:
     top = ROOT / "experiments" if root == "experiments" else ROOT / "packages" / parts[0] / "src" / "isocompute"
     # The packages link to contract/, and DVC does not follow links to folders: it is the folder that must be named.
     place = top.joinpath(*parts).resolve() if "contract" in parts else top.joinpath(*parts)
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    package = place / "__init__.py"
+    return package if package.is_file() else place.with_suffix(".py")
 
 
 def imported_files(stage: str, graph: grimp.ImportGraph) -> set[Path]:

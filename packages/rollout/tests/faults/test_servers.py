@@ -6,6 +6,7 @@ import signal
 import threading
 from collections import Counter
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ KINDS = (*Proxy.FAULTS, "dies")
 SAMPLES = 4
 SLOW = ("hang", "drip")
 
-pytest.importorskip("vllm")
+# Not imported here: that takes seconds in every process that collects.
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 @pytest.fixture(autouse=True)

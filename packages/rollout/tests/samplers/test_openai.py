@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from isocompute.rollout.samplers.sampling import Interruption
 from isocompute.rollout.samplers.servers import several
 from serving import KEY, between, free_port
 
-pytest.importorskip("vllm")
+# Not imported here: that takes seconds in every process that collects.
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import polars as pl
@@ -15,7 +16,8 @@ from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.samplers.sampling import Request
 
-pytest.importorskip("vllm")
+# Not imported here: that takes seconds in every process that collects.
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """What a server can do: a real one, and the same behind a proxy that takes abilities away."""
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.servers.check import check, usable
 from serving import KEY, between, free_port
 
-pytest.importorskip("vllm")
+# Not imported here: that takes seconds in every process that collects.
+pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 GOOD = {
     "reachable": "ok", "model": "ok", "chat": "ok", "completions": "ok", "a protocol": "ok", "token ids": "ok",
