@@ -11,6 +11,7 @@ import numpy as np
 
 from ..figures import COLOURS, pyplot, save
 from .advice import PROTOCOLS, failures_by_cell
+from .claims import signed
 from .questions import REWARD, Answer, Measured
 from .statistics import Estimate, clopper_pearson, over_units
 from .study import UNITS
@@ -47,9 +48,14 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     """Draw n* at C_max/8 and at C_max under each protocol, a line for each unit, and their mean."""
     plt = pyplot()
     figure, axes = plt.subplots(1, len(PROTOCOLS), figsize=(7.2, 3.0), sharey=True, layout="constrained")
-    for axis, (protocol, title) in zip(axes, PROTOCOLS.items(), strict=True):
+    for axis, (protocol, title), question in zip(axes, PROTOCOLS.items(), ("Q1", "Q2", "Q3"), strict=True):
         _protocol(axis, measured, protocol)
         axis.set_title(title, fontsize=9)
+        shift = _mean(
+            {(unit.problem_set, unit.base_seed): measured[unit.name]["questions"][question] for unit in UNITS}
+        )
+        low, high = shift.interval
+        axis.set_xlabel(f"{signed(shift.value, 2)} octaves ({signed(low, 2)} to {signed(high, 2)})", fontsize=9)
         axis.set_xticks([0, 1], ["C_max/8", "C_max"])
         axis.set(xlim=(-0.4, 1.4), ylim=(0.8, 5.2))
         axis.grid(axis="y", alpha=0.3)
@@ -59,7 +65,8 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     figure.legend(
         handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
         title="Each unit with its 95 % interval (posterior), a marker for each base model, and their mean with its "
-        "95 % interval (t)",
+        "95 % interval (t).\nIn octaves: the mean of the units' shifts, medians of their posteriors and not differences of "
+        "medians",
     )  # fmt: skip
     save(figure, path)
 
@@ -103,9 +110,8 @@ def _of_difficulty(measured: Measured) -> Any:
     """n* of every unit at C_max, tuned per n, by setting."""
     vertices = {(unit.problem_set, unit.base_seed): measured[unit.name]["vertices"]["tuned"][1] for unit in UNITS}
     lines = _by_setting(vertices)
-    means = {unit: float(own[0]) for unit, own in vertices.items()}
     figure, (axis,) = _axes(1, len(lines))
-    _forest(axis, lines, over_units(means))
+    _forest(axis, lines, _mean(vertices))
     axis.set_xticks(range(1, 6), [str(2**k) for k in range(1, 6)])
     axis.set(xlim=(0.9, 5.1), xlabel="n* at C_max = 65,536 rollouts, each n at its best rate")
     return figure
@@ -184,6 +190,11 @@ def _forest(axis: Any, lines: Sequence[Line], mean: Estimate | None, *, end: flo
     axis.tick_params(labelsize=8)
     axis.xaxis.label.set_size(9)
     axis.grid(axis="x", alpha=0.3)
+
+
+def _mean(numbers: Mapping[tuple[str, int], Sequence[float]]) -> Estimate:
+    """The mean of the numbers of units, whatever the intervals that each of them has."""
+    return over_units({unit: float(own[0]) for unit, own in numbers.items()})
 
 
 def _by_setting(numbers: Mapping[tuple[str, int], Sequence[float]]) -> list[Line]:

@@ -44,20 +44,19 @@ def main(
     ranks: int,
     rollouts: int,
     checkpoints: dict[str, int],
-    replicas: int = 1,
     with_adapter: bool = False,
 ) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
         import ray
 
-        ray.init(num_cpus=replicas + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
+        ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
     base = models.content_hash(Path(model))
     config = WorkerConfig(
         models={base: model}, generation={"sampling": SAMPLING},
         resources=ResourcesConfig(
-            sampler="vllm", placement=placement, learner_ranks=ranks, replicas=replicas,
+            sampler="vllm", placement=placement, learner_ranks=ranks,
             checkpoints=CheckpointsConfig(**checkpoints), keep_policies="none",
         ),
     )  # fmt: skip

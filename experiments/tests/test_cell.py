@@ -59,10 +59,9 @@ def start(
     placement: str = "colocated",
     ranks: int = 1,
     rollouts: int = 96,
-    replicas: int = 1,
     **checkpoints: int,
 ) -> BaseProcess:
-    return spawn(_run, folder, placement, ranks, rollouts, checkpoints, replicas)
+    return spawn(_run, folder, placement, ranks, rollouts, checkpoints)
 
 
 def _adapted(folder: Path) -> None:
@@ -77,10 +76,10 @@ def _inputs(folder: Path) -> None:
     inputs(folder)
 
 
-def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], replicas: int) -> None:
+def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
     from .run_cell import main
 
-    main(folder, placement, ranks, rollouts, checkpoints, replicas=replicas)
+    main(folder, placement, ranks, rollouts, checkpoints)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -168,8 +167,8 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     # The worker, two ranks and the engine.
     assert timings["device_seconds"].sum() == pytest.approx(4 * timings["seconds"].sum())
     assert json.loads((home / "apart" / "done.json").read_text())["rollouts"] == 96
-    # Another engine beside it, and a rank that dies: the tables are the same.
-    cell = start(home / "hurt", "separate", 2, replicas=2)
+    # Where a rank dies, the tables are the same.
+    cell = start(home / "hurt", "separate", 2)
     while cell.is_alive() and len(Spool(home / "hurt" / "metrics.jsonl").records()) < 7:
         time.sleep(0.002)
     every = [process for process in psutil.Process(cell.pid).children(recursive=True) if process.name() == RANK]
