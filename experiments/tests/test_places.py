@@ -75,8 +75,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def placed(request: pytest.FixtureRequest, cluster: None, model: Path) -> Iterator[tuple[Any, LearnerGroup, Any]]:
     """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
     placement, transports = request.param
-    config = asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement)
-    layout = Layout.of(config)
+    layout = Layout.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement))
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
         model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
@@ -88,11 +87,22 @@ def placed(request: pytest.FixtureRequest, cluster: None, model: Path) -> Iterat
             sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
             sampler = open_sampler("transformers", str(model), sampling, replicas={**options, "bucket_bytes": 20_000})
             yield sampler
+            if transport == transports[-1]:
+                # Both end with their places.
+                remove_placement_group(group)
+                for actor in actors_of(ranks, sampler):
+                    with pytest.raises(ray.exceptions.RayActorError):
+                        ray.get(actor.__ray_call__.remote(place))
             sampler.close()
 
     yield group, ranks, engines()
     ranks.close()
-    remove_placement_group(group)
+    # Their places are free again.
+    remove_placement_group(reserve(layout, seconds=60))
+
+
+def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
+    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
 
 
 def by_value(made: Any) -> Any:
@@ -106,7 +116,7 @@ def place(actor: Any) -> str:
     return str(get_current_placement_group().id.hex())
 
 
-def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group(
+def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement_group_which_ends_them(
     placed: tuple[Any, LearnerGroup, Iterator[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group, ranks, engines = placed
@@ -117,8 +127,8 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
 
     monkeypatch.setattr(RankWeights, "__iter__", through_here)
     for sampler in engines:
-        actors = [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
-        assert set(ray.get([actor.__ray_call__.remote(place) for actor in actors])) == {group.id.hex()}
+        places = [actor.__ray_call__.remote(place) for actor in actors_of(ranks, sampler)]
+        assert set(ray.get(places)) == {group.id.hex()}
         for _ in range(2):
             sampler.sync(ranks.weights(), ranks.version)
             rollouts = sampler.sample(PROBLEMS, samples=8, seed=1, step=ranks.version, run_id="r")
@@ -127,26 +137,7 @@ def test_weights_go_from_ranks_that_share_a_policy_to_engines_in_their_placement
             ranks.update(prepare(with_cohorts(rollouts.with_columns(reward=rewards), CONFIG.batch), CONFIG))
         # The weights before the last update.
         assert ranks.agreement(rollouts).maximum > 1e-3
-    assert placement_group_table(group)["state"] == "CREATED"
-
-
-def test_ranks_and_engines_end_with_their_placement_group(cluster: None, model: Path) -> None:
-    layout = Layout.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=1, placement="separate"))
-    group = reserve(layout, seconds=60)
-    ranks = LearnerGroup(model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, grace=1)
-    sampler = open_sampler(
-        "transformers", str(model), Sampling(max_new_tokens=8, max_prompt_tokens=8),
-        replicas={"replicas": 1, "placement": group, "bundles": layout.engines},
-    )  # fmt: skip
-    actors = [*ranks._ranks, sampler.crew.members[0].actor]
-    remove_placement_group(group)
-    for actor in actors:
-        with pytest.raises(ray.exceptions.RayActorError):
-            ray.get(actor.__ray_call__.remote(place))
-    sampler.close()
-    ranks.close()
-    # Their places are free again.
-    remove_placement_group(reserve(layout, seconds=60))
+        assert placement_group_table(group)["state"] == "CREATED"
 
 
 @by_value

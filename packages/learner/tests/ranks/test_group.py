@@ -1,6 +1,7 @@
 """Ranks as Ray actors: the same as one learner (see the parity chain in ``sync``), and every wait has a timeout."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -279,23 +280,13 @@ def test_a_rank_that_fails_alone_ends_the_group_after_its_grace_and_a_reset_star
     assert all(torch.equal(tensor, again[0][name]) for name, tensor in fresh[0].items())
 
 
-def test_a_rank_that_does_not_answer_is_named_by_what_was_waited_for(
-    two: LearnerGroup, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(two, "_update_patience", 2.0)
-    os.kill(process(two._ranks[1]), signal.SIGSTOP)
-    with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
-        two.update(rollouts)
-    assert two.broken
-
-
 def test_a_run_goes_on_by_itself_when_a_rank_dies(
     two: LearnerGroup, replay: Any, config: LearnerConfig, tmp_path: Path
 ) -> None:
     every = {"every_steps": 2}
     whole = run(two, replay, tmp_path / "whole", steps=6, every=every)
     expected = dict(two.weights())
-    ended = []
+    ended, said = [], []
 
     class Deadly(Steps):
         def admit(self, *, step: int, rollouts: int) -> bool:
@@ -306,18 +297,25 @@ def test_a_run_goes_on_by_itself_when_a_rank_dies(
 
     def attempt() -> Any:
         two.reset(config)
-        return run(two, replay, tmp_path / "cut", steps=6, meter=Deadly(6), every=every)
+        try:
+            return run(two, replay, tmp_path / "cut", steps=6, meter=Deadly(6), every=every)
+        except RankError as error:
+            assert two.broken
+            said.append(str(error))
+            raise
 
     assert through_deaths(attempt, checkpoints=Checkpoints(tmp_path / "cut")) == whole
+    assert [re.match(r"rank 1 of 2 died before it could \w+", each) is not None for each in said] == [True]
     assert ended[0] not in {process(rank) for rank in two._ranks}
     assert all(torch.equal(tensor, expected[name]) for name, tensor in two.weights())
 
 
-def test_a_rank_that_dies_ends_the_update_and_leaves_room_for_others(
-    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
+def test_ranks_of_which_one_does_not_answer_are_named_by_what_was_waited_for_and_leave_room_for_others(
+    two: LearnerGroup, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ray.kill(two._ranks[1])
-    with pytest.raises(RankError, match="rank 1 of 2 died before it could update"):
+    monkeypatch.setattr(two, "_update_patience", 2.0)
+    os.kill(process(two._ranks[1]), signal.SIGSTOP)
+    with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
         two.update(rollouts)
     assert two.broken
     with pytest.raises(LearnerError, match="cannot be loaded"):
