@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,8 @@ from isocompute.budget.contract import tracking
 from isocompute.budget.contract.files import write_text
 
 WORK = Path("work")
+context = cache(tracking.context_tags)
+"""MLflow's tags of who runs this and from which commit, asked for once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +95,9 @@ class Outbox:
         (self.folder / f"{parcel.id}.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """One process at a time sends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "lock"):
-            yield
-
-
-@cache
-def _context() -> dict[str, str]:
-    return tracking.context_tags()
+    def sending(self) -> FileLock:
+        """What to hold while sending: one process at a time sends."""
+        return FileLock(self.folder / "lock")
 
 
 def tags(experiment: str) -> dict[str, str]:
@@ -112,7 +106,7 @@ def tags(experiment: str) -> dict[str, str]:
     Args:
         experiment: ``PRESET-WHAT`` or ``PRESET-SET-WHAT``.
     """
-    found = _context()
+    found = context()
     owner = f"{found.get('mlflow.user', 'nobody')}-{folder_id()}"
     return {**found, tracking.OWNER_TAG: owner, "isocompute.sweep": experiment.rpartition("-")[0] or experiment}
 

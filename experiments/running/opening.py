@@ -139,7 +139,6 @@ def _roster() -> Iterator[Callable[..., Any]]:
 @contextmanager
 def _exclusive(path: Path, patience: float) -> Iterator[None]:
     """Hold the workers of this folder alone; another stage's hold ends with its process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
         held = lock.acquire(timeout=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
-from isocompute.rollout.scoring.evaluation import Sampler
 
 from . import loaded, starts, work
 from .actor import WorkerConfig
@@ -121,7 +121,7 @@ class Worker:
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
-                evaluator=Evaluations(cell, self._sampler, validation, home, start),
+                evaluator=partial(self._evaluate, cell, validation, home, start),
                 meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
@@ -143,6 +143,26 @@ class Worker:
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
 
+    def _evaluate(
+        self, cell: Cell, validation: pl.DataFrame, home: Path, start: Path,
+        *, step: int, at: int, rollouts: int, tokens: int,
+    ) -> Evaluated:  # fmt: skip
+        """Evaluate at a point of the grid; the first evaluation is read, not made."""
+        if step == 0:
+            found, paid_for = starts.read(start), None
+        else:
+            found = evaluate(
+                self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=at, run_id=cell.run_id
+            )
+            paid_for = found.rollouts
+        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+        # One file per evaluation: repeated after a crash, it is written again with the same content.
+        tables.write(rates, "pass_rates", home / "pass_rates" / f"{step}.parquet")
+        row = cell.evals_row(
+            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
+        )
+        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
+
     def _keep(self, cell: Cell, home: Path, ended: Progress, ledger: Ledger, spool: Spool) -> None:
         """Write the tables of a cell that has ended, then that it has."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
@@ -153,7 +173,7 @@ class Worker:
         tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self.config.resources.processors_of_a_worker())
         tables.write(timings, "timings", home / "timings.parquet")
-        work.set_done(home, work.Done.of(cell, ledger.totals, step=ended.step, diverged_at=ended.diverged_at))
+        work.set_done(home, work.Done(rollouts=cell.rollouts, step=ended.step, diverged_at=ended.diverged_at))
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
@@ -226,32 +246,6 @@ class Evaluated:
     row: Mapping[str, Any]
     scores: Mapping[str, float]
     rollouts_table: pl.DataFrame | None
-
-
-class Evaluations:
-    """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
-
-    def __init__(self, cell: Cell, sampler: Sampler, validation: pl.DataFrame, home: Path, start: Path) -> None:
-        self._cell, self._sampler, self._validation, self._home, self._start = cell, sampler, validation, home, start
-
-    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
-        """Evaluate at a point of the grid."""
-        cell, paid_for = self._cell, None
-        if step == 0:
-            found = starts.read(self._start)
-        else:
-            found = evaluate(
-                self._sampler, self._validation, samples=cell.evaluation_samples, seed=cell.seed, at=at,
-                run_id=cell.run_id,
-            )  # fmt: skip
-            paid_for = found.rollouts
-        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file per evaluation: repeated after a crash, it is written again with the same content.
-        tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
-        row = cell.evals_row(
-            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
-        )
-        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
 
 
 class UntilStopped:

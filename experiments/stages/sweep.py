@@ -148,7 +148,7 @@ def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[i
 
 def _trial(cell: Cell, metric: str) -> Trial:
     found = work.outcome(cell)
-    later = found.evals.filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
+    later = found.read("evals").filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,
         budget=cell.rollouts,

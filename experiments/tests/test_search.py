@@ -74,9 +74,8 @@ class Trained:
         tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
         rates = [{"run_id": cell.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4}]
         tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
-        paid = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
         at = 1 if score is None else None
-        work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at, paid=paid, lost=paid))
+        work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at))
 
 
 def tried(pilot: Pilot) -> dict[int, list[float]]:

@@ -32,7 +32,7 @@ def test_a_longer_run_holds_the_shorter_one() -> None:
     assert work.finished(cell(rollouts=192), folder)
     assert not work.finished(cell(rollouts=256), folder)
     found = work.outcome(cell(rollouts=96))
-    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert found.read("evals")["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert set(found.read("pass_rates")["step"]) == {0, 4, 8, 12}
     assert found.step == 12
@@ -133,7 +133,7 @@ def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: p
     monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
     found = work.outcome(one)
     assert read == ["ledger"]
-    assert found.scan("pass_rates").collect()["step"].max() == 12
+    assert work.joined([found], "pass_rates")["step"].max() == 12
     assert read == ["ledger"]
 
 
