@@ -68,16 +68,15 @@ class Outbox:
         self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
-        """What is to be sent, the oldest first; an experiment's meaning after its runs."""
-        found = [(path.stat().st_mtime_ns, json.loads(path.read_text())) for path in self.folder.glob("*.json")]
-        parcels = [Parcel(**plain) for _, plain in sorted(found, key=lambda each: each[0])]
-        return sorted(parcels, key=lambda parcel: not parcel.folder)
+        """What is to be sent, the oldest first."""
+        paths = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [Parcel(**json.loads(path.read_text())) for path in paths]
 
     def put(self, parcel: Parcel) -> None:
         """Keep a parcel, in place of an earlier one of the same run."""
         write_text(self.folder / f"{parcel.id}.json", json.dumps(asdict(parcel)) + "\n")
 
-    def put_copies(self, parcel: Parcel) -> Parcel:
+    def put_copies(self, parcel: Parcel) -> None:
         """Keep a parcel and copies of its files, which the next stage may replace."""
         place = self.folder / parcel.id
         place.mkdir(parents=True)
@@ -86,9 +85,7 @@ class Outbox:
             artifacts[name] = str(shutil.copyfile(path, place / f"{name}{Path(path).suffix}"))
         (place / "figures").mkdir()
         figures = [str(shutil.copyfile(path, place / "figures" / Path(path).name)) for path in parcel.figures]
-        kept = replace(parcel, folder=str(place), artifacts=artifacts, figures=figures)
-        self.put(kept)
-        return kept
+        self.put(replace(parcel, folder=str(place), artifacts=artifacts, figures=figures))
 
     def remove(self, parcel: Parcel) -> None:
         """Forget a parcel that was sent, and the copies of its files."""

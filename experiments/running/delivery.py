@@ -159,7 +159,10 @@ class Delivery:
         self._log(client, points, params=params, tags=parcel.tags if parcel.ended is not None else {})
         self._position = position
         if parcel.ended is not None:
-            self._end(client, parcel, self._latest or parcel.ended)
+            artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
+            tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
+            status, ended = "FAILED" if parcel.failed else "FINISHED", self._latest or parcel.ended
+            client.set_terminated(self._run, status=status, end_time=ended)
             note |= {"finished": parcel.rollouts, "tags": dict(parcel.tags)}
         _write_note(parcel, note)
 
@@ -186,25 +189,18 @@ class Delivery:
         )  # fmt: skip
         return str(run.info.run_id)
 
-    def _log(
-        self, client: Any, points: Sequence[Point], *, params: Mapping[str, str], tags: Mapping[str, str] | None = None
-    ) -> None:
+    def _log(self, client: Any, points: Sequence[Point], *, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Log in as few requests as MLflow allows."""
         from mlflow.entities import Metric, Param, RunTag
 
         parts = zip_longest(
             _parts([Metric(p.name, p.value, p.time, p.rollouts) for p in points], METRICS),
             _parts([Param(key, value) for key, value in params.items()], PARAMETERS),
-            _parts([RunTag(name, value) for name, value in (tags or {}).items()], TAGS),
+            _parts([RunTag(name, value) for name, value in tags.items()], TAGS),
             fillvalue=(),
         )
         for metrics, some_params, some_tags in parts:
             client.log_batch(self._run, metrics=metrics, params=some_params, tags=some_tags)
-
-    def _end(self, client: Any, parcel: Parcel, ended: int) -> None:
-        artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
-        tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
-        client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
 
 
 def _is_new(spooled: Spooled, note: dict[str, Any]) -> bool:

@@ -101,13 +101,7 @@ class Design:
         learning_rate: float,
     ) -> Cell:
         """One cell."""
-        sampling = self.preset.sampling
-        learner = learner_config(
-            self.sweep.learner,
-            learning_rate=learning_rate,
-            temperature=sampling.temperature,
-            longest=sampling.max_new_tokens,
-        )
+        learner = learner_config(self.sweep.learner, self.preset.sampling, learning_rate=learning_rate)
         if self.sweep.warmup_rollouts is not None:
             steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
             learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))

@@ -45,7 +45,6 @@ class _Slot:
     since: float = 0.0
     failures: int = 0
     again_at: float = 0.0
-    host: str = ""
 
 
 class Pool:
@@ -64,11 +63,6 @@ class Pool:
         self._idle: deque[_Slot] = deque()
         self._busy: dict[Any, _Slot] = {}
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
-
-    @property
-    def actors(self) -> list[Any]:
-        """The handles of all workers that were started, ready or not."""
-        return [slot.actor for slot in self._slots if slot.actor is not None]
 
     @property
     def opening(self) -> list[Any]:
@@ -146,8 +140,7 @@ class Pool:
         try:
             answer = ray.get(task)
             if not slot.placed:
-                slot.host, sees = answer
-                self._check_folder(slot.host, sees)
+                self._check_folder(*answer)
                 slot.placed, slot.since = True, time.monotonic()
                 slot.waits_for = slot.actor.open.remote(self._config)
                 return

@@ -15,7 +15,7 @@ from ..rates import Evaluation, Pilot, Search, Trial, Tried, extension, mean, sa
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
-from ..running.opening import training_workers
+from ..running.opening import workers
 from ..running.pool import Pool
 from ..running.schedule import Run
 from ..running.tracker import Tracker
@@ -31,14 +31,13 @@ def run(preset: Preset, problem_set: str) -> None:
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
     pilot: Pilot | None = None
     tried: list[Cell] = []
-    with training_workers(preset, setup.models) as pool:
+    with workers(preset, setup.models, training=True) as pool:
         rates = setup.designs[0].declared_rates()
         if rates is None:
             pilot, tried = _search(preset, problem_set, setup, pool)
             rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        swept = Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}")
-        swept.finish(reverse=preset.resources.reverse)
+        Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}").finish()
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
@@ -51,9 +50,8 @@ def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
     def train(cells: Sequence[Cell]) -> None:
-        trials = Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}")
-        # The sweep's rates are not known yet.
-        trials.finish(reverse=preset.resources.reverse, supersede=False)
+        # Others may follow.
+        Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}").finish(supersede=False)
 
     (design,) = setup.designs
     pilot, tried = find(design, train, base_score(problem_set, preset.evaluation.metric))

@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A work folder with a base model of a few steps, problems, and an MLflow store."""
     folder = tmp_path_factory.mktemp("scheduled")
     config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
+    tiny_model.train(config, folder / "model")
     terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
     load_problems(source_from({**source, "train": 12, "validation": 8})).write_parquet(folder / "problems.parquet")
@@ -161,7 +161,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
     spool = Spool(work.folder_of(one) / "metrics.jsonl")
-    processes = [loaded.process for loaded in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
+    processes = [loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool._slots])]
 
     def kill() -> None:
         """Kill the process of the worker that has the cell once that is under way."""
@@ -216,7 +216,7 @@ def test_a_measurement_whose_worker_died_goes_on_on_others(
     make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.running.measure.PART", 4)
-    os.kill(ray.get(pool.actors[0].open.remote(pool._config)).process, signal.SIGKILL)
+    os.kill(ray.get(pool._slots[0].actor.open.remote(pool._config)).process, signal.SIGKILL)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         found = measure(
