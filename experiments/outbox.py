@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -112,11 +111,8 @@ def folder_id() -> str:
     """The random id of this work folder, made when it is first needed."""
     path = WORK / "owner"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".owner-{secrets.token_hex(4)}")
-        aside.write_text(f"{secrets.token_hex(4)}\n")
         # Of two processes that make it at once, one's is read by both.
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(aside)
-        aside.unlink()
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                write_text(path, f"{secrets.token_hex(4)}\n")
     return path.read_text().strip()

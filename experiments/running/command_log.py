@@ -29,14 +29,20 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
             the ledger contradict each other.
         BudgetError: The log or the ledger cannot be read, or the log contradicts the settings.
     """
-    history = _history(cell, home)
+    path = home / LEDGER
+    if not path.exists():
+        raise ExperimentError(
+            f"its command ended and wrote no ledger, so that nobody counted what it generated: attach a budget with "
+            f"the ledger {{ledger}}, here {path}, such as isocompute.budget.trl.attach does"
+        )
+    history = History.read(path)
     ledger = history.table().with_columns(run_id=pl.lit(cell.run_id))
     counts = pl.col("rollouts", "response_tokens").sum()
     used = ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS)).group_by("step").agg(counts)
     if history.last_step != cell.update_steps or used["rollouts"].sum() != cell.rollouts:
         raise ExperimentError(
             f"its command ended with {used['rollouts'].sum():,} of {cell.rollouts:,} rollouts in {history.last_step:,} "
-            f"of {cell.update_steps:,} steps, by {home / LEDGER}: attach the budget with rollouts={{rollouts}} and "
+            f"of {cell.update_steps:,} steps, by {path}: attach the budget with rollouts={{rollouts}} and "
             'counted="used", and let the trainer take as many steps as it was given'
         )
     evals = _evals(cell, home, settings, logs, questions, used)
@@ -50,16 +56,6 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     for step, rollouts, score in evals.select("step", "rollouts", metric).iter_rows():
         spool.write(EvaluationRecord(step=step, rollouts=rollouts, scores={metric: score}, evaluate_seconds=0.0))
     work.set_done(home, work.Done(rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None))
-
-
-def _history(cell: CommandCell, home: Path) -> History:
-    path = home / LEDGER
-    if not path.exists():
-        raise ExperimentError(
-            f"its command ended and wrote no ledger, so that nobody counted what it generated: attach a budget with "
-            f"the ledger {{ledger}}, here {path}, such as isocompute.budget.trl.attach does"
-        )
-    return History.read(path)
 
 
 def _evals(

@@ -52,14 +52,11 @@ class Design:
     def trials(
         self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
     ) -> list[Cell]:
-        """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
+        """One pilot cell for each seed, (n, B_p) and rate, none of a declared rate: all have a seed before one has two.
 
         Args:
             rates: Learning rates; by default those that a search begins with.
             at: Every (n, B_p); by default those that are searched.
-
-        Returns:
-            The cells; none where the rate is declared.
         """
         pilot = self.sweep.search
         if pilot is None:

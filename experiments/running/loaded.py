@@ -103,12 +103,6 @@ class CodeGuard(MetaPathFinder):
         return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
 
 
-def verify() -> None:
-    """Check the code of this process, where it has a guard, before or after it starts processes of its own."""
-    if guard := CodeGuard.here():
-        guard.verify()
-
-
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:
     """Refuse a worker that loaded something else than the driver asked for."""
     different = list(_differences(loaded, bases, surroundings))

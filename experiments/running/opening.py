@@ -18,7 +18,6 @@ from ..settings import CommandTrainer, Preset, ResourcesConfig
 from .actor import NAMESPACE, WorkerActor, WorkerConfig
 from .cells import Cell, check_problems
 from .cluster import LOCAL, SESSION, Roster, cause, cluster, environment
-from .foreign import CommandCell
 from .identity import Surroundings, digest
 from .loaded import CodeGuard, Loaded, check
 from .pool import Pool
@@ -45,8 +44,6 @@ class CommandActor(WorkerActor):
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """See ``command.train``."""
-        if not isinstance(cell, CommandCell):
-            raise TypeError(f"{cell.name} is trained by no command")
         check_problems(cell, problems)
         self._worker(cell, problems, Path(home))
 

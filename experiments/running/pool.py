@@ -107,7 +107,12 @@ class Pool:
         if self._idle or self._busy:
             self._last_ready = now
         elif now - self._last_ready > self.resources.start_seconds:
-            raise ExperimentError(self._none_in_time())
+            free, there = ray.available_resources(), ray.cluster_resources()
+            last = f"; the last problem: {self._problem}" if self._problem else ""
+            raise ExperimentError(
+                f"none of {len(self._slots)} workers started and loaded the model in "
+                f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
+            )
 
     def take(self) -> Any:
         """A worker that is ready, or None."""
@@ -181,13 +186,3 @@ class Pool:
                 f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
                 "that all of them see; start from a folder on one"
             )
-
-    def _none_in_time(self) -> str:
-        import ray
-
-        free, there = ray.available_resources(), ray.cluster_resources()
-        last = f"; the last problem: {self._problem}" if self._problem else ""
-        return (
-            f"none of {len(self._slots)} workers started and loaded the model in {self.resources.start_seconds:g} s; "
-            f"{amounts([free])} free of {amounts([there])}{last}"
-        )

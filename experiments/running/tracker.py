@@ -39,11 +39,7 @@ class Tracker(Sender):
         self._running: dict[str, Parcel] = {}
 
     def send(self, cell: Cell, *, finished: bool = False) -> None:
-        """Send what is new of a cell, as soon as MLflow takes it.
-
-        Args:
-            finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
-        """
+        """Send what is new of a cell, as soon as MLflow takes it; of one that is finished its tables, too."""
         if not finished:
             known = self._running.get(cell.run_id)
             self._running[cell.run_id] = known or self._parcel(cell)

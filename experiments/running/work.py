@@ -137,12 +137,7 @@ def set_policy(folder: Path, step: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cell found within its budget, of a run that may have gone on beyond it; tables are read when asked for.
-
-    Attributes:
-        step: Update steps taken within the budget.
-        diverged: Whether it diverged within the budget.
-    """
+    """What a cell found within its budget, whatever came later: steps, divergence, and tables, read when asked for."""
 
     folder: Path
     step: int

@@ -31,9 +31,10 @@ from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
 
-from . import loaded, starts, work
+from . import starts, work
 from .actor import WorkerConfig
 from .cells import Cell
+from .loaded import CodeGuard
 from .models import local_path
 from .places import Layout, reserve
 from .spool import Spool
@@ -55,6 +56,8 @@ class Worker:
         """The base model of the learner."""
         self._sampled = self._base
         """The base model whose weights the sampler has at version 0."""
+        self._prompting = prompting_from(config.generation.get("prompting", {}))
+        self._sampling = sampling_from(config.generation["sampling"])
         self._layout = Layout.of(config)
         self._group: Any = None
         if self._layout.bundles:
@@ -102,7 +105,9 @@ class Worker:
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
-        work.hold_prompts(home, _prompts(self.config, self._models[cell.origin.base], problems))
+        tokenizer = load_tokenizer(self._models[cell.origin.base])
+        prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
+        work.hold_prompts(home, prompts.digest(problems))
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
@@ -192,12 +197,9 @@ class Worker:
         work.set_policy(home, progress.step)
 
     def _opened_sampler(self) -> Any:
-        resources, generation = self.config.resources, self.config.generation
-        options: dict[str, Any] = {
-            "prompting": prompting_from(generation.get("prompting", {})),
-            "scoring": scoring_from(generation.get("scoring", {})),
-        }
-        layout = self._layout
+        resources, layout = self.config.resources, self._layout
+        scoring = scoring_from(self.config.generation.get("scoring", {}))
+        options: dict[str, Any] = {"prompting": self._prompting, "scoring": scoring}
         if resources.sampler == "vllm":
             options["engine"] = resources.engine
         else:
@@ -209,8 +211,7 @@ class Worker:
                 "transport": resources.transport, "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
             }  # fmt: skip
-        sampling = sampling_from(generation["sampling"])
-        return open_sampler(resources.sampler, self._models[self._base], sampling, **options)
+        return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
 
     def _base_weights(self, base: str) -> None:
         if self._sampler.weights_version or self._sampled != base:
@@ -235,7 +236,8 @@ class Worker:
                 update_patience=self.config.resources.stall_seconds,
             )  # fmt: skip
             # The ranks have imported what is on disk now.
-            loaded.verify()
+            if guard := CodeGuard.here():
+                guard.verify()
         return self._learner
 
 
@@ -260,10 +262,3 @@ class UntilStopped:
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
         self.stopped = admitted and work.asked_to_stop(self._home)
         return admitted and not self.stopped
-
-
-def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:
-    """Hash of the prompts of a cell, as the tokenizer here renders them."""
-    prompting = prompting_from(config.generation.get("prompting", {}))
-    longest = sampling_from(config.generation["sampling"]).max_prompt_tokens
-    return PromptMaker(load_tokenizer(model), prompting, max_prompt_tokens=longest).digest(problems)

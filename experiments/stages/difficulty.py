@@ -18,11 +18,11 @@ from ..running.measure import Measured, measure, with_rates
 from ..running.opening import workers
 from ..running.work import write_json
 from ..settings import DifficultyConfig, Preset
-from . import base as bases
+from .base import FOLDER as PREPARED
 from .base import ONLY, model_of
 from .shared import log
 
-FOLDER = bases.FOLDER / ONLY
+FOLDER = PREPARED / ONLY
 
 
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
@@ -98,8 +98,7 @@ def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
         for side, found in sides.items()
         for how in ("selected", "fresh")
     }
-    inputs = {"problems": bases.FOLDER / "problems.parquet"}
     log(
         preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, figures=sorted(FOLDER.glob("histogram.*")),
-        metrics=metrics, inputs=inputs,
+        metrics=metrics, inputs={"problems": PREPARED / "problems.parquet"},
     )  # fmt: skip

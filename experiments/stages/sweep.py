@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,9 @@ def run(preset: Preset, problem_set: str) -> None:
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
-        figures = write_pilot(pilot, out)
+        work.write_json(out / "pilot.json", pilot.document())
+        rates_figure(pilot, out / "rates")
+        figures = [out / "rates.svg", out / "rates.png"]
         log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
 
 
@@ -81,7 +83,8 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation
         run(cells)
         known = base or first_score(cells, metric)
         grids = _grids(cells, metric, known)
-        more = _further(design, grids) if left else []
+        steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None} if left else {}
+        more = [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
         if not more:
             break
         cells += more
@@ -94,32 +97,19 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation
     return pilot, cells
 
 
-def chosen_lines(pilot: Pilot) -> list[str]:
+def chosen_lines(pilot: Pilot) -> Iterator[str]:
     """The learning rate found at each (n, B_p), with its score, a line each."""
-    lines = []
     for found in pilot.searches:
         chosen = found.chosen
         edge = f", the {found.edge} rate tried" if found.edge in ("lowest", "highest") else ""
-        lines.append(
+        yield (
             f"n = {found.rollouts_per_problem}, B_p = {found.problems_per_batch}: learning rate "
             f"{chosen.learning_rate:g}{edge} ({chosen.score or 0.0:.3f} ± {chosen.standard_error or 0.0:.3f})"
         )
-    return lines
-
-
-def write_pilot(pilot: Pilot, out: Path) -> list[Path]:
-    """Write ``pilot.json``, and the figure of what was searched; returns the figure's files."""
-    work.write_json(out / "pilot.json", pilot.document())
-    rates_figure(pilot, out / "rates")
-    return [out / "rates.svg", out / "rates.png"]
 
 
 def base_score(problem_set: str, metric: str) -> Evaluation | None:
-    """The score of the one base model on the validation problems, of responses that selected nothing.
-
-    Returns:
-        The score, or None where the metric is no mean of responses, of which it was measured.
-    """
+    """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
     if not metric.startswith("avg_"):
         return None
     found = json.loads((FOLDER / ONLY / "base.json").read_text())[problem_set]["validation"]
@@ -156,12 +146,6 @@ def _trial(cell: Cell, metric: str) -> Trial:
         },
         diverged=found.diverged,
     )
-
-
-def _further(design: Design, grids: Mapping[tuple[int, int], Sequence[Tried]]) -> list[Cell]:
-    """The pilots of grids that go on."""
-    steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None}
-    return [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
 
 
 def rates_figure(pilot: Pilot, path: Path) -> None:
