@@ -183,7 +183,7 @@ def compared(setup: Setup, arguments: argparse.Namespace) -> list[str]:
     print(f"{arguments.set}: base {metric} {base[0]:.3f} (standard error {base[1]:.3f}), fresh responses")
     for name, cells in wanted.items():
         outcomes = {cell.seed: work.outcome(cell) for cell in cells}
-        ends = {seed: ending(found.evals, metric) for seed, found in outcomes.items() if not found.diverged}
+        ends = {seed: ending(found.read("evals"), metric) for seed, found in outcomes.items() if not found.diverged}
         diverged = [seed for seed, found in outcomes.items() if found.diverged]
         said, learns = verdict(ends, diverged, base, least=LEAST_GAIN if name == "grpo" else 0.0)
         print(f"{name:20} {said}", flush=True)

@@ -81,7 +81,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
         small = ChainsModelConfig(steps=60, batch=64, max_terms=3)
-        tiny_model.train(small, home / "model", progress=lambda step, loss: None)
+        tiny_model.train(small, home / "model")
         terms = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
         source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
         problems = load_problems(source_from({**source, "train": 64, "validation": 8}))

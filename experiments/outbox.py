@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,8 @@ from isocompute.budget.contract import tracking
 from isocompute.budget.contract.files import write_text
 
 WORK = Path("work")
+context = cache(tracking.context_tags)
+"""MLflow's tags of who runs this and from which commit, asked for once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +67,15 @@ class Outbox:
         self.folder = (WORK / "outbox").resolve()
 
     def parcels(self) -> list[Parcel]:
-        """What is to be sent, the oldest first; an experiment's meaning after its runs."""
-        found = [(path.stat().st_mtime_ns, json.loads(path.read_text())) for path in self.folder.glob("*.json")]
-        parcels = [Parcel(**plain) for _, plain in sorted(found, key=lambda each: each[0])]
-        return sorted(parcels, key=lambda parcel: not parcel.folder)
+        """What is to be sent, the oldest first."""
+        paths = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        return [Parcel(**json.loads(path.read_text())) for path in paths]
 
     def put(self, parcel: Parcel) -> None:
         """Keep a parcel, in place of an earlier one of the same run."""
         write_text(self.folder / f"{parcel.id}.json", json.dumps(asdict(parcel)) + "\n")
 
-    def put_copies(self, parcel: Parcel) -> Parcel:
+    def put_copies(self, parcel: Parcel) -> None:
         """Keep a parcel and copies of its files, which the next stage may replace."""
         place = self.folder / parcel.id
         place.mkdir(parents=True)
@@ -84,26 +84,16 @@ class Outbox:
             artifacts[name] = str(shutil.copyfile(path, place / f"{name}{Path(path).suffix}"))
         (place / "figures").mkdir()
         figures = [str(shutil.copyfile(path, place / "figures" / Path(path).name)) for path in parcel.figures]
-        kept = replace(parcel, folder=str(place), artifacts=artifacts, figures=figures)
-        self.put(kept)
-        return kept
+        self.put(replace(parcel, folder=str(place), artifacts=artifacts, figures=figures))
 
     def remove(self, parcel: Parcel) -> None:
         """Forget a parcel that was sent, and the copies of its files."""
         (self.folder / f"{parcel.id}.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder / parcel.id, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """One process at a time sends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.folder / "lock"):
-            yield
-
-
-@cache
-def _context() -> dict[str, str]:
-    return tracking.context_tags()
+    def sending(self) -> FileLock:
+        """What to hold while sending: one process at a time sends."""
+        return FileLock(self.folder / "lock")
 
 
 def tags(experiment: str) -> dict[str, str]:
@@ -112,7 +102,7 @@ def tags(experiment: str) -> dict[str, str]:
     Args:
         experiment: ``PRESET-WHAT`` or ``PRESET-SET-WHAT``.
     """
-    found = _context()
+    found = context()
     owner = f"{found.get('mlflow.user', 'nobody')}-{folder_id()}"
     return {**found, tracking.OWNER_TAG: owner, "isocompute.sweep": experiment.rpartition("-")[0] or experiment}
 
@@ -121,11 +111,8 @@ def folder_id() -> str:
     """The random id of this work folder, made when it is first needed."""
     path = WORK / "owner"
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".owner-{secrets.token_hex(4)}")
-        aside.write_text(f"{secrets.token_hex(4)}\n")
         # Of two processes that make it at once, one's is read by both.
-        with contextlib.suppress(FileExistsError):
-            path.hardlink_to(aside)
-        aside.unlink()
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                write_text(path, f"{secrets.token_hex(4)}\n")
     return path.read_text().strip()

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
-from isocompute.learner import LearnerConfig
 from isocompute.learner.noise.scale import LEAST_PROBLEMS, Interval, Noise
 from isocompute.rollout import successes
 from isocompute.rollout.scoring.estimators import best_at_k, worst_at_k
@@ -119,7 +118,9 @@ def probe(
     worker = Worker(WorkerConfig.of(preset, {base: place}))
     chosen = trained.sample(count, seed=seed).sort("problem_id")
     answered = worker.sample(chosen, samples=responses, seed=seed, phase="probe")
-    settings = _settings(preset, problem_set)
+    settings = learner_config(sweep.learner, preset.sampling, learning_rate=1.0)
+    # Advantages and aggregation of the sweep; nothing that needs more than one pass.
+    settings = replace(settings, kl=type(settings.kl)(), batch=type(settings.batch)())
     device = preset.resources.device
     vectors = np.stack(list(gradients(place, halves(answered), settings, device=device)))
     noise = Noise.of(vectors.reshape(count, 2, -1), responses=responses // 2)
@@ -132,13 +133,3 @@ def probe(
         noise_scale={n: noise.scale(n) for n in sweep.rollouts_per_problem}, problems_scale=noise.problems(),
         first_guess=noise.first_guess(),
     )  # fmt: skip
-
-
-def _settings(preset: Preset, problem_set: str) -> LearnerConfig:
-    """Advantages and aggregation of a sweep; nothing that needs more than one pass."""
-    sampling = preset.sampling
-    settings = learner_config(
-        preset.sweep_of(problem_set).learner, learning_rate=1.0, temperature=sampling.temperature,
-        longest=sampling.max_new_tokens,
-    )  # fmt: skip
-    return replace(settings, kl=type(settings.kl)(), batch=type(settings.batch)())

@@ -12,19 +12,13 @@ from isocompute.rollout.scoring.estimators import proportion_error
 
 from .errors import ExperimentError
 
-TUNED = "tuned"
 NOISE = 2.0
 """Standard errors that a difference must exceed to be more than noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One score of a policy.
-
-    Attributes:
-        score: The metric.
-        standard_error: Its standard error of sampling.
-    """
+    """One score of a policy, with its standard error of sampling."""
 
     score: float
     standard_error: float
@@ -163,7 +157,7 @@ class Rates:
         that of the nearest n, since no rule says how the largest stable rate goes on. At a B_p that was not searched
         the nearest B_p (in log B_p) is taken.
         """
-        if self.rule != TUNED:
+        if self.rule != "tuned":
             (((n, size), rate),) = self.found.items()
             batch = Allocation(
                 problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=1

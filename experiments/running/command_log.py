@@ -29,13 +29,20 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
             the ledger contradict each other.
         BudgetError: The log or the ledger cannot be read, or the log contradicts the settings.
     """
-    history = _history(cell, home)
+    path = home / LEDGER
+    if not path.exists():
+        raise ExperimentError(
+            f"its command ended and wrote no ledger, so that nobody counted what it generated: attach a budget with "
+            f"the ledger {{ledger}}, here {path}, such as isocompute.budget.trl.attach does"
+        )
+    history = History.read(path)
     ledger = history.table().with_columns(run_id=pl.lit(cell.run_id))
-    used = _used(ledger)
+    counts = pl.col("rollouts", "response_tokens").sum()
+    used = ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS)).group_by("step").agg(counts)
     if history.last_step != cell.update_steps or used["rollouts"].sum() != cell.rollouts:
         raise ExperimentError(
             f"its command ended with {used['rollouts'].sum():,} of {cell.rollouts:,} rollouts in {history.last_step:,} "
-            f"of {cell.update_steps:,} steps, by {home / LEDGER}: attach the budget with rollouts={{rollouts}} and "
+            f"of {cell.update_steps:,} steps, by {path}: attach the budget with rollouts={{rollouts}} and "
             'counted="used", and let the trainer take as many steps as it was given'
         )
     evals = _evals(cell, home, settings, logs, questions, used)
@@ -44,36 +51,25 @@ def write_tables(cell: CommandCell, home: Path, settings: Mapping[str, Any], *, 
     timings = timings_of(history, cell.run_id, devices=cell.command.settings.world_size)
     if len(timings):
         tables.write(timings, "timings", home / "timings.parquet")
-    _spool(evals, home)
-    work.set_done(home, work.Done.of(cell, history.totals(), step=cell.update_steps))
-
-
-def _history(cell: CommandCell, home: Path) -> History:
-    path = home / LEDGER
-    if not path.exists():
-        raise ExperimentError(
-            f"its command ended and wrote no ledger, so that nobody counted what it generated: attach a budget with "
-            f"the ledger {{ledger}}, here {path}, such as isocompute.budget.trl.attach does"
-        )
-    return History.read(path)
-
-
-def _used(ledger: pl.DataFrame) -> pl.DataFrame:
-    """What each step used: ``step``, ``rollouts``, ``response_tokens``."""
-    counts = pl.col("rollouts", "response_tokens").sum()
-    return ledger.filter(pl.col("cohort").is_in(TRAINING_COHORTS)).group_by("step").agg(counts).sort("step")
+    spool, metric = Spool(home / "metrics.jsonl"), f"avg_at_{cell.evaluation_samples}"
+    spool.path.unlink(missing_ok=True)
+    for step, rollouts, score in evals.select("step", "rollouts", metric).iter_rows():
+        spool.write(EvaluationRecord(step=step, rollouts=rollouts, scores={metric: score}, evaluate_seconds=0.0))
+    work.set_done(home, work.Done(rollouts=cell.rollouts, step=cell.update_steps, diverged_at=None))
 
 
 def _evals(
     cell: CommandCell, home: Path, settings: Mapping[str, Any], logs: str, questions: int, used: pl.DataFrame
 ) -> pl.DataFrame:
-    """The evaluations in the log, with what the ledger counted up to them."""
+    """The evaluations in the log, with what the ledger counted up to them.
+
+    Args:
+        used: What each step used: ``step``, ``rollouts``, ``response_tokens``.
+    """
     command = cell.command.settings
     work.write_json(home / SETTINGS, {**settings, "world_size": command.world_size})
     said = {"seed": str(cell.seed), "questions": str(questions), "problem_set": cell.origin.problem_set}
-    logged, _ = ingest(
-        command.trainer, [logs], config=home / SETTINGS, constants={**command.log_settings, **said}
-    )  # fmt: skip
+    logged, _ = ingest(command.trainer, [logs], config=home / SETTINGS, constants={**command.log_settings, **said})
     metric = f"avg_at_{cell.evaluation_samples}"
     if metric not in logged.columns:
         names = ", ".join(name for name in logged.columns if name.startswith("avg_at_"))
@@ -82,7 +78,7 @@ def _evals(
             "responses to each problem"
         )
     rows = []
-    for step, rollouts, score in logged.select("step", "rollouts", metric).iter_rows():
+    for step, rollouts, score in logged.sort("step").select("step", "rollouts", metric).iter_rows():
         own = used.filter(pl.col("step") <= step)
         counted = int(own["rollouts"].sum())
         if counted != rollouts:
@@ -94,18 +90,14 @@ def _evals(
         rows.append(
             cell.evals_row(step=step, rollouts=counted, tokens=tokens, questions=questions, scores={metric: score})
         )
-    _check_grid(cell, {row["step"] for row in rows}, logs)
-    return pl.DataFrame(rows)
-
-
-def _check_grid(cell: CommandCell, steps: set[int], logs: str) -> None:
-    """Refuse a log that lacks an evaluation."""
+    steps = [row["step"] for row in rows]
     missing = [step for step in range(0, cell.update_steps + 1, cell.evaluate_steps) if step not in steps]
     if missing:
         raise ExperimentError(
-            f"{logs}: has no evaluation at step {missing[0]:,} (there are {', '.join(map(str, sorted(steps)))}): let "
-            "the trainer evaluate before the first step and every {evaluate_steps} steps"
+            f"{logs}: has no evaluation at step {missing[0]:,} (there are {', '.join(map(str, steps))}): let the "
+            "trainer evaluate before the first step and every {evaluate_steps} steps"
         )
+    return pl.DataFrame(rows)
 
 
 def timings_of(history: History, run_id: str, *, devices: int) -> pl.DataFrame:
@@ -120,12 +112,3 @@ def timings_of(history: History, run_id: str, *, devices: int) -> pl.DataFrame:
         .with_columns(run_id=pl.lit(run_id), phase=pl.lit("step"), seconds=pl.col("device_seconds") / devices)
         .sort("step")
     )
-
-
-def _spool(evals: pl.DataFrame, home: Path) -> None:
-    """Write the evaluations where MLflow's are read from."""
-    spool = Spool(home / "metrics.jsonl")
-    spool.path.unlink(missing_ok=True)
-    metric = next(name for name in evals.columns if name.startswith("avg_at_"))
-    for step, rollouts, score in evals.sort("step").select("step", "rollouts", metric).iter_rows():
-        spool.write(EvaluationRecord(step=step, rollouts=rollouts, scores={metric: score}, evaluate_seconds=0.0))

@@ -100,8 +100,7 @@ class Delivery:
     A point carries the time at which it was measured, so that one that is sent twice is stored once.
     """
 
-    def __init__(self, experiments: dict[str, str]) -> None:
-        self._experiments = experiments
+    def __init__(self) -> None:
         self._run: str | None = None
         self._position, self._changes = Position(), Changes()
         self._latest = 0
@@ -110,19 +109,13 @@ class Delivery:
         """Send what is new.
 
         Raises:
-            Exception: Whatever MLflow's client raises; the next call begins anew.
+            Exception: Whatever MLflow's client raises; since nobody knows what was sent by then, another begins anew.
         """
-        try:
-            if parcel.folder:
-                self._send(parcel)
-            if parcel.means is not None:
-                owner = parcel.tags[tracking.OWNER_TAG]
-                tracking.supersede_runs(parcel.experiment, owner=owner, keep=parcel.means)
-        except BaseException:
-            self._run, self._position, self._changes = None, Position(), Changes()
-            # Somebody may have deleted it.
-            self._experiments.pop(parcel.experiment, None)
-            raise
+        if parcel.folder:
+            self._send(parcel)
+        if parcel.means is not None:
+            owner = parcel.tags[tracking.OWNER_TAG]
+            tracking.supersede_runs(parcel.experiment, owner=owner, keep=parcel.means)
 
     def _send(self, parcel: Parcel) -> None:
         from mlflow import MlflowClient
@@ -135,7 +128,7 @@ class Delivery:
         client, note = MlflowClient(), read_note(parcel)
         if self._run is None:
             begun = spooled[0].time if spooled else parcel.begun
-            self._run = self._found(client, parcel, note) or self._created(client, parcel, begun)
+            self._run = self._opened(client, parcel, note, begun)
             if note.get("run") != self._run:
                 # What another one was sent counts no longer.
                 note = {"run": self._run}
@@ -159,12 +152,16 @@ class Delivery:
         self._log(client, points, params=params, tags=parcel.tags if parcel.ended is not None else {})
         self._position = position
         if parcel.ended is not None:
-            self._end(client, parcel, self._latest or parcel.ended)
+            artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
+            tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
+            status, ended = "FAILED" if parcel.failed else "FINISHED", self._latest or parcel.ended
+            client.set_terminated(self._run, status=status, end_time=ended)
             note |= {"finished": parcel.rollouts, "tags": dict(parcel.tags)}
         _write_note(parcel, note)
 
-    def _found(self, client: Any, parcel: Parcel, note: Mapping[str, Any]) -> str | None:
-        """The owner's run that is there, active: the one of the note, or one that was made just before a kill."""
+    @staticmethod
+    def _opened(client: Any, parcel: Parcel, note: Mapping[str, Any], begun: int) -> str:
+        """The owner's run, active: the one of the note, one that was made just before a kill, or a new one."""
         if "run" in note:
             try:
                 if client.get_run(note["run"]).info.lifecycle_stage == "active":
@@ -172,39 +169,27 @@ class Delivery:
             except Exception as error:
                 if not tracking.is_gone(error):
                     raise
-        if parcel.experiment not in self._experiments:
-            self._experiments[parcel.experiment] = tracking.ensure_experiment(parcel.experiment)
+        experiment = tracking.ensure_experiment(parcel.experiment)
         owned = {tracking.OWNER_TAG: parcel.tags[tracking.OWNER_TAG], tracking.KEY_TAG: parcel.key}
         wanted = " and ".join(f"tags.`{name}` = '{value}'" for name, value in owned.items())
-        runs = client.search_runs([self._experiments[parcel.experiment]], wanted)
-        return str(runs[0].info.run_id) if runs else None
+        if runs := client.search_runs([experiment], wanted):
+            return str(runs[0].info.run_id)
+        tags = {**parcel.tags, tracking.KEY_TAG: parcel.key}
+        made = client.create_run(experiment, start_time=begun, run_name=parcel.name, tags=tags)
+        return str(made.info.run_id)
 
-    def _created(self, client: Any, parcel: Parcel, begun: int) -> str:
-        run = client.create_run(
-            self._experiments[parcel.experiment], start_time=begun, run_name=parcel.name,
-            tags={**parcel.tags, tracking.KEY_TAG: parcel.key},
-        )  # fmt: skip
-        return str(run.info.run_id)
-
-    def _log(
-        self, client: Any, points: Sequence[Point], *, params: Mapping[str, str], tags: Mapping[str, str] | None = None
-    ) -> None:
+    def _log(self, client: Any, points: Sequence[Point], *, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Log in as few requests as MLflow allows."""
         from mlflow.entities import Metric, Param, RunTag
 
         parts = zip_longest(
             _parts([Metric(p.name, p.value, p.time, p.rollouts) for p in points], METRICS),
             _parts([Param(key, value) for key, value in params.items()], PARAMETERS),
-            _parts([RunTag(name, value) for name, value in (tags or {}).items()], TAGS),
+            _parts([RunTag(name, value) for name, value in tags.items()], TAGS),
             fillvalue=(),
         )
         for metrics, some_params, some_tags in parts:
             client.log_batch(self._run, metrics=metrics, params=some_params, tags=some_tags)
-
-    def _end(self, client: Any, parcel: Parcel, ended: int) -> None:
-        artifacts = {name: Path(path) for name, path in parcel.artifacts.items()}
-        tracking.attach(str(self._run), artifacts, figures=[Path(path) for path in parcel.figures])
-        client.set_terminated(self._run, status="FAILED" if parcel.failed else "FINISHED", end_time=ended)
 
 
 def _is_new(spooled: Spooled, note: dict[str, Any]) -> bool:

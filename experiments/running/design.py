@@ -52,14 +52,11 @@ class Design:
     def trials(
         self, rates: Iterable[float] | None = None, *, at: Iterable[tuple[int, int]] | None = None
     ) -> list[Cell]:
-        """One pilot cell for each seed, (n, B_p) and learning rate: every rate has a seed before one has two.
+        """One pilot cell for each seed, (n, B_p) and rate, none of a declared rate: all have a seed before one has two.
 
         Args:
             rates: Learning rates; by default those that a search begins with.
             at: Every (n, B_p); by default those that are searched.
-
-        Returns:
-            The cells; none where the rate is declared.
         """
         pilot = self.sweep.search
         if pilot is None:
@@ -101,13 +98,7 @@ class Design:
         learning_rate: float,
     ) -> Cell:
         """One cell."""
-        sampling = self.preset.sampling
-        learner = learner_config(
-            self.sweep.learner,
-            learning_rate=learning_rate,
-            temperature=sampling.temperature,
-            longest=sampling.max_new_tokens,
-        )
+        learner = learner_config(self.sweep.learner, self.preset.sampling, learning_rate=learning_rate)
         if self.sweep.warmup_rollouts is not None:
             steps = max(1, round(self.sweep.warmup_rollouts / (n * problems_per_batch)))
             learner = replace(learner, optimizer=replace(learner.optimizer, warmup_steps=steps))

@@ -20,11 +20,7 @@ class Line:
         self._began, self._shown = time.monotonic(), 0.0
 
     def show(self, done: int, *, before: str = "", last: bool = False) -> None:
-        """Print the line, unless it was printed a moment ago.
-
-        Args:
-            before: Text in front of the count.
-        """
+        """Print the line, with a text before the count, unless it was printed a moment ago."""
         terminal = sys.stdout.isatty()
         if not last and time.monotonic() - self._shown < (1 if terminal else 20):
             return

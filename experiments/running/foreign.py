@@ -26,11 +26,7 @@ LEDGER, SAID, CHECKPOINTS = "run.ledger", "output.log", "checkpoints"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSurroundings(Surroundings):
-    """What computes the result of a command.
-
-    Attributes:
-        files: Hash of each file that it names.
-    """
+    """What computes the result of a command, with the hash of each file that it depends on."""
 
     trainer: Mapping[str, Any]
     files: Mapping[str, str]

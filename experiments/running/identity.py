@@ -65,18 +65,13 @@ def source_hash(path: Path) -> str:
 
 
 def tree_hash(tree: ast.Module) -> str:
-    """Hash of what a syntax tree does; it loses its docstrings and the texts of its messages."""
-    return digest(ast.dump(_bare(tree)))
-
-
-def _bare(tree: ast.Module) -> ast.Module:
-    """A tree, stripped of docstrings and of the texts in ``raise``, ``print`` and calls of a logger."""
+    """Hash of what a syntax tree does; it loses its docstrings and the texts of errors, ``print`` and logging."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [s for s in node.body if not _is_text(s)] or [ast.Pass()]
         elif isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _is_message(node.func)):
             _silence(node)
-    return tree
+    return digest(ast.dump(tree))
 
 
 def _is_text(statement: ast.stmt) -> bool:
@@ -138,21 +133,18 @@ def _hash_of_rule(base: str) -> str:
     else:
         file = Path(str(spec.origin)).resolve()
         root, files = file.parent, [file] if file.suffix == ".py" else []
-    if str(root) not in INSTALLED:
-        files = _imported(module, root, base)
     try:
+        if str(root) not in INSTALLED:
+            files = _imported(module, root)
         return digest({str(path.relative_to(root)): source_hash(path) for path in files})
-    except (OSError, SyntaxError, UnicodeError) as error:
+    except (ImportError, OSError, SyntaxError, UnicodeError) as error:
         raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
 
 
-def _imported(module: str, root: Path, base: str) -> list[Path]:
+def _imported(module: str, root: Path) -> list[Path]:
     """Files of a module and of what it imports from the same folder."""
     finder = ModuleFinder([str(root)])
-    try:
-        finder.import_hook(module)
-    except (ImportError, SyntaxError) as error:
-        raise ExperimentError(f"the verifier {base} cannot be read ({error})") from None
+    finder.import_hook(module)
     files = [getattr(found, "__file__", None) for found in finder.modules.values()]
     return sorted(Path(file).resolve() for file in files if file)
 

@@ -48,12 +48,6 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(text_of(module))
 
 
-def read_again() -> None:
-    """Forget what was read: it may be older than what this process imports."""
-    text_of.cache_clear()
-    tree_of.cache_clear()
-
-
 def closure(*modules: str, without: frozenset[str] = frozenset()) -> dict[str, Path]:
     """Modules of this project that some modules depend on, themselves included, however deep.
 

@@ -9,13 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from ..errors import ExperimentError, listed
 from . import imports, models
-from .identity import CARRIES_NO_RESULT, LOOP, Surroundings, digest, modules_of, source_hash, tree_hash, versions
+from .identity import LOOP, Surroundings, digest, modules_of, source_hash, versions
 
 if TYPE_CHECKING:
     from .actor import WorkerConfig
@@ -64,11 +63,9 @@ class CodeGuard(MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        imports.read_again()
-        found = imports.closure(LOOP, without=CARRIES_NO_RESULT)
-        self._paths = found
-        self._texts = {module: imports.text_of(module) for module in found}
-        self.hashes = {module: tree_hash(imports.tree_of(module)) for module in found}
+        # Of the same texts, since those that were read are remembered.
+        self.hashes = modules_of(LOOP)
+        self._texts = {module: imports.text_of(module) for module in self.hashes}
 
     @classmethod
     def install(cls) -> CodeGuard:
@@ -99,17 +96,11 @@ class CodeGuard(MetaPathFinder):
             raise ExperimentError(_edited(changed))
 
     def _changed(self, module: str) -> bool:
-        path: Path = self._paths[module]
-        if not path.is_file():
+        path = imports.source_of(module)
+        if path is None or not path.is_file():
             return True
         # Only a file that was edited is parsed, to see whether more than a comment was.
         return path.read_bytes() != self._texts[module] and source_hash(path) != self.hashes[module]
-
-
-def verify() -> None:
-    """Check the code of this process, where it has a guard, before or after it starts processes of its own."""
-    if guard := CodeGuard.here():
-        guard.verify()
 
 
 def check(loaded: Loaded, *, bases: Collection[str], surroundings: Surroundings) -> None:

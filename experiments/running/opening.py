@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from ..settings import CommandTrainer, Preset, ResourcesConfig
 from .actor import NAMESPACE, WorkerActor, WorkerConfig
 from .cells import Cell, check_problems
 from .cluster import LOCAL, SESSION, Roster, cause, cluster, environment
-from .foreign import CommandCell
 from .identity import Surroundings, digest
 from .loaded import CodeGuard, Loaded, check
 from .pool import Pool
@@ -45,23 +44,12 @@ class CommandActor(WorkerActor):
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
         """See ``command.train``."""
-        if not isinstance(cell, CommandCell):
-            raise TypeError(f"{cell.name} is trained by no command")
         check_problems(cell, problems)
         self._worker(cell, problems, Path(home))
 
 
-def training_workers(preset: Preset, models: Mapping[str, str]) -> AbstractContextManager[Pool]:
-    """Workers that train the cells of a preset: our learner's, or those that run its command; see ``workers``."""
-    if isinstance(preset.trainer, CommandTrainer):
-        return workers(preset, models, actor=CommandActor, processors=preset.devices_of_a_worker())
-    return workers(preset, models)
-
-
 @contextmanager
-def workers(
-    preset: Preset, models: Mapping[str, str], *, actor: type = WorkerActor, processors: int | None = None
-) -> Iterator[Pool]:
+def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False) -> Iterator[Pool]:
     """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
 
     Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
@@ -69,24 +57,26 @@ def workers(
 
     Args:
         models: Folder or name of each base model, by the hash of its content.
-        actor: Their class.
-        processors: How many one of them holds for the command that it runs; None where it runs none.
+        training: Whether they train cells, for which those of a preset with a command run it.
     """
     resources = preset.resources
-    wanted = resources.workers * (processors or resources.processors_of_a_worker())
+    commands = training and isinstance(preset.trainer, CommandTrainer)
+    held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
+    wanted = resources.workers * held
     with ExitStack() as stack:
         stack.enter_context(cluster(wanted))
         _check_capacity(resources, wanted)
         stack.enter_context(_exclusive(WORK / "workers.lock", resources.start_seconds))
         config = WorkerConfig.of(preset, models)
         surroundings = Surroundings.of(resources)
-        each = processors or 1
-        on_gpus = resources.device == "cuda"
+        actor = CommandActor if commands else WorkerActor
+        # A command's processors are its worker's; ranks and engines of ours have their own.
+        each = held if commands else 1
+        on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
         opened = [config.models, config.generation, resources.model_dump(mode="json")]
         key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
         options = {
-            "num_cpus": 1 if on_gpus else each, "num_gpus": (processors or resources.own_gpus) if on_gpus else 0,
-            "runtime_env": environment(),
+            "num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment(),
         }  # fmt: skip
         roster = stack.enter_context(_roster())
         actors = roster("take", key, resources.workers, actor, options)
@@ -139,7 +129,6 @@ def _roster() -> Iterator[Callable[..., Any]]:
 @contextmanager
 def _exclusive(path: Path, patience: float) -> Iterator[None]:
     """Hold the workers of this folder alone; another stage's hold ends with its process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path)
     try:
         held = lock.acquire(timeout=0)

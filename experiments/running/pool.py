@@ -45,7 +45,6 @@ class _Slot:
     since: float = 0.0
     failures: int = 0
     again_at: float = 0.0
-    host: str = ""
 
 
 class Pool:
@@ -64,11 +63,6 @@ class Pool:
         self._idle: deque[_Slot] = deque()
         self._busy: dict[Any, _Slot] = {}
         self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
-
-    @property
-    def actors(self) -> list[Any]:
-        """The handles of all workers that were started, ready or not."""
-        return [slot.actor for slot in self._slots if slot.actor is not None]
 
     @property
     def opening(self) -> list[Any]:
@@ -113,7 +107,12 @@ class Pool:
         if self._idle or self._busy:
             self._last_ready = now
         elif now - self._last_ready > self.resources.start_seconds:
-            raise ExperimentError(self._none_in_time())
+            free, there = ray.available_resources(), ray.cluster_resources()
+            last = f"; the last problem: {self._problem}" if self._problem else ""
+            raise ExperimentError(
+                f"none of {len(self._slots)} workers started and loaded the model in "
+                f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
+            )
 
     def take(self) -> Any:
         """A worker that is ready, or None."""
@@ -146,8 +145,7 @@ class Pool:
         try:
             answer = ray.get(task)
             if not slot.placed:
-                slot.host, sees = answer
-                self._check_folder(slot.host, sees)
+                self._check_folder(*answer)
                 slot.placed, slot.since = True, time.monotonic()
                 slot.waits_for = slot.actor.open.remote(self._config)
                 return
@@ -188,13 +186,3 @@ class Pool:
                 f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
                 "that all of them see; start from a folder on one"
             )
-
-    def _none_in_time(self) -> str:
-        import ray
-
-        free, there = ray.available_resources(), ray.cluster_resources()
-        last = f"; the last problem: {self._problem}" if self._problem else ""
-        return (
-            f"none of {len(self._slots)} workers started and loaded the model in {self.resources.start_seconds:g} s; "
-            f"{amounts([free])} free of {amounts([there])}{last}"
-        )

@@ -47,7 +47,7 @@ class Run:
         self._left: set[str] = set()
         self._pruned = time.monotonic()
 
-    def finish(self, *, reverse: bool = False, supersede: bool = True) -> None:
+    def finish(self, *, supersede: bool = True) -> None:
         """Run everything that is left, and send what is finished, also where some failed.
 
         Args:
@@ -63,7 +63,8 @@ class Run:
         failed = self._starts(dispatch)
         left = [cell for cell in self._cells if cell.run_id not in failed and self._is_left(cell)]
         self._left = {cell.run_id for cell in left}
-        failed |= dispatch.run([self._job(cell) for cell in (left[::-1] if reverse else left)], poll=self._poll)
+        order = reversed(left) if self._pool.resources.reverse else left
+        failed |= dispatch.run([self._job(cell) for cell in order], poll=self._poll)
         ended = [cell for cell in self._cells if cell.run_id not in failed]
         for cell in ended:
             self._tracker.send(cell, finished=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from isocompute.budget.contract import tracking
 from isocompute.budget.contract.errors import redacted
 from isocompute.budget.contract.files import reason_of
-from isocompute.budget.contract.store import mlflow_module
 
 from ..errors import listed
 from ..outbox import Outbox, Parcel
@@ -35,7 +34,6 @@ class Sender:
         self._changed = threading.Condition()
         self._waiting: dict[str, Parcel] = {parcel.id: parcel for parcel in self.outbox.parcels()}
         self._deliveries: dict[str, Delivery] = {}
-        self._experiments: dict[str, str] = {}
         self._thread: threading.Thread | None = None
         self._ready = self._closed = False
         self._failures, self._resumes_at = 0, 0.0
@@ -122,11 +120,10 @@ class Sender:
 
     def _sent(self, parcel: Parcel) -> Exception | None:
         """Send one parcel; returns what came of it if it was not sent."""
-        delivery = self._deliveries.setdefault(parcel.id, Delivery(self._experiments))
+        delivery = self._deliveries.setdefault(parcel.id, Delivery())
         try:
             with self.outbox.sending():
                 if not self._ready:
-                    mlflow_module()
                     tracking.ensure_store()
                     self._ready = True
                 # Not where another process has sent it meanwhile, or its cell was thrown away.
@@ -134,6 +131,8 @@ class Sender:
                     delivery.send(parcel)
                 self._done(parcel)
         except Exception as error:
+            # Nobody knows what has arrived: the next try reads again what there is.
+            del self._deliveries[parcel.id]
             self.reason = reason_of(error)
             return error
         return None

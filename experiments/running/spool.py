@@ -15,12 +15,7 @@ from isocompute.rollout.contract.files import write_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a reader is.
-
-    Attributes:
-        inode: Inode of the file that was read.
-        read: Bytes read of it.
-    """
+    """How far a reader is: the inode of the file that was read, and bytes read of it."""
 
     inode: int = 0
     read: int = 0
@@ -28,11 +23,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spooled:
-    """A record and when it was written; that time is for charts alone, and no part of any result.
-
-    Attributes:
-        time: When it was written, in ms since 1970.
-    """
+    """A record and when it was written, in ms since 1970: for charts alone, and no part of any result."""
 
     record: Record
     time: int

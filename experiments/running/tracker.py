@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from isocompute.learner.records.health import Flag, flags, judged
@@ -39,11 +39,7 @@ class Tracker(Sender):
         self._running: dict[str, Parcel] = {}
 
     def send(self, cell: Cell, *, finished: bool = False) -> None:
-        """Send what is new of a cell, as soon as MLflow takes it.
-
-        Args:
-            finished: Whether the cell has ended, so that its tables are sent and its MLflow run ends.
-        """
+        """Send what is new of a cell, as soon as MLflow takes it; of one that is finished its tables, too."""
         if not finished:
             known = self._running.get(cell.run_id)
             self._running[cell.run_id] = known or self._parcel(cell)
@@ -91,7 +87,7 @@ class Tracker(Sender):
         found = work.done(folder)
         diverged = found is not None and found.diverged_at is not None
         final = final or {
-            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_of(cell).text(),
+            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_text(*health_of(cell)),
             STATUS_TAG: "diverged" if diverged else "finished",
         }  # fmt: skip
         paths = {name: folder / f"{name}.parquet" for name in TABLES}
@@ -107,27 +103,18 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns // 10**6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
-    """What is wrong with a cell, as far as it could be judged.
+def health_of(cell: Cell) -> tuple[Sequence[Flag], bool]:
+    """What is wrong with a cell within its budget, and whether it has enough steps for every flag.
 
-    Attributes:
-        flags: What is wrong; of a cell that is too short to judge, only ``mismatch``.
-        judged: Whether it has enough steps for every flag.
+    A longer run's later steps are left out. Of a cell that is too short to judge only ``mismatch`` is looked for.
     """
-
-    flags: Sequence[Flag]
-    judged: bool
-
-    def text(self) -> str:
-        """Return the names of the flags, or that there is none, or that too few steps were there to say so."""
-        names = ", ".join(flag.name for flag in self.flags)
-        if self.judged:
-            return names or "no flags"
-        return f"{names}, otherwise {TOO_SHORT}" if names else TOO_SHORT
-
-
-def health_of(cell: Cell) -> Health:
-    """What is wrong with a cell within its budget: a longer run's later steps are left out."""
     records = [r for r in Spool(work.folder_of(cell) / "metrics.jsonl").records() if r.rollouts <= cell.rollouts]
-    return Health(flags=flags(records), judged=judged(records))
+    return flags(records), judged(records)
+
+
+def health_text(found: Sequence[Flag], is_judged: bool) -> str:
+    """The names of the flags, or that there is none, or that too few steps were there to say so."""
+    names = ", ".join(flag.name for flag in found)
+    if is_judged:
+        return names or "no flags"
+    return f"{names}, otherwise {TOO_SHORT}" if names else TOO_SHORT

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS, Totals
+from isocompute.budget import TRAINING_COHORTS
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
@@ -28,21 +28,11 @@ class Done:
     Attributes:
         rollouts: The largest budget it was trained to.
         diverged_at: The step whose gradient was not finite, twice; None where there is none.
-        paid: Everything generated, lost work included.
-        lost: Training rollouts lost when attempts ended early.
     """
 
     rollouts: int
     step: int
     diverged_at: int | None
-    paid: Mapping[str, int]
-    lost: Mapping[str, int]
-
-    @classmethod
-    def of(cls, cell: Cell, totals: Totals, *, step: int, diverged_at: int | None = None) -> Done:
-        """What is said of a cell that has ended at its budget."""
-        paid, lost = asdict(totals.paid), asdict(totals.lost_training)
-        return cls(rollouts=cell.rollouts, step=step, diverged_at=diverged_at, paid=paid, lost=lost)
 
 
 def folder_of(cell: Cell) -> Path:
@@ -147,29 +137,15 @@ def set_policy(folder: Path, step: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a cell found within its budget, of a run that may have gone on beyond it; tables are read when asked for.
-
-    Attributes:
-        step: Update steps taken within the budget.
-        diverged: Whether it diverged within the budget.
-    """
+    """What a cell found within its budget, whatever came later: steps, divergence, and tables, read when asked for."""
 
     folder: Path
     step: int
     diverged: bool
 
-    @property
-    def evals(self) -> pl.DataFrame:
-        """Its rows of ``evals``."""
-        return self.read("evals")
-
     def read(self, name: str) -> pl.DataFrame:
         """Its rows of a table, checked."""
         return tables.read(self.folder / f"{name}.parquet", name).filter(pl.col("step") <= self.step)
-
-    def scan(self, name: str) -> pl.LazyFrame:
-        """Its rows of a table, not read yet."""
-        return pl.scan_parquet(self.folder / f"{name}.parquet").filter(pl.col("step") <= self.step)
 
 
 def outcome(cell: Cell) -> Outcome:
@@ -188,7 +164,10 @@ def joined(outcomes: Sequence[Outcome], name: str) -> pl.DataFrame:
         TableError: A file cannot be read, which is named, or the rows break the schema of the table.
     """
     try:
-        frame = pl.concat([each.scan(name) for each in outcomes], how="diagonal_relaxed").collect()
+        scans = [
+            pl.scan_parquet(each.folder / f"{name}.parquet").filter(pl.col("step") <= each.step) for each in outcomes
+        ]
+        frame = pl.concat(scans, how="diagonal_relaxed").collect()
     except (pl.exceptions.PolarsError, OSError):
         for each in outcomes:
             each.read(name)

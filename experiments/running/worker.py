@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.actor import connected_ray
 from isocompute.rollout.samplers.models import load_tokenizer
 from isocompute.rollout.samplers.prompts import PromptMaker
-from isocompute.rollout.scoring.evaluation import Sampler
 
-from . import loaded, starts, work
+from . import starts, work
 from .actor import WorkerConfig
 from .cells import Cell
+from .loaded import CodeGuard
 from .models import local_path
 from .places import Layout, reserve
 from .spool import Spool
@@ -55,6 +56,8 @@ class Worker:
         """The base model of the learner."""
         self._sampled = self._base
         """The base model whose weights the sampler has at version 0."""
+        self._prompting = prompting_from(config.generation.get("prompting", {}))
+        self._sampling = sampling_from(config.generation["sampling"])
         self._layout = Layout.of(config)
         self._group: Any = None
         if self._layout.bundles:
@@ -102,7 +105,9 @@ class Worker:
     def _run(self, cell: Cell, problems: pl.DataFrame, home: Path, start: Path) -> None:
         """Train until the budget is spent, and write the tables."""
         home.mkdir(parents=True, exist_ok=True)
-        work.hold_prompts(home, _prompts(self.config, self._models[cell.origin.base], problems))
+        tokenizer = load_tokenizer(self._models[cell.origin.base])
+        prompts = PromptMaker(tokenizer, self._prompting, max_prompt_tokens=self._sampling.max_prompt_tokens)
+        work.hold_prompts(home, prompts.digest(problems))
         if not starts.exists(start):
             self.start(cell, problems, start)
         learner = self._fresh_learner(cell.learner, cell.origin.base)
@@ -121,7 +126,7 @@ class Worker:
                 problems=trained,
                 sampler=self._sampler,
                 learner=learner,
-                evaluator=Evaluations(cell, self._sampler, validation, home, start),
+                evaluator=partial(self._evaluate, cell, validation, home, start),
                 meter=meter,
                 checkpoints=checkpoints,
                 progress=progress,
@@ -143,6 +148,26 @@ class Worker:
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
 
+    def _evaluate(
+        self, cell: Cell, validation: pl.DataFrame, home: Path, start: Path,
+        *, step: int, at: int, rollouts: int, tokens: int,
+    ) -> Evaluated:  # fmt: skip
+        """Evaluate at a point of the grid; the first evaluation is read, not made."""
+        if step == 0:
+            found, paid_for = starts.read(start), None
+        else:
+            found = evaluate(
+                self._sampler, validation, samples=cell.evaluation_samples, seed=cell.seed, at=at, run_id=cell.run_id
+            )
+            paid_for = found.rollouts
+        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
+        # One file per evaluation: repeated after a crash, it is written again with the same content.
+        tables.write(rates, "pass_rates", home / "pass_rates" / f"{step}.parquet")
+        row = cell.evals_row(
+            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
+        )
+        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
+
     def _keep(self, cell: Cell, home: Path, ended: Progress, ledger: Ledger, spool: Spool) -> None:
         """Write the tables of a cell that has ended, then that it has."""
         tables.write(pl.DataFrame(ended.evals), "evals", home / "evals.parquet")
@@ -153,7 +178,7 @@ class Worker:
         tables.write(tables.concat(rates, "pass_rates"), "pass_rates", home / "pass_rates.parquet")
         timings = timings_table(spool.records(), cell.run_id, devices=self.config.resources.processors_of_a_worker())
         tables.write(timings, "timings", home / "timings.parquet")
-        work.set_done(home, work.Done.of(cell, ledger.totals, step=ended.step, diverged_at=ended.diverged_at))
+        work.set_done(home, work.Done(rollouts=cell.rollouts, step=ended.step, diverged_at=ended.diverged_at))
 
     def _save_policy(self, cell: Cell, problems: pl.DataFrame, home: Path) -> None:
         """Save the policy of a finished cell, from the checkpoint at its end."""
@@ -172,12 +197,9 @@ class Worker:
         work.set_policy(home, progress.step)
 
     def _opened_sampler(self) -> Any:
-        resources, generation = self.config.resources, self.config.generation
-        options: dict[str, Any] = {
-            "prompting": prompting_from(generation.get("prompting", {})),
-            "scoring": scoring_from(generation.get("scoring", {})),
-        }
-        layout = self._layout
+        resources, layout = self.config.resources, self._layout
+        scoring = scoring_from(self.config.generation.get("scoring", {}))
+        options: dict[str, Any] = {"prompting": self._prompting, "scoring": scoring}
         if resources.sampler == "vllm":
             options["engine"] = resources.engine
         else:
@@ -189,8 +211,7 @@ class Worker:
                 "transport": resources.transport, "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
             }  # fmt: skip
-        sampling = sampling_from(generation["sampling"])
-        return open_sampler(resources.sampler, self._models[self._base], sampling, **options)
+        return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
 
     def _base_weights(self, base: str) -> None:
         if self._sampler.weights_version or self._sampled != base:
@@ -215,7 +236,8 @@ class Worker:
                 update_patience=self.config.resources.stall_seconds,
             )  # fmt: skip
             # The ranks have imported what is on disk now.
-            loaded.verify()
+            if guard := CodeGuard.here():
+                guard.verify()
         return self._learner
 
 
@@ -226,32 +248,6 @@ class Evaluated:
     row: Mapping[str, Any]
     scores: Mapping[str, float]
     rollouts_table: pl.DataFrame | None
-
-
-class Evaluations:
-    """The evaluations of one cell, as the loop asks for them; the first is read, not made."""
-
-    def __init__(self, cell: Cell, sampler: Sampler, validation: pl.DataFrame, home: Path, start: Path) -> None:
-        self._cell, self._sampler, self._validation, self._home, self._start = cell, sampler, validation, home, start
-
-    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
-        """Evaluate at a point of the grid."""
-        cell, paid_for = self._cell, None
-        if step == 0:
-            found = starts.read(self._start)
-        else:
-            found = evaluate(
-                self._sampler, self._validation, samples=cell.evaluation_samples, seed=cell.seed, at=at,
-                run_id=cell.run_id,
-            )  # fmt: skip
-            paid_for = found.rollouts
-        rates = found.pass_rates.with_columns(run_id=pl.lit(cell.run_id), step=pl.lit(step, dtype=pl.Int64))
-        # One file per evaluation: repeated after a crash, it is written again with the same content.
-        tables.write(rates, "pass_rates", self._home / "pass_rates" / f"{step}.parquet")
-        row = cell.evals_row(
-            step=step, rollouts=rollouts, tokens=tokens, questions=found.questions, scores=found.metrics
-        )
-        return Evaluated(row=row, scores=found.metrics, rollouts_table=paid_for)
 
 
 class UntilStopped:
@@ -266,10 +262,3 @@ class UntilStopped:
         admitted = bool(self._meter.admit(step=step, rollouts=rollouts))
         self.stopped = admitted and work.asked_to_stop(self._home)
         return admitted and not self.stopped
-
-
-def _prompts(config: WorkerConfig, model: str, problems: pl.DataFrame) -> str:
-    """Hash of the prompts of a cell, as the tokenizer here renders them."""
-    prompting = prompting_from(config.generation.get("prompting", {}))
-    longest = sampling_from(config.generation["sampling"]).max_prompt_tokens
-    return PromptMaker(load_tokenizer(model), prompting, max_prompt_tokens=longest).digest(problems)

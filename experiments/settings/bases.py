@@ -10,7 +10,15 @@ from pydantic import Field, model_validator
 
 from .strict import Name, SettingError, Settings
 
-COMMIT = "[0-9a-f]{40}"
+
+def check_pinned(what: str, name: str, revision: str) -> None:
+    """Refuse a model or a dataset of the hub without a commit; a folder needs none."""
+    if not Path(name).is_dir() and not re.fullmatch("[0-9a-f]{40}", revision):
+        raise SettingError(
+            "revision",
+            f"is {revision!r} for the {what} {name}, which is no folder here: pin a commit (40 hexadecimal digits), "
+            "since a branch or a tag moves",
+        )
 
 
 class ModelConfig(Settings):
@@ -23,12 +31,7 @@ class ModelConfig(Settings):
 
     @model_validator(mode="after")
     def _is_pinned(self) -> Self:
-        if not Path(self.model).is_dir() and not re.fullmatch(COMMIT, self.revision):
-            raise SettingError(
-                "revision",
-                f"is {self.revision!r} for the model {self.model}, which is no folder here: pin a commit (40 "
-                "hexadecimal digits), since a branch or a tag moves",
-            )
+        check_pinned("model", self.model, self.revision)
         return self
 
     @property
@@ -36,7 +39,7 @@ class ModelConfig(Settings):
         """``model`` or ``model@revision``; a folder's whole path."""
         if Path(self.model).is_dir():
             return str(Path(self.model).resolve())
-        return f"{self.model}@{self.revision}" if self.revision else self.model
+        return f"{self.model}@{self.revision}"
 
 
 class PreparedModel(Settings):

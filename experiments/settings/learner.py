@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 from isocompute.learner import LearnerConfig
 from isocompute.learner.config import ObjectiveConfig
 from isocompute.learner.recipes import RECIPES, with_recipe
+from isocompute.rollout import Sampling
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidatorFunctionWrapHandler
 from pydantic_core import CoreSchema, core_schema
 
 from .strict import SettingError
+
+ADAPTER = TypeAdapter(LearnerConfig)
 
 
 class LearnerSettings:
@@ -55,26 +57,20 @@ class LearnerSettings:
         return settings
 
 
-def learner_config(
-    settings: Mapping[str, Any], *, learning_rate: float, temperature: float, longest: int
-) -> LearnerConfig:
+def learner_config(settings: Mapping[str, Any], sampling: Sampling, *, learning_rate: float) -> LearnerConfig:
     """The learner's settings of one cell.
 
     Args:
-        longest: Most tokens of a response, which is ``objective.constant_length`` where that is needed and not given.
+        sampling: Whose longest response is ``objective.constant_length`` where that is needed and not given.
     """
-    completed = _completed(settings, longest=longest)
-    return _adapter().validate_python({**completed, "learning_rate": learning_rate, "temperature": temperature})
+    completed = _completed(settings, longest=sampling.max_new_tokens)
+    given = {**completed, "learning_rate": learning_rate, "temperature": sampling.temperature}
+    return ADAPTER.validate_python(given)
 
 
 def objective_of(settings: Mapping[str, Any]) -> ObjectiveConfig:
     """The objective that a sweep's settings of the learner name, with nothing left to the algorithm."""
-    return learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).objective.resolved
-
-
-@cache
-def _adapter() -> TypeAdapter[LearnerConfig]:
-    return TypeAdapter(LearnerConfig)
+    return learner_config(settings, Sampling(), learning_rate=1.0).objective.resolved
 
 
 def _completed(settings: Mapping[str, Any], *, longest: int) -> dict[str, Any]:

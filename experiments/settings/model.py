@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -27,7 +26,7 @@ from ..tiny.config import (
     NeedleModelConfig,
     NeedleSource,
 )
-from .bases import COMMIT, ModelConfig, PreparedConfig
+from .bases import ModelConfig, PreparedConfig, check_pinned
 from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
@@ -78,29 +77,16 @@ AnySource = ReasoningGymSource | HubSource | LocalSource | NeedleSource | Mixtur
 AnyBase = ChainsModelConfig | NeedleModelConfig | MixtureModelConfig | ModelConfig | PreparedConfig
 
 
-def _pinned(source: AnySource) -> AnySource:
-    if not isinstance(source, HubSource) or Path(source.dataset).is_dir():
-        return source
-    if not re.fullmatch(COMMIT, source.revision):
-        raise SettingError(
-            "revision",
-            f"is {source.revision!r} for the dataset {source.dataset}: pin a commit (40 hexadecimal digits), since a "
-            "branch or a tag moves",
-        )
-    return source
-
-
-def _not_empty(source: AnySource) -> AnySource:
+def _usable(source: AnySource) -> AnySource:
+    """A source that is pinned, asks for problems, and has no refused task."""
+    if isinstance(source, HubSource):
+        check_pinned("dataset", source.dataset, source.revision)
     # A source may give problems to one side only.
     for side, count in (("train", source.train), ("validation", source.validation)):
         if count < 0:
             raise SettingError(side, f"is {count}; it must be at least 0")
     if source.train + source.validation == 0:
         raise SettingError("", "asks for no problems: train or validation must be at least 1")
-    return source
-
-
-def _allowed_task(source: AnySource) -> AnySource:
     if isinstance(source, ReasoningGymSource) and source.task in REFUSED:
         raise SettingError("task", f"is {source.task!r}, a task that is refused: {REFUSED[source.task]}")
     return source
@@ -130,9 +116,7 @@ Source = Annotated[
             "mixture": MixtureSource,
         }
     ),
-    AfterValidator(_pinned),
-    AfterValidator(_not_empty),
-    AfterValidator(_allowed_task),
+    AfterValidator(_usable),
 ]
 
 

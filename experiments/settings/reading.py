@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ def load(path: Path = Path("params.yaml"), preset: str | None = None) -> Preset:
     try:
         for each in (name, *(str(each) for key in LISTS for each in raw.get(key) or ())):
             checked_name(each)
-        read = _preset(name, written)
+        # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
+        text = json.dumps(with_names({name: written})[name], default=str)
+        read = Preset.model_validate_json(text)
     except ValidationError as error:
         raise ExperimentError(f"{file}: {sentence(error, name)}") from None
     except SettingError as error:
@@ -76,8 +77,3 @@ def _document(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ExperimentError(f"{path}: must be a mapping of presets")
     return raw
-
-
-def _preset(name: str, raw: Mapping[str, Any]) -> Preset:
-    # As JSON, whose lists and mappings are the tuples and dataclasses of a strict model; YAML's dates become texts.
-    return Preset.model_validate_json(json.dumps(with_names({name: raw})[name], default=str))

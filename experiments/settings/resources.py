@@ -123,19 +123,15 @@ class ResourcesConfig(Settings):
             return self.sampler
         return "vllm" if find_spec("vllm") else "transformers"
 
-    def resolved_dtype(self) -> str:
-        """Type of the sampler's weights."""
-        if self.dtype != "auto":
-            return self.dtype
-        return "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
-
     def resolved_engine(self) -> EngineConfig:
         """How vLLM runs, with the profile of the device and the type of the weights."""
-        share = self.engine.memory_share
+        share, dtype = self.engine.memory_share, self.dtype
         if share is None and self.device == "cuda" and self.placement == "colocated":
             # The learner is on the same GPU.
             share = COLOCATED_MEMORY_SHARE
-        return replace(self.engine, profile=self.device, dtype=self.resolved_dtype(), memory_share=share)
+        if dtype == "auto":
+            dtype = "bfloat16" if self.device == "cuda" and self.resolved_sampler() == "vllm" else "float32"
+        return replace(self.engine, profile=self.device, dtype=dtype, memory_share=share)
 
     @property
     def rank_actors(self) -> int:

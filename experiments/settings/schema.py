@@ -80,30 +80,31 @@ def document_schema() -> dict[str, Any]:
     """The JSON schema of the whole of ``params.yaml``."""
     preset = preset_schema()
     parts = preset.pop("$defs")
+    name = {"type": "string", "pattern": f"^{NAME}$"}
+    names = {"type": "array", "items": name}
+    properties = {
+        "preset": {**name, "description": "The preset that the stages use."},
+        "settings_file": {
+            "type": "string",
+            "description": "The file that the preset is in, beside this one; `python -m experiments init` writes one "
+            "of your own.",
+        },
+        "problem_sets": {
+            **names,
+            "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
+        },
+        "tested_sets": {
+            **names,
+            "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
+        },
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "params.yaml",
         "description": "Presets of the pipeline, and which of them the stages use.",
         "type": "object",
-        "properties": {
-            "preset": {"type": "string", "pattern": f"^{NAME}$", "description": "The preset that the stages use."},
-            "settings_file": {
-                "type": "string",
-                "description": "The file that the preset is in, beside this one; `python -m experiments init` writes "
-                "one of your own.",
-            },
-            "problem_sets": {
-                "type": "array",
-                "items": {"type": "string", "pattern": f"^{NAME}$"},
-                "description": "Its problem sets, in the order of its sweep; dvc.yaml has stages for each.",
-            },
-            "tested_sets": {
-                "type": "array",
-                "items": {"type": "string", "pattern": f"^{NAME}$"},
-                "description": "Those of its problem sets whose prescription is tested, in the order of `prescribe`.",
-            },
-        },
-        "required": ["preset", "settings_file", "problem_sets", "tested_sets"],
+        "properties": properties,
+        "required": list(properties),
         "additionalProperties": {"$ref": "#/$defs/Preset"},
         "$defs": {"Preset": preset, **parts},
     }

@@ -50,8 +50,7 @@ def _plain(preset: Preset, raw: Mapping[str, Any]) -> dict[str, Any]:
         plain["sweep"][name]["learner"] = {}
         if isinstance(preset.trainer, CommandTrainer):
             continue
-        longest = preset.sampling.max_new_tokens
-        every = asdict(learner_config(sweep.learner, learning_rate=1.0, temperature=1.0, longest=longest))
+        every = asdict(learner_config(sweep.learner, preset.sampling, learning_rate=1.0))
         learner = {key: value for key, value in every.items() if key not in LearnerSettings.ELSEWHERE}
         if sweep.warmup_rollouts is not None:
             # It stands in place of a number of steps.

@@ -38,10 +38,7 @@ def make(preset: Preset) -> None:
         torch.set_num_threads(1)
         aside = made.with_name(f".{made.name}.writing")
         shutil.rmtree(aside, ignore_errors=True)
-        steps = preset.base.steps
-        tiny_model.train(
-            preset.base, aside, progress=lambda step, loss: print(f"base: step {step}/{steps}, loss {loss:.3f}")
-        )
+        tiny_model.train(preset.base, aside)
         aside.rename(made)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(made, folder)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,28 @@ from ..running.cells import Origin, problems_hash
 from ..running.identity import Surroundings
 from ..running.measure import Measured, measure, with_rates
 from ..running.opening import workers
-from ..running.pool import Pool
 from ..running.work import write_json
 from ..settings import DifficultyConfig, Preset
-from . import base as bases
+from .base import FOLDER as PREPARED
 from .base import ONLY, model_of
 from .shared import log
 
-FOLDER = bases.FOLDER / ONLY
+FOLDER = PREPARED / ONLY
 
 
 def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame) -> None:
     """Measure every problem, cut the sets, and measure each set again with responses that selected nothing."""
     model, base = model_of(preset)
+    surroundings = Surroundings.of(preset.resources)
     with workers(preset, {base: model}) as pool:
-        ask = partial(_measure, pool, preset, settings.seed, base)
+
+        def ask(table: pl.DataFrame, samples: int, phase: str, title: str) -> Measured:
+            origin = Origin(
+                problem_set="", base_model="", base=base, problems=problems_hash(table),
+                generation=preset.generation, surroundings=surroundings,
+            )  # fmt: skip
+            return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)
+
         selecting = ask(table, settings.samples, "difficulty", "difficulty")
         measured = with_rates(table, selecting)
         chosen = {name: split(measured, wanted) for name, wanted in settings.sets.items()}
@@ -54,16 +60,6 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
             )
     difficulty_histogram(histogram(measured), settings, FOLDER / "histogram")
     _log(preset, scores)
-
-
-def _measure(
-    pool: Pool, preset: Preset, seed: int, base: str, table: pl.DataFrame, samples: int, phase: str, title: str
-) -> Measured:
-    origin = Origin(
-        problem_set="", base_model="", base=base, problems=problems_hash(table), generation=preset.generation,
-        surroundings=Surroundings.of(preset.resources),
-    )  # fmt: skip
-    return measure(pool, table, origin, samples=samples, seed=seed, phase=phase, title=title)
 
 
 def score(part: pl.DataFrame, side: str) -> dict[str, Any]:
@@ -102,8 +98,7 @@ def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
         for side, found in sides.items()
         for how in ("selected", "fresh")
     }
-    inputs = {"problems": bases.FOLDER / "problems.parquet"}
     log(
         preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, figures=sorted(FOLDER.glob("histogram.*")),
-        metrics=metrics, inputs=inputs,
+        metrics=metrics, inputs={"problems": PREPARED / "problems.parquet"},
     )  # fmt: skip

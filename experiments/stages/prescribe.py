@@ -13,7 +13,7 @@ from isocompute.frontier.answers import saved
 from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
 
-from ..running.opening import training_workers
+from ..running.opening import workers
 from ..running.schedule import Run
 from ..running.tracker import Tracker
 from ..running.work import write_json
@@ -61,9 +61,8 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
         for seed in test.seeds
     ]  # fmt: skip
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
-    with training_workers(preset, setup.models) as pool:
-        run = Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}")
-        run.finish(reverse=preset.resources.reverse)
+    with workers(preset, setup.models, training=True) as pool:
+        Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}").finish()
     collect(cells, OUT / "prescribe" / problem_set, keep_policies=preset.resources.keep_policies)
 
 

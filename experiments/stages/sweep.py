@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..rates import Evaluation, Pilot, Search, Trial, Tried, extension, mean, sa
 from ..running import starts, work
 from ..running.cells import Cell
 from ..running.design import Design
-from ..running.opening import training_workers
+from ..running.opening import workers
 from ..running.pool import Pool
 from ..running.schedule import Run
 from ..running.tracker import Tracker
@@ -31,18 +31,19 @@ def run(preset: Preset, problem_set: str) -> None:
     tracker = Tracker(f"{preset.name}-{problem_set}-sweep")
     pilot: Pilot | None = None
     tried: list[Cell] = []
-    with training_workers(preset, setup.models) as pool:
+    with workers(preset, setup.models, training=True) as pool:
         rates = setup.designs[0].declared_rates()
         if rates is None:
             pilot, tried = _search(preset, problem_set, setup, pool)
             rates = pilot.rates()
         cells = [cell for design in setup.designs for cell in design.cells(rates)]
-        swept = Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}")
-        swept.finish(reverse=preset.resources.reverse)
+        Run(cells, setup.problems, pool, tracker, title=f"sweep {problem_set}").finish()
     out = OUT / "sweep" / problem_set
     collect(cells, out, pilot=tried, keep_policies=preset.resources.keep_policies)
     if pilot:
-        figures = write_pilot(pilot, out)
+        work.write_json(out / "pilot.json", pilot.document())
+        rates_figure(pilot, out / "rates")
+        figures = [out / "rates.svg", out / "rates.png"]
         log(preset, f"{problem_set}-rates", {"pilot": out / "pilot.json"}, figures=figures)
 
 
@@ -51,9 +52,8 @@ def _search(preset: Preset, problem_set: str, setup: Setup, pool: Pool) -> tuple
     pilots = Tracker(f"{preset.name}-{problem_set}-pilot")
 
     def train(cells: Sequence[Cell]) -> None:
-        trials = Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}")
-        # The sweep's rates are not known yet.
-        trials.finish(reverse=preset.resources.reverse, supersede=False)
+        # Others may follow.
+        Run(cells, setup.problems, pool, pilots, title=f"pilot {problem_set}").finish(supersede=False)
 
     (design,) = setup.designs
     pilot, tried = find(design, train, base_score(problem_set, preset.evaluation.metric))
@@ -83,7 +83,8 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation
         run(cells)
         known = base or first_score(cells, metric)
         grids = _grids(cells, metric, known)
-        more = _further(design, grids) if left else []
+        steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None} if left else {}
+        more = [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
         if not more:
             break
         cells += more
@@ -96,32 +97,19 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation
     return pilot, cells
 
 
-def chosen_lines(pilot: Pilot) -> list[str]:
+def chosen_lines(pilot: Pilot) -> Iterator[str]:
     """The learning rate found at each (n, B_p), with its score, a line each."""
-    lines = []
     for found in pilot.searches:
         chosen = found.chosen
         edge = f", the {found.edge} rate tried" if found.edge in ("lowest", "highest") else ""
-        lines.append(
+        yield (
             f"n = {found.rollouts_per_problem}, B_p = {found.problems_per_batch}: learning rate "
             f"{chosen.learning_rate:g}{edge} ({chosen.score or 0.0:.3f} ± {chosen.standard_error or 0.0:.3f})"
         )
-    return lines
-
-
-def write_pilot(pilot: Pilot, out: Path) -> list[Path]:
-    """Write ``pilot.json``, and the figure of what was searched; returns the figure's files."""
-    work.write_json(out / "pilot.json", pilot.document())
-    rates_figure(pilot, out / "rates")
-    return [out / "rates.svg", out / "rates.png"]
 
 
 def base_score(problem_set: str, metric: str) -> Evaluation | None:
-    """The score of the one base model on the validation problems, of responses that selected nothing.
-
-    Returns:
-        The score, or None where the metric is no mean of responses, of which it was measured.
-    """
+    """The base model's validation score, of responses that selected nothing; None for a metric that is no mean."""
     if not metric.startswith("avg_"):
         return None
     found = json.loads((FOLDER / ONLY / "base.json").read_text())[problem_set]["validation"]
@@ -148,7 +136,7 @@ def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[i
 
 def _trial(cell: Cell, metric: str) -> Trial:
     found = work.outcome(cell)
-    later = found.evals.filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
+    later = found.read("evals").filter(pl.col("step") > 0).select("rollouts", metric, "questions", "samples")
     return Trial(
         learning_rate=cell.learner.learning_rate,
         budget=cell.rollouts,
@@ -158,12 +146,6 @@ def _trial(cell: Cell, metric: str) -> Trial:
         },
         diverged=found.diverged,
     )
-
-
-def _further(design: Design, grids: Mapping[tuple[int, int], Sequence[Tried]]) -> list[Cell]:
-    """The pilots of grids that go on."""
-    steps = {pair: rate for pair, grid in grids.items() if (rate := extension(grid)) is not None}
-    return [cell for pair, rate in steps.items() for cell in design.trials([rate], at=[pair])]
 
 
 def rates_figure(pilot: Pilot, path: Path) -> None:

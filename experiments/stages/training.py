@@ -94,7 +94,7 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
     folder = work.folder_of(cell)
     ended = work.done(folder)
     # A run that went on beyond this budget has the policy of its own end.
-    own, health = ended is not None and ended.step == found.step, health_of(cell)
+    own, (flags, judged) = ended is not None and ended.step == found.step, health_of(cell)
     kept = own and work.keeps_policy(cell, keep_policies) and work.has_policy(folder)
     return {
         "run_id": cell.run_id,
@@ -107,8 +107,8 @@ def _state(cell: Cell, found: work.Outcome, keep_policies: str) -> dict[str, Any
         "rollouts": cell.rollouts,
         "steps": found.step,
         "status": "diverged" if found.diverged else "finished",
-        "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in health.flags],
-        "judged": health.judged,
+        "health": [{"name": f.name, "step": f.step, "reason": f.reason} for f in flags],
+        "judged": judged,
         "trainer": cell.command.settings.trainer if isinstance(cell, CommandCell) else None,
         "policy": str(work.policy_of(folder)) if kept else None,
     }

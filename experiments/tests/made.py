@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 import yaml
+from isocompute.budget import History
 from isocompute.learner import EvaluationRecord, LearnerConfig, ResponseStatistics, StepRecord
 from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
 from isocompute.rollout.contract import tables
@@ -77,8 +78,12 @@ def finish(folder: Path, one: Cell) -> None:
     }  # fmt: skip
     for name, row in rows.items():
         tables.write(pl.DataFrame([row]), name, folder / f"{name}.parquet")
-    nothing = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
-    work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None, paid=nothing, lost=nothing))
+    work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None))
+
+
+def lost(folder: Path) -> int:
+    """Training rollouts of a cell that were lost when attempts ended early."""
+    return History.read(folder / "ledger.bin").totals().lost_training.rollouts
 
 
 def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tuple[str, ...] = ("trained",)) -> Path:
@@ -97,9 +102,8 @@ def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tu
     tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
     rates = [{"run_id": one.run_id, "step": r["step"], "problem_id": "p", "successes": 1, "samples": 4} for r in rows]
     tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
-    paid = {"rollouts": 8 * steps, "prompt_tokens": 0, "response_tokens": 0}
     step = steps if diverged_at is None else diverged_at - 1
-    work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at, paid=paid, lost=paid))
+    work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at))
     start = {"run_id": one.start_id, "step": 0, "cohort": "eval", "rollouts": 32, "prompt_tokens": 9,
              "response_tokens": 9}  # fmt: skip
     tables.write(pl.DataFrame([start]), "ledger", work.start_of(one) / "ledger.parquet")

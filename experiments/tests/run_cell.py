@@ -29,7 +29,7 @@ gc.freeze()
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
     """A base model of a few steps, and problems; made once."""
     config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
+    tiny_model.train(config, folder / "model")
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}
     table = load_problems(source_from({**source, "train": 12, "validation": 8}))

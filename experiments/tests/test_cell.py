@@ -21,6 +21,8 @@ from isocompute.learner import Checkpoints, StepRecord
 from experiments.running import work
 from experiments.running.spool import Spool
 
+from .made import lost
+
 forks = multiprocessing.get_context("forkserver")
 RANK = "ray::RankActor"
 """Name of the process of a learner's rank, as Ray gives it."""
@@ -123,9 +125,8 @@ def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path, alone: P
     assert pl.read_parquet(killed / "evals.parquet").equals(evals)
     assert pl.read_parquet(killed / "ledger.parquet").equals(ledger)
     assert pl.read_parquet(killed / "pass_rates.parquet").equals(pl.read_parquet(alone / "pass_rates.parquet"))
-    done = work.done(killed)
-    assert done is not None
-    assert done.lost["rollouts"] > 0
+    assert work.done(killed) is not None
+    assert lost(killed) > 0
     run_id = ledger["run_id"][0]
     with Ledger.open(killed / "ledger.bin", run_id=run_id, resumed_from=12) as reopened:
         assert reopened.totals.paid.rollouts > ledger["rollouts"].sum()
@@ -155,7 +156,7 @@ def test_a_cell_extended_equals_the_cell_run_at_once_and_trains_only_the_rest(ho
     assert steps == list(range(1, 25))
     done = work.done(home / "extended")
     assert done is not None
-    assert (done.rollouts, done.step, done.lost["rollouts"]) == (192, 24, 0)
+    assert (done.rollouts, done.step, lost(home / "extended")) == (192, 24, 0)
 
 
 def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_dies(home: Path, alone: Path) -> None:
@@ -178,9 +179,8 @@ def test_engines_and_ranks_of_their_own_spend_the_same_and_go_on_where_a_rank_di
     for name in ("evals", "ledger", "pass_rates"):
         one, other = (pl.read_parquet(home / run / f"{name}.parquet") for run in ("hurt", "apart"))
         assert one.equals(other), name
-    done = work.done(home / "hurt")
-    assert done is not None
-    assert done.lost["rollouts"] > 0
+    assert work.done(home / "hurt") is not None
+    assert lost(home / "hurt") > 0
 
 
 def test_an_engine_holds_the_base_model_with_its_adapter_after_every_sync(home: Path) -> None:

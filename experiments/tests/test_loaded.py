@@ -29,12 +29,12 @@ from experiments.settings import load
 edited, change = Path(sys.argv[1]), sys.argv[2]
 preset = load(Path("params.yaml"), "smoke")
 config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
-tiny_model.train(config, Path("model"), progress=lambda step, loss: None)
+tiny_model.train(config, Path("model"))
 
 
 try:
     with cluster(1), workers(preset, {models.content_hash(Path("model")): "model"}) as pool:
-        loaded = ray.get(pool.actors[0].open.remote(pool._config))
+        loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resources))
         except ExperimentError as error:

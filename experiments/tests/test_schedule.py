@@ -36,7 +36,7 @@ from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
 from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, cell
+from .made import SAMPLING, cell, lost
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
@@ -47,7 +47,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A work folder with a base model of a few steps, problems, and an MLflow store."""
     folder = tmp_path_factory.mktemp("scheduled")
     config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model", progress=lambda step, loss: None)
+    tiny_model.train(config, folder / "model")
     terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
     load_problems(source_from({**source, "train": 12, "validation": 8})).write_parquet(folder / "problems.parquet")
@@ -111,7 +111,7 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     said = run(cells, problems, pool, "shared")
     assert "2 cells: 0 finished, 0 continued, 2 from the base model" in said
     assert cells[0].start_id == cells[1].start_id
-    evals = [work.outcome(one).evals for one in cells]
+    evals = [work.outcome(one).read("evals") for one in cells]
     assert (
         evals[0]["avg_at_4"][0] == evals[1]["avg_at_4"][0] == starts.read(work.start_of(cells[0])).metrics["avg_at_4"]
     )
@@ -148,7 +148,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
     run([wild, stable], problems, pool, "wild")
     found = {name: work.outcome(one) for name, one in (("wild", wild), ("stable", stable))}
     assert found["wild"].diverged
-    assert found["wild"].evals["rollouts"].to_list() == [0]
+    assert found["wild"].read("evals")["rollouts"].to_list() == [0]
     assert not found["stable"].diverged
     # What was generated for the step that could not be taken is paid for.
     assert found["wild"].read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() > 0
@@ -161,7 +161,7 @@ def test_a_cell_that_diverges_is_a_result_and_the_others_go_on(make: Any, proble
 def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: pl.DataFrame, pool: Pool) -> None:
     one = make(seed=41)
     spool = Spool(work.folder_of(one) / "metrics.jsonl")
-    processes = [loaded.process for loaded in ray.get([actor.open.remote(pool._config) for actor in pool.actors])]
+    processes = [loaded.process for loaded in ray.get([slot.actor.open.remote(pool._config) for slot in pool._slots])]
 
     def kill() -> None:
         """Kill the process of the worker that has the cell once that is under way."""
@@ -176,10 +176,10 @@ def test_a_cell_whose_worker_was_killed_goes_on_on_another(make: Any, problems: 
     thread.join()
     assert "it continues on another one" in said
     found, done = work.outcome(one), work.done(work.folder_of(one))
-    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert found.read("evals")["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert done is not None
-    assert done.lost["rollouts"] > 0
+    assert lost(work.folder_of(one)) > 0
 
 
 def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
@@ -206,17 +206,17 @@ def test_a_cell_saves_its_state_on_a_signal_and_goes_on_from_there(
     said = run([one], problems, pool, "stopped")
     assert "1 cells: 0 finished, 1 continued, 0 from the base model" in said
     found, done = work.outcome(one), work.done(folder)
-    assert found.evals["rollouts"].to_list() == list(range(0, 1601, 160))
+    assert found.read("evals")["rollouts"].to_list() == list(range(0, 1601, 160))
     assert done is not None
     # Nothing was paid for twice.
-    assert done.lost["rollouts"] == 0
+    assert lost(folder) == 0
 
 
 def test_a_measurement_whose_worker_died_goes_on_on_others(
     make: Any, problems: pl.DataFrame, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("experiments.running.measure.PART", 4)
-    os.kill(ray.get(pool.actors[0].open.remote(pool._config)).process, signal.SIGKILL)
+    os.kill(ray.get(pool._slots[0].actor.open.remote(pool._config)).process, signal.SIGKILL)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         found = measure(
@@ -255,7 +255,7 @@ def test_a_pruned_checkpoint_means_training_again_and_that_is_said(
     said = run([long], problems, pool, "pruned")
     assert f"trained again, since their checkpoints were pruned: {long.name}" in said
     after = work.outcome(short)
-    assert after.evals.equals(before.evals)
+    assert after.read("evals").equals(before.read("evals"))
     assert after.read("ledger").equals(before.read("ledger"))
 
 

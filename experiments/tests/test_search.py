@@ -17,7 +17,7 @@ from experiments.running.cells import Cell, Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
 from experiments.settings import load
-from experiments.stages.sweep import chosen_lines, find, first_score, write_pilot
+from experiments.stages.sweep import chosen_lines, find, first_score, rates_figure
 
 from .made import SURROUNDINGS
 
@@ -74,9 +74,8 @@ class Trained:
         tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
         rates = [{"run_id": cell.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4}]
         tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
-        paid = {"rollouts": 0, "prompt_tokens": 0, "response_tokens": 0}
         at = 1 if score is None else None
-        work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at, paid=paid, lost=paid))
+        work.set_done(folder, work.Done(rollouts=cell.rollouts, step=steps, diverged_at=at))
 
 
 def tried(pilot: Pilot) -> dict[int, list[float]]:
@@ -111,7 +110,7 @@ def test_a_grid_goes_on_where_its_best_rate_is_at_the_edge_and_up_to_its_limit(
 
 def test_what_is_found_is_said_with_its_standard_error_and_its_edge(tmp_path: Path) -> None:
     pilot, _ = find(design(tmp_path, learning_rates=GRID, extensions=0), Trained(rising), BASE)
-    assert chosen_lines(pilot) == [
+    assert list(chosen_lines(pilot)) == [
         "n = 2, B_p = 4: learning rate 0.002, the highest rate tried (0.500 ± 0.025)",
         "n = 4, B_p = 4: learning rate 0.001 (0.500 ± 0.025)",
     ]
@@ -146,6 +145,7 @@ def test_the_figure_and_the_document_are_the_same_every_time(tmp_path: Path) -> 
     ends: Mapping[float, float | None] = {5e-4: 0.5, 1e-3: 0.1, 2e-3: None}
     pilot, _ = find(made, Trained(lambda cell: ends[cell.learner.learning_rate]), BASE)
     for name in ("one", "other"):
-        write_pilot(pilot, tmp_path / name)
+        work.write_json(tmp_path / name / "pilot.json", pilot.document())
+        rates_figure(pilot, tmp_path / name / "rates")
     for name in ("pilot.json", "rates.svg", "rates.png"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()

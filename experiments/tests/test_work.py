@@ -15,7 +15,7 @@ from experiments.running import cells, display, work
 from experiments.running.cells import Cell
 from experiments.running.display import Progress
 from experiments.running.spool import Spool
-from experiments.running.tracker import Health, health_of
+from experiments.running.tracker import health_of, health_text
 from experiments.stages.training import collect
 
 from .made import cell, ended, step_record
@@ -32,7 +32,7 @@ def test_a_longer_run_holds_the_shorter_one() -> None:
     assert work.finished(cell(rollouts=192), folder)
     assert not work.finished(cell(rollouts=256), folder)
     found = work.outcome(cell(rollouts=96))
-    assert found.evals["rollouts"].to_list() == [0, 32, 64, 96]
+    assert found.read("evals")["rollouts"].to_list() == [0, 32, 64, 96]
     assert found.read("ledger").filter(pl.col("cohort") == "trained")["rollouts"].sum() == 96
     assert set(found.read("pass_rates")["step"]) == {0, 4, 8, 12}
     assert found.step == 12
@@ -133,7 +133,7 @@ def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: p
     monkeypatch.setattr(tables, "read", lambda path, name: read.append(name) or real(path, name))
     found = work.outcome(one)
     assert read == ["ledger"]
-    assert found.scan("pass_rates").collect()["step"].max() == 12
+    assert work.joined([found], "pass_rates")["step"].max() == 12
     assert read == ["ledger"]
 
 
@@ -242,10 +242,10 @@ def test_a_cell_of_fewer_than_two_windows_is_listed_and_tagged_as_too_short_to_j
         collect([short], tmp_path / "out")
         (state,) = json.loads((tmp_path / "out" / "cells.json").read_text())["cells"]
         assert (len(state["health"]), state["judged"]) == (steps - 19, steps == 20)
-        assert health_of(short).text() == said
+        assert health_text(*health_of(short)) == said
     flag = Flag(name="mismatch", step=1, reason="", values={})
-    assert Health(flags=[flag], judged=False).text() == "mismatch, otherwise too short to judge"
-    assert Health(flags=[], judged=True).text() == "no flags"
+    assert health_text([flag], False) == "mismatch, otherwise too short to judge"
+    assert health_text([], True) == "no flags"
 
 
 def test_a_cell_is_not_continued_with_other_prompts() -> None:

@@ -76,14 +76,12 @@ def drawn(rng: np.random.Generator, config: ChainsModelConfig | MixtureSource) -
 class MixtureTeacher(ChainTeacher):
     """Writes worked solutions of both families; each fact of each family has an error rate of its own."""
 
-    def __init__(self, config: MixtureModelConfig) -> None:
-        super().__init__(config)
-        self._mixture = config
+    _config: MixtureModelConfig
 
     def lesson(self, rng: np.random.Generator) -> Lesson:
         """A prompt of either family and a worked solution."""
-        family = int(rng.random() < self._mixture.share)
-        prompt, changes = in_family(family, *drawn(rng, self._mixture))
+        family = int(rng.random() < self._config.share)
+        prompt, changes = in_family(family, *drawn(rng, self._config))
         return Lesson(prompt=prompt, response=self.worked(rng, changes, family))
 
 

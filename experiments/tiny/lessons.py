@@ -16,7 +16,6 @@ class Lesson:
     """A response to a prompt, as a teacher would have it.
 
     Attributes:
-        prompt: What it answers.
         response: What is answered; the end follows.
         targets: How likely the teacher would have been to write each token at each place of the response and after it,
             [characters + 1, tokens]; None where its text is all that is taught.

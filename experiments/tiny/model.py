@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,12 @@ from .needle import NeedleTeacher
 IGNORED = -100
 PARTS = 4
 """Parts that a batch is cut into, by length."""
-
-
-def teacher_of(config: TinyModelConfig) -> Teacher:
-    """The teacher of a model's task."""
-    if isinstance(config, NeedleModelConfig):
-        return NeedleTeacher(config)
-    if isinstance(config, MixtureModelConfig):
-        return MixtureTeacher(config)
-    if isinstance(config, ChainsModelConfig):
-        return ChainTeacher(config)
-    raise TypeError(f"nobody teaches a model of {type(config).__name__}")
+TEACHERS: Mapping[type[TinyModelConfig], Callable[[Any], Teacher]] = {
+    ChainsModelConfig: ChainTeacher,
+    MixtureModelConfig: MixtureTeacher,
+    NeedleModelConfig: NeedleTeacher,
+}
+"""The teacher of each model's task."""
 
 
 def new_tokenizer(characters: str = CHAIN_CHARACTERS) -> Any:
@@ -66,15 +61,11 @@ def new_model(config: TinyModelConfig) -> Any:
     )
 
 
-def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, float], None]) -> None:
-    """Train the base model and save it in the Hugging Face format.
-
-    Args:
-        progress: Called with (step, loss) every 100 steps and at the end.
-    """
+def train(config: TinyModelConfig, folder: Path) -> None:
+    """Train the base model and save it in the Hugging Face format; every 100 steps the loss is printed."""
     tokenizer = new_tokenizer(config.characters)
     model = new_model(config).train()
-    teacher, rng = teacher_of(config), np.random.default_rng(config.seed)
+    teacher, rng = TEACHERS[type(config)](config), np.random.default_rng(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=0.01)
     warm = 50
     for step in range(1, config.steps + 1):
@@ -86,7 +77,7 @@ def train(config: TinyModelConfig, folder: Path, *, progress: Callable[[int, flo
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 0 or step == config.steps:
-            progress(step, loss)
+            print(f"base: step {step}/{config.steps}, loss {loss:.3f}")
     save(model, tokenizer, folder)
 
 

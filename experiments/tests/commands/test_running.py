@@ -79,7 +79,6 @@ def test_a_command_that_dies_goes_on_from_its_checkpoints_to_the_same_tables(tmp
     home = trained(dying)
     assert same(home, home_of(cells(preset(tmp_path))[0]))
     assert History.read(home / "run.ledger").totals().lost_training.rollouts == 8
-    assert work.done(home).lost["rollouts"] == 8  # type: ignore[union-attr]
 
 
 def test_killed_with_its_worker_twice_a_cell_ends_as_one_left_alone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from experiments.errors import ExperimentError
 from experiments.running import models, work
 from experiments.running.cells import problems_hash
 from experiments.running.foreign import CommandCell
-from experiments.running.opening import training_workers
+from experiments.running.opening import workers
 from experiments.running.pool import Pool
 from experiments.running.schedule import Run
 from experiments.running.tracker import Tracker
@@ -36,7 +36,7 @@ def of(store: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
 @pytest.fixture
 def pool(of: Preset) -> Iterator[Pool]:
     place = Path("model").resolve()
-    with training_workers(of, {models.content_hash(place): str(place)}) as opened:
+    with workers(of, {models.content_hash(place): str(place)}, training=True) as opened:
         yield opened
 
 

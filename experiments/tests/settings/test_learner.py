@@ -9,6 +9,7 @@ import pytest
 import yaml
 from isocompute.learner import LearnerConfig
 from isocompute.learner.recipes import RECIPES
+from isocompute.rollout import Sampling
 
 from experiments.errors import ExperimentError
 from experiments.settings import load
@@ -30,11 +31,11 @@ DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
 def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
     for given, modules in (({}, ("all-linear",)), ({"target_modules": ["q_proj", "v_proj"]}, ("q_proj", "v_proj"))):
         settings = load(changed(tmp_path, f"{LEARNER}.adapter", given), "smoke").sweep["easy"].learner
-        adapter = learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).adapter
+        adapter = learner_config(settings, Sampling(), learning_rate=1.0).adapter
         assert adapter is not None
         assert adapter.target_modules == modules
     settings = load(changed(tmp_path, f"{LEARNER}.adapter", None), "smoke").sweep["easy"].learner
-    assert learner_config(settings, learning_rate=1.0, temperature=1.0, longest=1).adapter is None
+    assert learner_config(settings, Sampling(), learning_rate=1.0).adapter is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: 
 
 def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
     """The learner's settings of a cell with responses of 12 tokens."""
-    return learner_config(learner, learning_rate=1e-3, temperature=1.0, longest=12)
+    return learner_config(learner, Sampling(max_new_tokens=12), learning_rate=1e-3)
 
 
 def test_a_decay_needs_a_horizon_that_does_not_depend_on_the_budget(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     schedule.PRUNE_SECONDS = 5.0
     # A stub loads nothing that could be compared.
     opening.check = lambda loaded, **expected: None
+    opening.WorkerActor = StubActor
     preset = load(PARAMS, "smoke")
     resources = {"workers": at_once, "sampler": "transformers", "stall_seconds": 30.0, "start_seconds": 300.0}
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
@@ -29,7 +30,7 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     swept = [cell(seed=seed, rollouts_per_problem=n) for seed in range(cells // 4) for n in (2, 4, 8, 16)]
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
-        with opening.workers(preset, {"base": "model"}, actor=StubActor) as pool:
+        with opening.workers(preset, {"base": "model"}) as pool:
             schedule.Run(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
     except stopping.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
