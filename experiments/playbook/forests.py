@@ -65,8 +65,8 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     figure.legend(
         handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
         title="Each unit with its 95 % interval (posterior), a marker for each base model, and their mean with its "
-        "95 % interval (t).\nIn octaves: the mean of the units' shifts, medians of their posteriors, "
-        "not differences of medians",
+        "95 % interval (t).\nIn octaves: the mean of the units' posterior-median shifts, "
+        "not the difference of the diamonds",
     )  # fmt: skip
     save(figure, path)
 

@@ -109,7 +109,7 @@ class Answer:
             # What n* is there, so that both say the same of two that are as good.
             kept = self.cells[self.path.at(self.compute / 4)]
             near = sorted(at_best_rates(self.earlier.near()), key=lambda option: _key(option.cell) != _key(kept))
-            best = f"n = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
+            best = f"n* = {name(near[0].cell, several)}, P(best) {percent(near[0].probability_best)}"
             text += f"  At {short(self.earlier.compute)}: {'; '.join([best, *_alike(near, several)])}."
         return text
 
@@ -138,8 +138,8 @@ class Answer:
             best = max(worth, key=lambda u: u.gain)
             at = short(self.decision.compute)
             said.append(
-                f"n = {best.rollouts_per_problem} was not run: with probability {percent(best.probability)} it is "
-                f"better than {chosen} at {at} (expected improvement from trying it: {best.gain:.3f})."
+                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} with "
+                f"probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
             )
         return " ".join(said)
 

@@ -71,7 +71,7 @@ def draw_best(
     mesh = axes.pcolormesh(at, np.arange(len(values)), share, cmap="Blues", vmin=0, vmax=1, shading="nearest",
                            rasterized=True)  # fmt: skip
     chosen = np.searchsorted(values, each[path.chosen])
-    axes.step(at, chosen, where="mid", color=ACCENT, linewidth=2, label="least expected regret")
+    axes.step(at, chosen, where="mid", color=ACCENT, linewidth=2, label=f"{NAMES[setting]}*")
     axes.set_yticks(np.arange(len(values)), [f"{v:,}" for v in values])
     unit = f"compute in {fitted.unit}" if batch_rollouts is None else f"update steps at B = {batch_rollouts:,}"
     compute_axis(axes, unit)
