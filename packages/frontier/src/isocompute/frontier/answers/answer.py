@@ -138,8 +138,8 @@ class Answer:
             best = max(worth, key=lambda u: u.gain)
             at = short(self.decision.compute)
             said.append(
-                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} with "
-                f"probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
+                f"n = {best.rollouts_per_problem} was not run: by extrapolation it is better than {chosen} at {at} "
+                f"with probability {percent(best.probability)} (expected improvement from trying it: {best.gain:.3f})."
             )
         return " ".join(said)
 
