@@ -203,7 +203,7 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        setup = setup_of(study.load().unit(f"{arguments.set}-0"))
+        setup = setup_of(study.unit_of(f"{arguments.set}-0"))
         check(arguments, setup.designs[0].sweep.problems_per_batch[0])
         failed = compared(setup, arguments)
     except (ValueError, OSError) as error:

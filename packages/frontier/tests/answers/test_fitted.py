@@ -45,7 +45,7 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
     assert lines[1].startswith("At 20.5k rollouts use n = 16, B_p = 8, 160 steps")
     assert "P(best) >99 %" in lines[1]
     assert re.search(r"     avg_at_4 0\.\d{3} \(95 %: 0\.\d{3}–0\.\d{3}\)   P", lines[1])
-    less = re.match(r"  4 gets (0\.\d+) less \(95 %: 0\.\d+ to 0\.\d+\)\.  At 5\.12k: n = .*", lines[2])
+    less = re.match(r"  4 gets (0\.\d+) less \(95 %: 0\.\d+ to 0\.\d+\)\.  At 5\.12k: n\* = .*", lines[2])
     assert less
     assert abs(float(less[1]) - 0.1) < 0.02
     path = next(line for line in lines if line.startswith("n*: "))
