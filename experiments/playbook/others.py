@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir
-from math import log2
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from isocompute.frontier import Frontier
+import polars as pl
+from isocompute.rollout.contract import tables
 
 from ..errors import ExperimentError
 from ..report.page import choice, choice_text
@@ -26,14 +28,16 @@ from .study import ROOT, Unit
 
 FILE = Path(__file__).with_name("others.json")
 """What was found, to be committed; ``repro`` prints it where it is of the preset's own sweep."""
-REPEATS = 5
+BASES, SHUFFLES = 5, 4
+"""How many more base models, and how often n is shuffled in each choice of them."""
 PARAMS = ROOT / "params.yaml"
 
 
 def run(work: Path) -> Iterator[str]:
-    """Prepare, sweep and fit five more base models, each alone and then all together; yields a line for each fit.
+    """Sweep from five more base models; fit each, and all choices of as many of them as the default has.
 
-    What is finished is found again, so that a killed command goes on.
+    The latter are also fitted with n shuffled among the runs of each base model, which says how often one n is named
+    where n has no effect. What is finished is found again, so that a killed command goes on.
     """
     preset = load_preset(PARAMS)
     if not isinstance(preset.base, PreparedConfig) or len(preset.sweep) != 1:
@@ -42,28 +46,38 @@ def run(work: Path) -> Iterator[str]:
     folder, count = work / "others", len(preset.base_models)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    alone, together, shuffled, swept = [], [], [], []
     # The panel has the first seeds.
-    units = [Unit(task="chains", problem_set=problem_set, base_seed=seed) for seed in range(count, count + REPEATS)]
-    models = tuple(
-        PreparedModel(name=f"{unit.task}-{unit.base_seed}", folder=str(made(unit, folder))) for unit in units
-    )
-    found = []
-    with chdir(folder):
-        for model, unit in zip(models, units, strict=True):
-            found.append({"base_seeds": [unit.base_seed], **_chosen(preset, problem_set, (model,))})
-            yield f"base model {unit.base_seed}: {choice_text(found[-1])}"
-        together = _chosen(preset, problem_set, models)
-    document = {"found": found, "together": together}
+    for seed in range(count, count + BASES):
+        unit = Unit(task="chains", problem_set=problem_set, base_seed=seed)
+        model = PreparedModel(name=f"{unit.task}-{seed}", folder=str(made(unit, folder)))
+        own = preset.model_copy(update={"base": PreparedConfig(models=(model,))})
+        with chdir(folder):
+            prepare.run(own)
+            sweep.run(own, problem_set)
+            swept.append(tables.read(OUT / "sweep" / problem_set / "evals.parquet", "evals"))
+        alone.append(choice(frontier.fit(preset, problem_set, swept[-1])))
+        yield f"{model.name}: {choice_text(alone[-1])}"
+    for number, evals in enumerate(map(pl.concat, combinations(swept, count))):
+        together.append(choice(frontier.fit(preset, problem_set, evals)))
+        seeds = range(number * SHUFFLES, (number + 1) * SHUFFLES)
+        shuffled += [choice(frontier.fit(preset, problem_set, shuffle(evals, seed))) for seed in seeds]
+        yield f"{', '.join(evals['base_model'].unique().sort())}: {choice_text(together[-1])}"
+    document = {"count": count, "alone": alone, "together": together, "shuffled": shuffled}
     write_json(FILE, {"preset": preset.name, "sweep": sweep_of(preset, problem_set), **document})
     yield summary(document)
 
 
-def _chosen(preset: Preset, problem_set: str, models: tuple[PreparedModel, ...]) -> dict[str, Any]:
-    own = preset.model_copy(update={"base": PreparedConfig(models=models)})
-    prepare.run(own)
-    sweep.run(own, problem_set)
-    frontier.run(own, problem_set)
-    return choice(Frontier.load(OUT / "frontier" / problem_set))
+def shuffle(evals: pl.DataFrame, seed: int) -> pl.DataFrame:
+    """The evaluations with n shuffled among the runs of each base model, higher learning rates staying the higher."""
+    ranked = evals.with_columns(rate=pl.col("learning_rate").rank("dense").over("base_model", "rollouts_per_problem"))
+    of_n, parts = ["learning_rate", "step", "run_id"], []
+    for place, (_, part) in enumerate(ranked.drop(of_n).group_by("base_model", maintain_order=True)):
+        values = part["rollouts_per_problem"].unique().sort()
+        other = pl.col("rollouts_per_problem").replace(values, values.shuffle(seed=10 * seed + place))
+        parts.append(part.with_columns(other))
+    keys = ["base_model", "rate", "rollouts", "rollouts_per_problem"]
+    return pl.concat(parts).join(ranked.select(*keys, *of_n), on=keys).select(evals.columns)
 
 
 def sweep_of(preset: Preset, problem_set: str) -> str:
@@ -73,12 +87,21 @@ def sweep_of(preset: Preset, problem_set: str) -> str:
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """What each of the other base models says alone, the range of it, and what all say together."""
-    chosen = [each["rollouts_per_problem"] for each in document["found"]]
-    octaves = log2(max(chosen) / min(chosen))
-    alone = "; ".join(choice_text(each) for each in document["found"])
-    together = choice_text(document["together"])
-    return f"{alone}: {octaves:g} octaves from the least n to the largest; all together: {together}"
+    """How often each answer was given: by base models together, by each alone, and where n has no effect."""
+    together, alone, shuffled = (document[name] for name in ("together", "alone", "shuffled"))
+    one = sum(len(each["near"]) == 1 for each in shuffled)
+    return (
+        f"{len(together)} choices of {document['count']}: {_counted(together)}; {len(alone)} alone: {_counted(alone)}; "
+        f"{len(shuffled)} with n shuffled within each: one n ({one}), undecided ({len(shuffled) - one})"
+    )
+
+
+def _counted(found: Sequence[Mapping[str, Any]]) -> str:
+    said = Counter(
+        f"n = {near[0]}" if len(near) == 1 else f"undecided between n = {' and '.join(map(str, near))}"
+        for near in (each["near"] for each in found)
+    )
+    return ", ".join(f"{words} ({times})" for words, times in said.most_common())
 
 
 def recorded(preset: Preset, problem_set: str) -> str:

@@ -24,7 +24,7 @@ def run(preset: Preset, problem_set: str) -> None:
     """Write the posterior of all runs, the figure of the decision, and the report."""
     sweep, out = OUT / "sweep" / problem_set, OUT / "frontier" / problem_set
     evals = tables.read(sweep / "evals.parquet", "evals")
-    fitted = _fitted(preset, problem_set, evals)
+    fitted = fit(preset, problem_set, evals)
     fitted.save(out)
     report = write_report(fitted, out, further=page.sections(preset, problem_set, OUT))
     with atomic_write(PLOTS / f"{problem_set}.png") as stream:
@@ -50,7 +50,8 @@ def run(preset: Preset, problem_set: str) -> None:
     )
 
 
-def _fitted(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
+def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
+    """Fit evaluations as a preset says."""
     return Frontier(evals, metric=preset.evaluation.metric, problem_set=problem_set).fit(seed=preset.frontier.seed)
 
 
@@ -58,5 +59,5 @@ def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, A
     """What the runs of each base model choose alone; nothing where there is one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
     return {
-        name: page.choice(_fitted(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
+        name: page.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
     }  # fmt: skip

@@ -26,6 +26,8 @@ ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ISOCOMPUTE_PIPELINE_KILLS", "0"))
 """How often ``test_pipeline_kills.py`` ends it."""
 SETS = ("easy", "hard") if KILLS else ("easy",)
+# Each of its three stages starts them, for seconds that several cells at once do not save.
+WORKERS = 2 if KILLS else 1
 
 
 def clone(folder: Path, resources: Mapping[str, object]) -> Path:
@@ -43,7 +45,7 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params |= {"preset": "smoke", "problem_sets": list(SETS), "tested_sets": ["easy"]}
     smoke = params["smoke"]
-    smoke["resources"].update(resources)
+    smoke["resources"].update({"workers": WORKERS, **resources})
     for settings in (smoke, smoke["difficulty"]):
         part = "sweep" if settings is smoke else "sets"
         settings[part] = {name: settings[part][name] for name in SETS}

@@ -68,7 +68,7 @@ def test_a_cell_that_is_killed_twice_ends_as_one_left_alone(tmp_path: Path, monk
 
 def pipeline(folder: Path) -> Path:
     """What the stages read, with ``trl`` as the preset."""
-    clone(folder, {})
+    clone(folder, {"workers": 2})
     params = yaml.safe_load((ROOT / "params.yaml").read_text())
     params |= {"preset": "trl", "problem_sets": ["easy"], "tested_sets": []}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))

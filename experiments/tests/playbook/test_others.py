@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from experiments.playbook import others
@@ -10,21 +11,40 @@ from experiments.settings import load
 
 from ..made import PARAMS
 
-FOUND = {
-    "found": [
-        {"base_seeds": [3], "rollouts_per_problem": 8, "probability_best": 0.93, "near": [8]},
-        {"base_seeds": [4], "rollouts_per_problem": 2, "probability_best": 0.51, "near": [2, 8]},
-    ],
-    "together": {"rollouts_per_problem": 8, "probability_best": 0.7, "near": [8]},
-}
+ONE = {"rollouts_per_problem": 8, "probability_best": 0.93, "near": [8]}
+TWO = {"rollouts_per_problem": 2, "probability_best": 0.51, "near": [2, 8]}
+FOUND = {"count": 3, "together": [ONE] * 3, "alone": [TWO, ONE, ONE], "shuffled": [ONE, TWO, TWO]}
 SAID = (
-    "n = 8 with 93%; undecided between n = 2 and 8 (n = 2 with 51%): 2 octaves from the least n to the largest; "
-    "all together: n = 8 with 70%"
+    "3 choices of 3: n = 8 (3); 3 alone: n = 8 (2), undecided between n = 2 and 8 (1); "
+    "3 with n shuffled within each: one n (1), undecided (2)"
 )
 
 
-def test_the_range_of_the_answers_is_in_octaves_and_what_is_undecided_says_so() -> None:
+def test_answers_are_counted() -> None:
     assert others.summary(FOUND) == SAID
+
+
+def test_n_is_shuffled_among_the_runs_of_a_base_model_and_rates_stay_in_order() -> None:
+    rows = [
+        {"base_model": base, "rollouts_per_problem": n, "learning_rate": n * rate, "rollouts": rollouts,
+         "step": rollouts // n, "run_id": f"{base}-{n}-{rate}", "avg_at_4": (n + rate) / 100 + rollouts / 1000}
+        for base in ("a", "b") for n in (2, 8, 32) for rate in (0.1, 0.2) for rollouts in (0, 64)
+    ]  # fmt: skip
+    evals, orders = pl.DataFrame(rows), set()
+    for seed in range(8):
+        found = others.shuffle(evals, seed)
+        settings = evals.columns[:-1]
+        assert found.select(settings).sort(settings).equals(evals.select(settings).sort(settings))
+        was = []
+        for row in found.iter_rows(named=True):
+            rate = row["learning_rate"] / row["rollouts_per_problem"]
+            was.append(round((row["avg_at_4"] - row["rollouts"] / 1000) * 100 - rate))
+        shuffled = found.with_columns(was=pl.Series(was)).group_by("base_model", "rollouts_per_problem").agg("was")
+        # All runs of an n have the same other one, and no two n.
+        assert all(len(set(each)) == 1 for each in shuffled["was"])
+        assert sorted(each[0] for each in shuffled["was"]) == [2, 2, 8, 8, 32, 32]
+        orders.add(tuple(was))
+    assert len(orders) > 4
 
 
 def test_what_was_found_of_another_sweep_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
