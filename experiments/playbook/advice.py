@@ -95,11 +95,8 @@ def probes(measured: Measured) -> str:
     """What the base model told before any training, beside n*; unresolved where a guess has no upper end."""
     rows = []
     for name, own in measured.items():
-        if own["probe"]:
-            value, low, high = own["probe"]["guess"]
-            guess = (
-                f"{value:.0f} ({low:.0f}–{high:.0f})" if None not in (value, high) else f"unresolved, {low:.0f} or more"
-            )
-            signal = ", ".join(f"{share:.0%} at n = {n}" for n, share in own["probe"]["signal"].items())
-            rows.append([name, guess, n_star(own["vertices"]["tuned"][1]), signal])
+        value, low, high = own["probe"]["guess"]
+        guess = f"{value:.0f} ({low:.0f}–{high:.0f})" if None not in (value, high) else f"unresolved, {low:.0f} or more"
+        signal = ", ".join(f"{share:.0%} at n = {n}" for n, share in own["probe"]["signal"].items())
+        rows.append([name, guess, n_star(own["vertices"]["tuned"][1]), signal])
     return table(["unit", "guess of n", "n* at C_max", "groups with signal at the base model"], rows)

@@ -73,18 +73,15 @@ def draw_protocols(measured: Measured, path: Path) -> None:
 
 def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
     colours = {setting: COLOURS[k % len(COLOURS)] for k, setting in enumerate(_settings())}
-    shown: set[str] = set()
     pairs = {}
     for k, unit in enumerate(UNITS):
         own = np.array(measured[unit.name]["vertices"][protocol][:2])
         pairs[unit.problem_set, unit.base_seed] = own[:, 0]
-        label = unit.problem_set
         axis.errorbar(
             np.arange(2) + 0.025 * (k - (len(measured) - 1) / 2), own[:, 0], np.abs(own[:, 1:] - own[:, :1]).T,
             fmt=f"{MARKERS[unit.base_seed]}-", markersize=4, linewidth=1.2, alpha=0.8, capsize=2,
-            color=colours[unit.problem_set], label=None if label in shown else label,
+            color=colours[unit.problem_set], label=None if unit.base_seed else unit.problem_set,
         )  # fmt: skip
-        shown.add(label)
     means = [over_units({key: float(pair[side]) for key, pair in pairs.items()}) for side in (0, 1)]
     values = np.array([mean.value for mean in means])
     ends = np.array([mean.interval for mean in means])

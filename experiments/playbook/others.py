@@ -18,8 +18,7 @@ from ..errors import ExperimentError
 from ..report.page import choice, choice_text
 from ..running.identity import digest
 from ..running.work import write_json
-from ..settings import PreparedConfig, Preset
-from ..settings import load as load_preset
+from ..settings import PreparedConfig, Preset, load
 from ..settings.bases import PreparedModel
 from ..stages import frontier, prepare, sweep
 from ..stages.shared import OUT
@@ -34,12 +33,11 @@ PARAMS = ROOT / "params.yaml"
 
 
 def run(work: Path) -> Iterator[str]:
-    """Sweep from five more base models; fit each, and all choices of as many of them as the default has.
+    """Sweep from five more base models; fit each, and every choice of as many of them as the default has.
 
-    The latter are also fitted with n shuffled among the runs of each base model, which says how often one n is named
-    where n has no effect. What is finished is found again, so that a killed command goes on.
+    Such choices are also fitted with n shuffled, as if it had no effect. A killed command goes on where it was.
     """
-    preset = load_preset(PARAMS)
+    preset = load(PARAMS)
     if not isinstance(preset.base, PreparedConfig) or len(preset.sweep) != 1:
         raise ExperimentError(f"{PARAMS.name}: {preset.name} is no sweep of one problem set from prepared base models")
     (problem_set,) = preset.sweep

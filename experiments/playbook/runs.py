@@ -11,8 +11,8 @@ from isocompute.frontier.notebook import Fit
 from isocompute.frontier.posterior.health import Kind
 
 from .measures import LEAST_UPDATES, Number, Posteriors, prescribed, rewards, summary, vertex_of
-from .statistics import Array, clopper_pearson, slope
-from .study import ROOT
+from .statistics import clopper_pearson, slope
+from .study import EARLY, ROOT
 from .whole import Whole
 
 ALWAYS = (8, 16)
@@ -30,7 +30,7 @@ REFITS = 20
 def measure(whole: Whole) -> dict[str, Any]:
     """All numbers of a unit: those of its questions, and what the page shows beside them."""
     own = Posteriors(whole=whole)
-    early, last = whole.early, whole.budget
+    early, last = EARLY, whole.budget
     vertices = {
         **{
             name: (own.vertex(cells, early), own.vertex(cells, last), own.vertex(cells, last, since=early))
@@ -65,10 +65,8 @@ def measure(whole: Whole) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _probe(whole: Whole) -> dict[str, Any] | None:
+def _probe(whole: Whole) -> dict[str, Any]:
     """The probe's guess of n with its ends, and the share of groups with signal by n, at the base model."""
-    if not whole.probe:
-        return None
     guess = whole.probe["first_guess"]
     return {"guess": [guess[k] for k in ("value", "lower", "upper")], "signal": whole.probe["groups_with_signal"]}
 
@@ -147,13 +145,8 @@ def forecasts(whole: Whole, fit: Fit, form: str) -> list[bool]:
         if run in fitted:
             end = float(fit.forecast(str(run), float(whole.budget))["reward"][0])
         found = forecast(compute, reward, config, trials=(rows["questions"] * rows["samples"]).to_numpy().astype(float))
-        held.append(abs(_at(found.parameters, whole.budget) - end) <= WITHIN)
+        held.append(abs(float(found.parameters(np.array([float(whole.budget)]))[0]) - end) <= WITHIN)
     return held
-
-
-def _at(curve: Any, budget: float) -> float:
-    at: Array = curve(np.array([float(budget)]))
-    return float(at[0])
 
 
 def _share(held: list[bool]) -> Number:

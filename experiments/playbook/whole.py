@@ -11,7 +11,7 @@ import polars as pl
 from isocompute.rollout.contract import tables
 
 from .prepare import RESULTS, preset_of
-from .study import EARLY, RATE_FACTORS, Unit
+from .study import RATE_FACTORS, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,11 +22,10 @@ class Whole:
         problems_per_batch: B_p of its grid.
         problems: D, its training problems.
         budget: C_max (rollouts).
-        early: C_max/8, where the first decay branches end.
         evals: Validation, with ``kind`` (trunk, seed, branch or equal batch), ``learning_rate`` and ``factor`` (its
             factor on the √B rule; null of a branch or an equal batch).
         training: Pass rates of training problems, one row per problem and evaluation, likewise.
-        probe: What the base model told before any training; empty where it was not asked.
+        probe: What the base model told before any training.
         lengths: Mean tokens of the responses of each evaluation: ``run_id``, ``step``, ``length``.
     """
 
@@ -35,7 +34,6 @@ class Whole:
     problems_per_batch: int
     problems: int
     budget: int
-    early: int
     evals: pl.DataFrame
     training: pl.DataFrame
     probe: Mapping[str, Any]
@@ -58,23 +56,21 @@ def read(unit: Unit) -> Whole:
     factors = rates.sort("rollouts_per_problem", "learning_rate").with_columns(
         factor=pl.lit(RATE_FACTORS).list.get(pl.int_range(pl.len()).over("rollouts_per_problem"), null_on_oob=True)
     )
-    on_grid = pl.col("kind").is_in(["trunk", "seed"])
     known = known.join(factors, on=["rollouts_per_problem", "learning_rate"], how="left").with_columns(
-        factor=pl.when(on_grid).then("factor")
+        factor=pl.when(pl.col("kind").is_in(["trunk", "seed"])).then("factor")
     )
     evals = tables.read(folder / "evals.parquet", "evals").join(
         known.select("run_id", "learning_rate", "kind", "factor"), on="run_id"
     )
     training = tables.read(folder / "training_pass_rates.parquet", "pass_rates").join(known, on="run_id")
-    probe = folder / "probe.json"
     ledger = tables.read(folder / "ledger.parquet", "ledger").filter(pl.col("cohort") == "eval")
     return Whole(
         unit=unit, group_sizes=tuple(sweep.rollouts_per_problem), problems_per_batch=size,
-        problems=training["problem_id"].n_unique(), budget=sweep.rollouts, early=EARLY, evals=evals,
+        problems=training["problem_id"].n_unique(), budget=sweep.rollouts, evals=evals,
         training=training.with_columns(
             rollouts=pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         ),
-        probe=json.loads(probe.read_text()) if probe.exists() else {},
+        probe=json.loads((folder / "probe.json").read_text()),
         lengths=ledger.select("run_id", "step", length=pl.col("response_tokens") / pl.col("rollouts")),
     )  # fmt: skip
 

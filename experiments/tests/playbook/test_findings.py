@@ -31,7 +31,7 @@ def made(shift: float, units: list[str]) -> dict[str, Any]:
             "failures": [{"n": 2, "factor": 1.0, "runs": 1, "below the base": 0, "collapsed": 0}],
             "regret": dict.fromkeys(RIVALS, 0.01),
             "crossings": [],
-            "probe": None,
+            "probe": {"guess": [8.0, 2.0, 32.0], "signal": {"2": 0.1}},
             "spread": 1.05,
             "power law": [0.3, 0.1, 0.5],
         }

@@ -53,7 +53,7 @@ def made() -> Whole:
                 ]
     return Whole(
         unit=Unit(task="needle", problem_set="needle", base_seed=0), group_sizes=GROUP_SIZES, problems_per_batch=8,
-        problems=256, budget=BUDGET, early=EARLY, evals=pl.DataFrame(evals), training=pl.DataFrame(training),
+        problems=256, budget=BUDGET, evals=pl.DataFrame(evals), training=pl.DataFrame(training),
         lengths=pl.DataFrame(lengths), probe={},
     )  # fmt: skip
 
@@ -122,5 +122,5 @@ def test_the_cells_of_a_committed_unit_are_told_apart() -> None:
         "trunk": 15, "seed": 5, "branch": 10, "equal batch": 2,
     }  # fmt: skip
     assert set(whole.trunks["factor"]) == {0.5, 1.0, 2.0}
-    assert (whole.budget, whole.early, whole.problems) == (65536, 8192, 256)
+    assert (whole.budget, whole.problems) == (65536, 256)
     assert set(whole.training["rollouts"]) == {1024, 4096, 16384, 65536}
