@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ISOCOMPUTE_PIPELINE_KILLS", "0"))
 """How often ``test_pipeline_kills.py`` ends it."""
 SETS = ("easy", "hard") if KILLS else ("easy",)
-# Each of its three stages starts them, for seconds that several cells at once do not save.
+# Each takes seconds to start, more than cells this small save by running at once.
 WORKERS = 2 if KILLS else 1
 
 
