@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 from isocompute.rollout.contract import tables
 
@@ -85,21 +86,20 @@ def sweep_of(preset: Preset, problem_set: str) -> str:
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """How often each answer was given: by base models together, by each alone, and where n has no effect."""
+    """How often each answer was given, by base models together and alone, and how sure it is where n has no effect."""
     together, alone, shuffled = (document[name] for name in ("together", "alone", "shuffled"))
-    one = sum(len(each["near"]) == 1 for each in shuffled)
+    sure = np.quantile([each["probability_best"] for each in shuffled], [0.5, 0.95])
     return (
         f"{len(together)} choices of {document['count']}: {_counted(together)}; {len(alone)} alone: {_counted(alone)}; "
-        f"{len(shuffled)} with n shuffled within each: one n ({one}), undecided ({len(shuffled) - one})"
+        f"{len(shuffled)} with n shuffled, as if it had no effect: P(best) {sure[0]:.0%}, one in twenty {sure[1]:.0%}"
     )
 
 
 def _counted(found: Sequence[Mapping[str, Any]]) -> str:
-    said = Counter(
-        f"n = {near[0]}" if len(near) == 1 else f"undecided between n = {' and '.join(map(str, near))}"
-        for near in (each["near"] for each in found)
-    )
-    return ", ".join(f"{words} ({times})" for words, times in said.most_common())
+    near, sure = [each["near"] for each in found], [each["probability_best"] for each in found]
+    said = Counter(f"{'undecided between ' * (len(one) > 1)}n = {' and '.join(map(str, one))}" for one in near)
+    counts = ", ".join(f"{words} ({times})" for words, times in said.most_common())
+    return f"{counts}, P(best) {min(sure):.0%} to {max(sure):.0%}"
 
 
 def recorded(preset: Preset, problem_set: str) -> str:

@@ -15,8 +15,8 @@ ONE = {"rollouts_per_problem": 8, "probability_best": 0.93, "near": [8]}
 TWO = {"rollouts_per_problem": 2, "probability_best": 0.51, "near": [2, 8]}
 FOUND = {"count": 3, "together": [ONE] * 3, "alone": [TWO, ONE, ONE], "shuffled": [ONE, TWO, TWO]}
 SAID = (
-    "3 choices of 3: n = 8 (3); 3 alone: n = 8 (2), undecided between n = 2 and 8 (1); "
-    "3 with n shuffled within each: one n (1), undecided (2)"
+    "3 choices of 3: n = 8 (3), P(best) 93% to 93%; 3 alone: n = 8 (2), undecided between n = 2 and 8 (1), "
+    "P(best) 51% to 93%; 3 with n shuffled, as if it had no effect: P(best) 51%, one in twenty 89%"
 )
 
 
