@@ -116,7 +116,7 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
     outcomes: dict[str, str] = json.loads(reply["probes"]) if "probes" in reply else {}
     end = time.monotonic() + ENDING_SECONDS
     while outcomes.get("leave a process behind") == "done" and time.monotonic() < end:
-        if len(descendants(process.pid)) <= STANDING:
+        if sum(1 for _ in descendants(process.pid)) <= STANDING:
             # It was left, and was ended.
             outcomes["leave a process behind"] = "refused"
         time.sleep(ENDING_SECONDS / 100)

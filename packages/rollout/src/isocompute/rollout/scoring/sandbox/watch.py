@@ -5,14 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from .layers import PROCESSES
 
 LOOK_SECONDS = 0.025
 """Interval between looks."""
-ENOUGH = 2 * PROCESSES
-"""Processes that are looked at; they multiply while they are counted."""
+PART = 8192
+"""Bytes read of a file of the kernel: hundreds of children, and more than a line of ``stat``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A process that runs, its process group, and its number of threads."""
+
+    pid: int
+    group: int
+    threads: int
 
 
 class Watch:
@@ -32,51 +42,61 @@ class Watch:
 
     def look(self) -> None:
         """Look once."""
-        found = self._found()
-        threads = sum(threads for _, threads in found.values())
+        found: list[Running] = []
+        threads = 0
+        for process in descendants(os.getpid()):
+            if process.group != self._group:
+                found.append(process)
+                threads += process.threads
+            if threads > PROCESSES:
+                # No more than shows that they are too many: they multiply, and each takes this process's turns.
+                break
         if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
             return
         # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
         # may be the next response's.
-        for group in {group for group, _ in found.values()}:
+        for group in {process.group for process in found}:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
 
-    def _found(self) -> dict[int, tuple[int, int]]:
-        """Processes of responses, each with its group and its threads; no more than show that they are too many."""
-        found = descendants(os.getpid(), most=ENOUGH)
-        return {pid: (group, threads) for pid, (group, threads) in found.items() if group != self._group}
-
-    def _own(self, pid: int) -> int:
+    def _own(self, process: Running) -> int:
         """Bytes that a process holds of its own: neither files nor what it shares as a file."""
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, _read(f"/proc/{process.pid}/statm").split())
             return (resident - shared) * self._page
         return 0
 
 
-def descendants(ancestor: int, *, most: int | None = None) -> dict[int, tuple[int, int]]:
-    """Return the running descendants of a process, each with its process group and its number of threads.
+def descendants(ancestor: int) -> Iterator[Running]:
+    """Yield the running descendants of a process.
 
     Args:
-        most: How many to look for.
+        ancestor: Its process id.
     """
-    found: dict[int, tuple[int, int]] = {}
     waiting = _children(ancestor)
-    while waiting and (most is None or len(found) < most):
+    while waiting:
         pid = waiting.pop()
         waiting += _children(pid)
         with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, group, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            if state not in "ZX":
-                found[pid] = int(group), int(rest[14])
-    return found
+            state, _, group, *rest = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            if state not in b"ZX":
+                yield Running(pid, int(group), int(rest[14]))
 
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
+        for task in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                found += map(int, (task / "children").read_text().split())
+                # Each number is followed by a space; the last may have been cut.
+                found += map(int, _read(f"/proc/{pid}/task/{task}/children").rpartition(b" ")[0].split())
     return found
+
+
+def _read(path: str) -> bytes:
+    """The first part of a file, with three system calls: this competes with what it watches."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, PART)
+    finally:
+        os.close(file)
