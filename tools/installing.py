@@ -68,6 +68,8 @@ def run_variables() -> dict[str, str]:
     return {
         # Without bytecode each of the many processes compiles what it imports again, for seconds.
         "PYTHONDONTWRITEBYTECODE": "",
+        # Ray would start a process per core that nothing may come to need.
+        "RAY_prestart_worker_first_driver": "0",
         "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
         "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore",
     }  # fmt: skip

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import Item, Scorer
 from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.verdicts import Verdict
 from scoring.attacks import Attack
 from scoring.outside import SECRET, Outside
 
@@ -85,7 +86,7 @@ def program_targets() -> dict[str, Target]:
 def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: Outside) -> list[str]:
     """Score attacks in one batch, right and wrong responses before, between and after, and another batch."""
     warm = target.neighbours()
-    broken = _wrong("the batch before", _rewards(scorer, warm), warm, [])
+    broken = _wrong("the batch before", _verdicts(scorer, warm), warm, [])
     before = outside.state()
     batch, places = target.neighbours(), {}
     for attack in attacks:
@@ -95,9 +96,9 @@ def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: 
             batch.append(replace(target.item, response=text))
         batch += target.neighbours()
     exempt = [i for i, attack in places.items() if attack.own and target.own]
-    broken += _wrong("the batch", _rewards(scorer, batch), batch, exempt, places)
+    broken += _wrong("the batch", _verdicts(scorer, batch), batch, exempt, places)
     after, start = target.neighbours(), time.monotonic()
-    broken += _wrong("the next batch", _rewards(scorer, after), after, [])
+    broken += _wrong("the next batch", _verdicts(scorer, after), after, [])
     if time.monotonic() - start > scorer.config.wall_seconds + START_SECONDS:
         broken.append("its worker was lost for longer than a deadline")
     return broken + outside.changes(before)
@@ -110,10 +111,10 @@ def _shapes(target: Target, attack: Attack) -> list[str]:
     return ["{}" + target.more] * (1 + attack.twice)
 
 
-def _rewards(scorer: Scorer, batch: Sequence[Item]) -> list[float] | str:
+def _verdicts(scorer: Scorer, batch: Sequence[Item]) -> list[Verdict] | str:
     limit = len(batch) * scorer.config.wall_seconds + START_SECONDS * 4
     try:
-        return [verdict.reward for verdict in scorer.submit(batch).result(timeout=limit)]
+        return list(scorer.submit(batch).result(timeout=limit))
     except RolloutError as error:
         return f"raised: {error}"
     except concurrent.futures.TimeoutError:
@@ -122,21 +123,21 @@ def _rewards(scorer: Scorer, batch: Sequence[Item]) -> list[float] | str:
 
 def _wrong(
     name: str,
-    rewards: list[float] | str,
+    verdicts: list[Verdict] | str,
     batch: Sequence[Item],
     exempt: Sequence[int],
     places: dict[int, Attack] | None = None,
 ) -> list[str]:
-    if isinstance(rewards, str):
-        return [f"{name} {rewards}"]
-    return list(_differences(name, rewards, exempt, places or {}))
+    if isinstance(verdicts, str):
+        return [f"{name} {verdicts}"]
+    return list(_differences(name, verdicts, exempt, places or {}))
 
 
-def _differences(name: str, rewards: list[float], exempt: Sequence[int], places: dict[int, Attack]) -> Iterator[str]:
+def _differences(name: str, verdicts: list[Verdict], exempt: Sequence[int], places: dict[int, Attack]) -> Iterator[str]:
     neighbours = itertools.cycle((1.0, 0.0))
-    for i, reward in enumerate(rewards):
+    for i, verdict in enumerate(verdicts):
         if i in places:
-            if reward and i not in exempt:
-                yield f"{places[i].name!r} earned {reward}"
-        elif reward != (expected := next(neighbours)):
-            yield f"{name}: a {'right' if expected else 'wrong'} response got {reward}"
+            if verdict.reward and i not in exempt:
+                yield f"{places[i].name!r} earned {verdict.reward}"
+        elif verdict.reward != (expected := next(neighbours)):
+            yield f"{name}: a {'right' if expected else 'wrong'} response got {verdict.reward} ({verdict.error})"

@@ -10,7 +10,7 @@ from scoring.outside import Outside
 from scoring.siege import MODULE, Target, besiege, program_targets
 
 TARGETS = program_targets()
-LIMITS = {"seconds": 0.5, "wall_factor": 6.0, "memory_bytes": 2**29, "workers": 1}
+LIMITS = {"seconds": 1.0, "wall_factor": 10.0, "memory_bytes": 2**29, "workers": 1}
 
 
 @pytest.fixture(scope="module")
