@@ -23,6 +23,8 @@ nox.options.reuse_existing_virtualenvs = True
 
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Those of the light packages; the others need the first."""
 TESTED = ("experiments", "packages", "benchmarks", "tools")
 # More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
 TOGETHER = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
@@ -151,17 +153,22 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def isolated(session: nox.Session) -> None:
-    """Build each wheel, install it alone, import it and run its tests: ``-- budget 3.12`` for one, on one Python."""
+    """Build each wheel, install it alone, import it and run its tests: ``-- budget 3.12`` for one, on one Python.
+
+    ``-- newest`` tries each on the newest of its Pythons that is installed, and on no other.
+    """
     session.install("build", "hatchling", "uv", env=uv_variables())
     asked = [word for word in session.posargs if word[0].isdigit()]
-    for package in [word for word in session.posargs if word not in asked] or PACKAGES:
-        for version in asked or (("3.11", "3.12", "3.13", "3.14") if package in LIGHT else ("3.11",)):
-            python = interpreter(version)
-            if python is None:
-                if version == "3.11" or asked:
-                    session.error(f"Python {version} is required and was not found")
-                session.warn(f"{package}: skipped on Python {version}, which is not installed")
-                continue
+    newest = "newest" in session.posargs
+    for package in [word for word in session.posargs if word not in (*asked, "newest")] or PACKAGES:
+        found = {v: interpreter(v) for v in asked or (PYTHONS if package in LIGHT else PYTHONS[:1])}
+        missing = [version for version, python in found.items() if python is None]
+        if PYTHONS[0] in missing or (missing and asked):
+            session.error(f"Python {missing[0]} is required and was not found")
+        if missing:
+            session.warn(f"{package}: skipped on Python {', '.join(missing)}, which is not installed")
+        installed = [python for python in found.values() if python is not None]
+        for python in installed[-1:] if newest else installed:
             test_wheel(session, package, python)
 
 
