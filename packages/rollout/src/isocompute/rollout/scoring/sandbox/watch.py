@@ -85,11 +85,11 @@ def descendants(ancestor: int) -> Iterator[Running]:
 
 def _children(pid: int) -> list[int]:
     found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir(f"/proc/{pid}/task"):
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
             with contextlib.suppress(OSError):
                 # Each number is followed by a space; the last may have been cut.
-                found += map(int, _read(f"/proc/{pid}/task/{task}/children").rpartition(b" ")[0].split())
+                found += map(int, _read(f"{task.path}/children").rpartition(b" ")[0].split())
     return found
 
 
