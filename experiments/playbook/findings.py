@@ -46,13 +46,13 @@ def page(found: Mapping[str, Any]) -> str:
     """The page."""
     measured: Measured = found["units"]
     answers = questions.answers(measured)
+    *_, (spread, _), (widest, apart) = sorted((own["spread"], name) for name, own in measured.items())
     return TEMPLATE.read_text().format_map({
         **{name: f"{effect(own)}: **{own.adjusted}** ({name})" for name, own in answers.items()},
-        **advice.failures(measured), "units": len(measured), "decided": _decided(answers),
+        **advice.failures(measured), "units": len(measured), "decided": _decided(answers), "count": len(answers),
         "protocols": advice.protocols(measured), "crossings": advice.crossings(measured),
         "probes": advice.probes(measured), "regret": advice.regret(measured), "questions": _questions(answers),
-        "spread": f"at most {max(own['spread'] for own in measured.values()):.2f}",
-        "claims": _claims(measured, found["paper"], answers), "count": len(answers),
+        "claims": _claims(measured, found["paper"], answers), "spread": f"{spread:.2f} ({apart}: {widest:.2f})",
     })  # fmt: skip
 
 
