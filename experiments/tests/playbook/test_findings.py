@@ -73,22 +73,6 @@ def test_the_numbers_of_a_unit_and_of_the_papers_points_are_measured_again_as_th
     assert runs.paper().keys() == COMMITTED["paper"].keys()
 
 
-@pytest.mark.parametrize(
-    ("shift", "verdict"),
-    [(-1.4, Verdict.UNDECIDED), (-1.35, Verdict.CONTRADICTED), (0.7, Verdict.CONTRADICTED), (0.75, Verdict.UNDECIDED)],
-)
-def test_what_is_decided_depends_on_the_unit_whose_chains_do_not_agree_as_the_page_says(
-    shift: float, verdict: Verdict
-) -> None:
-    units = json.loads(json.dumps(COMMITTED["units"]))
-    assert max(units, key=lambda name: units[name]["spread"]) == "easy-0"
-    units["easy-0"]["questions"]["Q1"][0] = shift
-    found = questions.answers(units)["Q1"]
-    assert (found.plain, found.adjusted) == (Verdict.CONTRADICTED, verdict)
-    units["easy-0"]["questions"]["Q1"][0] = 1.5
-    assert questions.answers(units)["Q1"].plain is Verdict.UNDECIDED
-
-
 def test_every_claim_has_one_row() -> None:
     assert [claim.id for claim in claims.load()] == IDS
     rows = PAGE.split("## Every claim")[1].split("\n## ")[0]
