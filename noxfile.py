@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +14,14 @@ ROOT = Path(__file__).parent
 sys.path.insert(0, str(ROOT))
 
 from tools import environment, releases  # noqa: E402
-from tools.installing import frozen, install_all, run_variables, test_variables, uv_variables  # noqa: E402
+from tools.installing import (  # noqa: E402
+    frozen,
+    install_all,
+    interpreter,
+    run_variables,
+    test_variables,
+    uv_variables,
+)
 
 nox.options.default_venv_backend = "uv|venv"
 nox.options.sessions = ["tests"]
@@ -202,22 +208,6 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
             executable, "-m", "pytest", "-q", *TOGETHER, "--import-mode=importlib", "tests", external=True,
             env=test_variables(),
         )  # fmt: skip
-
-
-def interpreter(version: str) -> str | None:
-    """Path of a Python of some version: this one, one on the path, or one of pyenv's."""
-    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
-        return sys.executable
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [
-        shutil.which(f"python{version}"),
-        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}"))),
-    ]
-    for path in filter(None, found):
-        # pyenv's shims are on the path even for versions that they then refuse.
-        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return path
-    return None
 
 
 @nox.session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,6 +62,22 @@ def frozen(session: nox.Session) -> list[str]:
     """What is installed, without our own packages and the builds' names."""
     listed = session.run("uv", "pip", "freeze", "--python", session.virtualenv.location, external=True, silent=True)
     return [line.partition("+")[0] for line in str(listed).splitlines() if "==" in line]
+
+
+def interpreter(version: str) -> str | None:
+    """Path of a Python of some version: this one, one on the path, or one of pyenv's."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [
+        shutil.which(f"python{version}"),
+        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}"))),
+    ]
+    for path in filter(None, found):
+        # pyenv's shims are on the path even for versions that they then refuse.
+        if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
 
 
 def run_variables() -> dict[str, str]:
