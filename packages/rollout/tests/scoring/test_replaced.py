@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
-from isocompute.rollout.scoring.sandbox import sandbox_layers
+from isocompute.rollout.scoring.sandbox import sandbox_layers, watch
 from scoring.processes import descendants
 
 OWN = """
@@ -88,6 +89,19 @@ def test_processes_without_end_are_ended_where_no_limit_of_the_kernel_counts_the
     verdicts = scorer.submit(items(False, *texts)).result(timeout=120)
     assert [v.reward for v in verdicts] == [1, 0, 1]
     assert "too many processes" in str(verdicts[1].error)
+
+
+def test_children_that_have_ended_hide_none_that_runs() -> None:
+    ended = "import os, time\nfor _ in range(1500): os.fork() or os._exit(0)\n"
+    runs = "print(os.fork() or time.sleep(60), flush=True)\ntime.sleep(60)"
+    program = [sys.executable, "-c", ended + runs]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, text=True) as ancestor:
+        assert ancestor.stdout is not None
+        running = int(ancestor.stdout.readline())
+        try:
+            assert running in {process.pid for process in watch.descendants(ancestor.pid)}
+        finally:
+            os.killpg(ancestor.pid, signal.SIGKILL)
 
 
 def test_the_kernel_ends_a_sandbox_before_an_engine_when_memory_is_short(scorer: Scorer) -> None:

@@ -13,7 +13,7 @@ from .layers import PROCESSES
 LOOK_SECONDS = 0.025
 """Interval between looks."""
 PART = 8192
-"""Bytes read of a file of the kernel: hundreds of children, and more than a line of ``stat``."""
+"""Bytes read of a file of the kernel at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +88,14 @@ def _children(pid: int) -> list[int]:
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
         for task in tasks:
             with contextlib.suppress(OSError):
-                # Each number is followed by a space; the last may have been cut.
-                found += map(int, _read(f"{task.path}/children").rpartition(b" ")[0].split())
+                found += map(int, _read(f"{task.path}/children").split())
     return found
 
 
 def _read(path: str) -> bytes:
-    """The first part of a file, with three system calls: this competes with what it watches."""
+    """A file, with few system calls: this competes with what it watches."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.read(file, PART)
+        return b"".join(iter(lambda: os.read(file, PART), b""))
     finally:
         os.close(file)
