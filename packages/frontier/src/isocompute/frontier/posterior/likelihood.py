@@ -30,8 +30,8 @@ def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Like
         excess: κ, shape ``(chains, 1, 1)``.
         phi: φ, likewise.
     """
-    seen = runs.seen
-    residual = np.where(seen, (runs.reward - reward) / (excess * runs.error), 0.0)
+    seen, width = runs.seen, excess * runs.error
+    residual = np.where(seen, (runs.reward - reward) / width, 0.0)
     left = 1 - phi**2
     root = np.sqrt(left)
     shock = residual.copy()
@@ -42,7 +42,8 @@ def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Like
     by_residual = -shock
     by_residual[:, :, 1:] /= root
     by_residual[:, :, :-1] += phi / root * shock[:, :, 1:]
-    by_reward = np.where(seen, -by_residual / (excess * runs.error), 0.0)
+    by_reward = np.where(seen, -by_residual / width, 0.0)
     change = -residual[:, :, :-1] / root + shock[:, :, 1:] * phi / left
-    turned = (shock[:, :, 1:] * np.where(seen[:, 1:], change, 0.0)).sum(axis=(1, 2))
+    # Where nothing was seen the shock is 0.
+    turned = (shock[:, :, 1:] * change).sum(axis=(1, 2))
     return Likelihood(value, by_reward, squares - points, later * (phi / left)[:, 0, 0] - turned)

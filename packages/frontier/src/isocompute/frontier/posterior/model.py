@@ -23,13 +23,13 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.curves import Array, Mask
+from .families import Families, Scaled
 from .likelihood import log_likelihood
 from .priors import Family, Priors, families
 from .rise import Rise, rise
-from .runs import Runs
+from .runs import Curves, Runs, members
 from .settings import Features, coordinates, correlations, features
 
 TAIL = (-2.0, 1.5)
@@ -45,23 +45,9 @@ class _Forward(NamedTuple):
     shape: Array
     position: Array
     share: Array
-    seeds: Array
     start: Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curves:
-    """The curves of a sweep: one for each cell of each base model that has runs.
-
-    Attributes:
-        base: Index of each curve's base model, shape ``(curves,)``.
-        cell: Index of its cell.
-        of_run: Index of each run's curve, shape ``(runs,)``.
-    """
-
-    base: NDArray[np.int64]
-    cell: NDArray[np.int64]
-    of_run: NDArray[np.int64]
+    tail: Array
+    numbers: Scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +89,7 @@ class Model:
     @cached_property
     def curve(self) -> Curves:
         """The curves: one for each cell of each base model."""
-        base, cell = self.runs.base_of_run, self.runs.cell
-        pairs, of_run = np.unique(np.stack([base, cell], axis=1), axis=0, return_inverse=True)
-        return Curves(base=pairs[:, 0], cell=pairs[:, 1], of_run=of_run.reshape(-1))
+        return Curves.of(self.runs)
 
     @cached_property
     def tilts(self) -> Array:
@@ -171,12 +155,7 @@ class Model:
     @cached_property
     def _of_base(self) -> Array:
         """Which base model each run is of, shape ``(runs, bases)``."""
-        return _members(self.runs.base_of_run, len(self.runs.bases))
-
-    @cached_property
-    def _of_curve(self) -> Array:
-        """Which curve each run is of, shape ``(runs, curves)``."""
-        return _members(self.curve.of_run, len(self.curve.cell))
+        return members(self.runs.base_of_run, len(self.runs.bases))
 
     @cached_property
     def families(self) -> dict[str, Family]:
@@ -184,17 +163,17 @@ class Model:
         several = len(self.runs.bases) > 1
         return families(self.priors, slopes=self.tilts.shape[1] - 1, bases=several)
 
+    @cached_property
+    def _families(self) -> Families:
+        return Families(families=self.families, parts=self.parts)
+
     def numbers(self, theta: Array, name: str) -> Array:
         """Numbers of a family in their own unit, shape ``(chains, rows, members)``."""
-        family = self.families[name]
-        size = family.size(theta[:, self.parts[name + "_sd"]], 1 - family.centred)
-        own = theta[:, self.parts[name]].reshape(*size.shape, -1)
-        return np.asarray(np.array(family.median)[:, None] * size[:, :, None] * own)
+        return self._families.scaled(theta).values[name]
 
     def deviation(self, theta: Array, name: str) -> Array:
         """Standard deviations (of the Student-t ones their scale) of a family, shape ``(chains, rows)``."""
-        family = self.families[name]
-        return np.asarray(np.array(family.median) * family.size(theta[:, self.parts[name + "_sd"]], 1.0))
+        return self._families.deviation(theta, name)
 
     def excess(self, theta: Array) -> Array:
         """κ, at least 1 where the error of sampling responses is known, shape ``(chains, 1)``."""
@@ -233,19 +212,25 @@ class Model:
 
         They are those of no base model in particular.
         """
+        return self._cells(theta, self._families.scaled(theta))
+
+    def _cells(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
         lines = self.lines(theta)
         line = lines[:, :, :1] + lines[:, :, 1:] @ self.features.columns.T
-        both = line + self.numbers(theta, "smooth") @ self.features.root.T + self.numbers(theta, "departure")
-        return both, self.shape(theta) + self.numbers(theta, "shapes")[:, 0]
+        both = line + numbers.values["smooth"] @ self.features.root.T + numbers.values["departure"]
+        return both, self.shape(theta) + numbers.values["shapes"][:, 0]
 
     def of_bases(self, theta: Array) -> tuple[Array, Array]:
         """The same of the curves: amplitude and timing, ``(chains, 2, curves)``, and the logarithm of s."""
-        both, shapes = self.cells(theta)
+        return self._of_bases(theta, self._families.scaled(theta))
+
+    def _of_bases(self, theta: Array, numbers: Scaled) -> tuple[Array, Array]:
+        both, shapes = self._cells(theta, numbers)
         base, cell = self.curve.base, self.curve.cell
         both = both[:, :, cell]
         if "bases" in self.families:
-            shifts = self.numbers(theta, "bases").reshape(len(theta), 2, -1, len(self.runs.bases))[:, :, :, base]
-            both = both + (shifts * self.tilts[cell].T).sum(axis=2) + self.numbers(theta, "own")
+            shifts = numbers.values["bases"].reshape(len(theta), 2, -1, len(self.runs.bases))[:, :, :, base]
+            both = both + (shifts * self.tilts[cell].T).sum(axis=2) + numbers.values["own"]
         return both, shapes[:, cell]
 
     def curves(self, theta: Array) -> Array:
@@ -253,23 +238,23 @@ class Model:
         return self._forward(theta).reward
 
     def _forward(self, theta: Array) -> _Forward:
-        own = self.curve.of_run
-        both, shapes = self.of_bases(theta)
-        seeds = self.numbers(theta, "seeds")
+        own, numbers = self.curve.of_run, self._families.scaled(theta)
+        both, shapes = self._of_bases(theta, numbers)
+        seeds, tail = numbers.values["seeds"], self.tail(theta)
         start = self.start(theta)[:, self.runs.base_of_run]
         share = (1 / (1 + np.exp(-both[:, 0])))[:, own]
         gain = (1 - start) * share * (1 + seeds[:, 0])
         shape = np.exp(shapes)[:, own]
         offset = self._log_compute - (both[:, 1][:, own] + seeds[:, 1])[:, :, None]
         position = shape[:, :, None] * offset
-        made = rise(position, self.tail(theta)[:, :, None])
+        made = rise(position, tail[:, :, None])
         reward = start[:, :, None] + gain[:, :, None] * made.share
-        return _Forward(reward, made, gain, shape, position, share, seeds, start)
+        return _Forward(reward, made, gain, shape, position, share, start, tail, numbers)
 
     def __call__(self, theta: Array) -> tuple[Array, Array]:
         """Logarithm of the density, shape ``(chains,)``, and its gradient, shape ``(chains, size)``."""
         p = self.parts
-        reward, made, gain, shape, position, share, seeds, start = self._forward(theta)
+        reward, made, gain, shape, position, share, start, tail, numbers = self._forward(theta)
         excess, phi = self.excess(theta), self.autocorrelation(theta)
         noise = log_likelihood(self.runs, reward, excess[:, :, None], phi[:, :, None])
         by_share = noise.by_reward * gain[:, :, None]
@@ -281,11 +266,12 @@ class Model:
         gradient = np.empty_like(theta)
         by_start = noise.by_reward.sum(axis=2) - run_gain / (1 - start)
         gradient[:, p["start"]] = (0.5 * start * (1 - start) * by_start) @ self._of_base
-        tail = self.tail(theta)
         gradient[:, p["tail"]] = TAIL[1] * tail * (by_share * made.by_tail).sum(axis=(1, 2))[:, None]
-        self._back(theta, "seeds", np.stack([run_gain / (1 + seeds[:, 0]), run_timing], axis=1), gradient)
-        by_curve = np.stack([run_gain * (1 - share), run_timing], axis=1) @ self._of_curve
-        self._curve_gradient(theta, by_curve, weighted.sum(axis=2) @ self._of_curve, gradient)
+        by_amplitude = run_gain / (1 + numbers.values["seeds"][:, 0])
+        by_numbers = {"seeds": np.stack([by_amplitude, run_timing], axis=1)}
+        by_curve = np.stack([run_gain * (1 - share), run_timing], axis=1) @ self.curve.members
+        by_numbers |= self._curve_gradient(by_curve, weighted.sum(axis=2) @ self.curve.members, gradient)
+        self._families.back(by_numbers, numbers, gradient)
         own = theta[:, p["excess"]]
         floor = 0.2 * np.exp(1.5 * own)
         by_own = 0.75 * floor / (1 + floor) if self.runs.error_is_known else 1.0
@@ -294,46 +280,22 @@ class Model:
         prior, by_prior = self._prior(theta)
         return noise.value + prior, gradient + by_prior
 
-    def _curve_gradient(self, theta: Array, by_curve: Array, by_shape: Array, gradient: Array) -> None:
-        """Chain rule from amplitude, timing and shape of curves to what they are made of."""
-        p, described = self.parts, self.features
+    def _curve_gradient(self, by_curve: Array, by_shape: Array, gradient: Array) -> dict[str, Array]:
+        """Chain rule from amplitude, timing and shape of curves to what they are made of; returns that by families."""
+        p, described, found = self.parts, self.features, {}
         if "bases" in self.families:
             tilted = by_curve[:, :, None] * self.tilts[self.curve.cell].T
-            by_base = tilted @ _members(self.curve.base, len(self.runs.bases))
-            self._back(theta, "bases", by_base.reshape(len(theta), -1, len(self.runs.bases)), gradient)
-            self._back(theta, "own", by_curve, gradient)
-            of_cell = _members(self.curve.cell, len(self.runs.cells))
-            by_curve, by_shape = by_curve @ of_cell, by_shape @ of_cell
+            found = {"bases": tilted @ self.curve.of_base, "own": by_curve}
+            by_curve, by_shape = by_curve @ self.curve.of_cell, by_shape @ self.curve.of_cell
         gradient[:, p["level"]] = by_curve.sum(axis=2) * 1.5
-        gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(theta), -1)
+        gradient[:, p["lines"]] = ((by_curve @ described.columns) * described.centre[1]).reshape(len(gradient), -1)
         gradient[:, p["shape"]] = 0.4 * by_shape.sum(axis=1, keepdims=True)
-        self._back(theta, "smooth", by_curve @ described.root, gradient)
-        self._back(theta, "departure", by_curve, gradient)
-        self._back(theta, "shapes", by_shape[:, None], gradient)
-
-    def _back(self, theta: Array, name: str, by_value: Array, gradient: Array) -> None:
-        """Chain rule from the numbers of a family to what is sampled of it."""
-        family, p = self.families[name], self.parts
-        values = self.numbers(theta, name)
-        size = family.size(theta[:, p[name + "_sd"]], 1 - family.centred) * np.array(family.median)
-        gradient[:, p[name]] = (by_value * size[:, :, None]).reshape(len(theta), -1)
-        gradient[:, p[name + "_sd"]] = (1 - family.centred) * np.array(family.factor) * (by_value * values).sum(axis=2)
+        smooth = by_curve @ described.root
+        return found | {"smooth": smooth, "departure": by_curve, "shapes": by_shape[:, None]}
 
     def _prior(self, theta: Array) -> tuple[Array, Array]:
         """Standard normal, but for the families; with the gradient."""
         value, gradient = -0.5 * theta**2, -theta
-        total = np.zeros(len(theta))
-        for name, family in self.families.items():
-            own, deviation = self.parts[name], self.parts[name + "_sd"]
-            values = theta[:, own].reshape(len(theta), len(family.median), -1)
-            density, by_value, by_h = family.prior(values, theta[:, deviation])
-            value[:, own] = 0.0
-            total += density
-            gradient[:, own] = by_value.reshape(len(theta), -1)
-            gradient[:, deviation] += by_h
+        value[:, self._families.numbers] = 0.0
+        total = self._families.prior(theta, gradient)
         return total + value.sum(axis=1), gradient
-
-
-def _members(index: NDArray[np.int64], count: int) -> Array:
-    """Which of some groups each thing is of, shape ``(things, groups)``."""
-    return np.asarray((index[:, None] == np.arange(count)).astype(np.float64))

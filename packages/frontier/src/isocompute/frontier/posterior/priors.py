@@ -50,34 +50,17 @@ class Family:
     """Numbers that share a deviation: ``median · k``, with ``k = exp(factor · h)`` and h standard normal.
 
     Attributes:
-        median: Of the deviation, one value per row.
-        factor: Logarithm of the factor to which it is known, one value per row.
+        median: Of the deviation, shape ``(rows,)``.
+        factor: Logarithm of the factor to which it is known, shape ``(rows,)``.
         centred: The numbers are sampled in units of ``k`` to the power of one minus this: 1 where the data say much
             of each, 0 where they say little.
         degrees: Of freedom of Student's t; infinite for a normal distribution.
     """
 
-    median: tuple[float, ...]
-    factor: tuple[float, ...]
+    median: Array
+    factor: Array
     centred: float
     degrees: float
-
-    def size(self, h: Array, power: float) -> Array:
-        """K to some power, shape of ``h``."""
-        return np.asarray(np.exp(power * np.array(self.factor) * h))
-
-    def prior(self, values: Array, h: Array) -> tuple[Array, Array, Array]:
-        """Log-density of numbers of shape ``(chains, rows, members)``, and its gradients by them and by h."""
-        scale = self.size(h, self.centred)[:, :, None]
-        unit = values / scale
-        if np.isinf(self.degrees):
-            density, slope = -0.5 * unit**2, -unit
-        else:
-            density = -0.5 * (self.degrees + 1) * np.log1p(unit**2 / self.degrees)
-            slope = -(self.degrees + 1) * unit / (self.degrees + unit**2)
-        power = self.centred * np.array(self.factor)
-        by_h = -power * ((slope * unit).sum(axis=2) + values.shape[2])
-        return (density - np.log(scale)).sum(axis=(1, 2)), slope / scale, by_h
 
 
 def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str, Family]:
@@ -88,21 +71,21 @@ def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str
         bases: Whether there are several base models.
     """
     wide = (prior.wide, prior.wide)
+    known = (prior.departure_factor, prior.departure_factor)
+    seeds = (prior.seed_amplitude, prior.seed_timing)
     made = {
-        "smooth": Family(median=prior.smooth, factor=wide, centred=1.0, degrees=np.inf),
-        "departure": Family(
-            median=prior.departure, factor=(prior.departure_factor,) * 2, centred=1.0, degrees=DEPARTURE_DEGREES
-        ),
-        "shapes": Family(median=(prior.shape,), factor=wide[:1], centred=0.0, degrees=np.inf),
-        "seeds": Family(
-            median=(prior.seed_amplitude, prior.seed_timing), factor=(prior.seed_factor, prior.wide), centred=1.0,
-            degrees=SEED_DEGREES,
-        ),
-    }  # fmt: skip
+        "smooth": _family(prior.smooth, wide, centred=1.0),
+        "departure": _family(prior.departure, known, centred=1.0, degrees=DEPARTURE_DEGREES),
+        "shapes": _family((prior.shape,), wide[:1], centred=0.0),
+        "seeds": _family(seeds, (prior.seed_factor, prior.wide), centred=1.0, degrees=SEED_DEGREES),
+    }
     if bases:
         both = [(level, *(slope,) * slopes) for level, slope in zip(prior.base_level, prior.base_slope, strict=True)]
         medians = (*both[0], *both[1])
-        factors = (prior.wide,) * len(medians)
-        made["bases"] = Family(median=medians, factor=factors, centred=1.0, degrees=np.inf)
-        made["own"] = Family(median=prior.base_departure, factor=wide, centred=0.0, degrees=np.inf)
+        made["bases"] = _family(medians, (prior.wide,) * len(medians), centred=1.0)
+        made["own"] = _family(prior.base_departure, wide, centred=0.0)
     return made
+
+
+def _family(median: tuple[float, ...], factor: tuple[float, ...], *, centred: float, degrees: float = np.inf) -> Family:
+    return Family(median=np.array(median), factor=np.array(factor), centred=centred, degrees=degrees)

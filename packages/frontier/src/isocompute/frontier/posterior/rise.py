@@ -37,8 +37,9 @@ def rise(position: Array, tail: Array) -> Rise:
     """
     half = np.expm1(tail * LOG_2) / tail
     w = half * np.exp(np.minimum(position, LARGEST))
-    spread = 1.0 + tail * w
-    logarithm = np.log1p(tail * w)
+    grown = tail * w
+    spread = 1.0 + grown
+    logarithm = np.log1p(grown)
     left = np.exp(-logarithm / tail)
     by_position = left * w / spread
     by_half = LOG_2 / (-np.expm1(-tail * LOG_2)) - 1.0 / tail

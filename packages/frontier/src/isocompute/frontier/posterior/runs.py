@@ -98,6 +98,43 @@ class Runs:
         return replace(self, error=error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """The curves of a sweep: one for each cell of each base model that has runs.
+
+    Attributes:
+        base: Index of each curve's base model, shape ``(curves,)``.
+        cell: Index of its cell.
+        of_run: Index of each run's curve, shape ``(runs,)``.
+        members: Which curve each run is of, as ones and zeros, shape ``(runs, curves)``.
+        of_base: Which base model each curve is of, shape ``(curves, bases)``.
+        of_cell: Which cell, shape ``(curves, cells)``.
+    """
+
+    base: NDArray[np.int64]
+    cell: NDArray[np.int64]
+    of_run: NDArray[np.int64]
+    members: Array
+    of_base: Array
+    of_cell: Array
+
+    @classmethod
+    def of(cls, runs: Runs) -> Curves:
+        """Those of some runs."""
+        every = np.stack([runs.base_of_run, runs.cell], axis=1)
+        pairs, of_run = np.unique(every, axis=0, return_inverse=True)
+        (base, cell), of_run = pairs.T, of_run.reshape(-1)
+        return cls(
+            base=base, cell=cell, of_run=of_run, members=members(of_run, len(cell)),
+            of_base=members(base, len(runs.bases)), of_cell=members(cell, len(runs.cells)),
+        )  # fmt: skip
+
+
+def members(index: NDArray[np.int64], count: int) -> Array:
+    """Which of some groups each thing is of, as ones and zeros, shape ``(things, groups)``."""
+    return np.asarray((index[:, None] == np.arange(count)).astype(np.float64))
+
+
 def padded(rows: Sequence[Array], fill: float) -> Array:
     """Rows of any length as one array, shape ``(rows, longest)``.
 
