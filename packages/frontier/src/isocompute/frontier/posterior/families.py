@@ -53,19 +53,21 @@ class Families:
         return np.concatenate([_places(self.parts[name]) for name in self.families])
 
     @cached_property
+    def _counts(self) -> list[int]:
+        """How many numbers each family has."""
+        return [self.parts[name].stop - self.parts[name].start for name in self.families]
+
+    @cached_property
     def own(self) -> dict[str, slice]:
         """Where each family stands among all ``numbers``."""
-        ends = np.cumsum([len(_places(self.parts[name])) for name in self.families]).tolist()
-        return {name: slice(a, b) for name, a, b in zip(self.families, [0, *ends], ends, strict=False)}
+        ends = np.cumsum(self._counts).tolist()
+        return {name: slice(end - many, end) for name, many, end in zip(self.families, self._counts, ends, strict=True)}
 
     @cached_property
     def _row(self) -> Index:
         """Which row each number is of, shape ``(numbers,)``."""
-        members = [
-            len(_places(self.parts[name])) // len(family.median)
-            for name, family in self.families.items()
-            for _ in family.median
-        ]
+        rows = [len(family.median) for family in self.families.values()]
+        members = [many // own for many, own in zip(self._counts, rows, strict=True) for _ in range(own)]
         return np.repeat(np.arange(len(members)), members)
 
     @cached_property
@@ -84,8 +86,7 @@ class Families:
     @cached_property
     def _heavy(self) -> tuple[Index, Array]:
         """Which numbers are Student-t, and their degrees of freedom."""
-        members = [len(_places(self.parts[name])) for name in self.families]
-        degrees = np.repeat([family.degrees for family in self.families.values()], members)
+        degrees = np.repeat([family.degrees for family in self.families.values()], self._counts)
         heavy = np.flatnonzero(np.isfinite(degrees))
         return heavy, degrees[heavy]
 

@@ -131,8 +131,7 @@ class Model:
     def free(self) -> Mask:
         """All but the deviations, shape ``(size,)``."""
         found = np.ones(self.size, dtype=np.bool_)
-        for name in self.families:
-            found[self.parts[name + "_sd"]] = False
+        found[self._families.deviations] = False
         return found
 
     @cached_property
