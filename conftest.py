@@ -1,32 +1,32 @@
-"""The tiers of the tests: what starts no engine, cluster or other process and is quick carries the marker ``fast``."""
+"""The tiers of the tests: what carries ``pytest.mark.slow(REASON)`` is left out of ``-m fast``, and everything else is in it.
+
+A file is slow as a whole where its ``pytestmark`` begins with the mark; then ``-m fast`` does not even import it.
+"""
 
 from __future__ import annotations
 
 import gc
+import re
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent
-LISTS = tomllib.loads((ROOT / "slow_tests.toml").read_text())
-SLOW, SLOW_TESTS, TOGETHER = LISTS["files"], LISTS["tests"], LISTS["together"]["files"]
+SLOW_FILE = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.slow\b", re.MULTILINE)
 
 
-def is_slow(file: str, test: str = "") -> bool:
-    """Whether a test, or the file of all its tests, is listed; ``file`` is the path in the repository."""
-    return file in SLOW or test in SLOW_TESTS.get(file, ())
+def only_fast(config: pytest.Config) -> bool:
+    """Whether only fast tests were asked for."""
+    return bool(config.option.markexpr == "fast")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
-    config.addinivalue_line("markers", "fast: quick, and starts no Ray, vLLM or other process (python3 -m nox -s fast)")
+    """Where only fast tests run, watch for other processes."""
     # xdist itself starts the processes in which the tests run.
     distributes = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if config.option.markexpr == "fast" and not distributes:
+    if only_fast(config) and not distributes:
         sys.addaudithook(refuse_processes)
 
 
@@ -34,9 +34,28 @@ def refuse_processes(event: str, arguments: tuple[object, ...]) -> None:
     """Refuse to start a process of Python: a sandbox, a server, a command."""
     if event == "subprocess.Popen":
         command = arguments[1] if isinstance(arguments[1], list | tuple) else [arguments[1]]
-        words = [Path(str(word)).name for word in command]
-        if any(word.startswith(("python", "mlflow", "vllm")) for word in words[:1]):
-            raise RuntimeError(f"a fast test starts {command}: name it in slow_tests.toml")
+        if command and Path(str(command[0])).name.startswith(("python", "mlflow", "vllm")):
+            raise RuntimeError(f"a fast test starts {command}: mark it with pytest.mark.slow")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only fast tests run, import no slow file: that alone would load vLLM."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if only_fast(config) and is_test and SLOW_FILE.search(collection_path.read_text()) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the fast tests, and begin with the files that take long."""
+
+    def place(item: pytest.Item) -> int:
+        file = item.getparent(pytest.Module)
+        marks = {mark.name for mark in file.iter_markers()} if file else set()
+        return 0 if "xdist_group" in marks else 1 if "slow" in marks else 2
+
+    items.sort(key=place)
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.fast)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -46,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.unfreeze = lambda: None  # type: ignore[assignment]
-    if session.config.option.markexpr == "fast":
+    if only_fast(session.config):
         from hypothesis import settings
 
         # After those of the packages' own conftests were loaded.
@@ -56,37 +75,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist=loadfile``, give files that belong together to one process."""
-    from xdist.scheduler import LoadFileScheduling
+    """With ``--dist=loadgroup``, let one process run the files of an ``xdist_group``, and each other file as a whole."""
+    from xdist.scheduler import LoadGroupScheduling
 
-    class Scheduling(LoadFileScheduling):
+    class Scheduling(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return next((files[0] for files in TOGETHER if file in files), file)
+            return str(super()._split_scope(nodeid)).partition("::")[0]
 
-    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Where only fast tests run, import no file of others: that alone would load vLLM."""
-    asked_for_fast = config.option.markexpr == "fast"
-    return True if asked_for_fast and is_slow(collection_path.relative_to(ROOT).as_posix()) else None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the fast tests, and put those that take long in front."""
-    order = {file: place for place, file in enumerate(file for files in TOGETHER for file in files)}
-    items.sort(key=lambda item: order.get(item.path.relative_to(ROOT).as_posix(), len(order)))
-    for item in items:
-        if not is_slow(item.path.relative_to(ROOT).as_posix(), item.name.partition("[")[0]):
-            item.add_marker(pytest.mark.fast)
+    return Scheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.fixture(autouse=True)
 def fast_means_fast(pytestconfig: pytest.Config) -> Iterator[None]:
     """Where only fast tests run, refuse one that has loaded vLLM or joined a Ray cluster."""
     yield
-    if pytestconfig.option.markexpr == "fast":
+    if only_fast(pytestconfig):
         ray = sys.modules.get("ray")
-        assert "vllm" not in sys.modules, "this test has loaded vLLM: name its file in slow_tests.toml"
-        assert not (ray and ray.is_initialized()), "this test has started Ray: name its file in slow_tests.toml"
+        assert "vllm" not in sys.modules, "this test has loaded vLLM: mark its file with pytest.mark.slow"
+        assert not (ray and ray.is_initialized()), "this test has started Ray: mark its file with pytest.mark.slow"

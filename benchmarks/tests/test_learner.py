@@ -106,6 +106,7 @@ def test_what_cannot_be_run_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_interpreter_without_trl_is_named_with_what_it_said(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'trl'\" >&2\nexit 1\n")

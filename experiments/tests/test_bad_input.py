@@ -11,6 +11,8 @@ import pytest
 import yaml
 from isocompute.rollout.contract import tables
 
+pytestmark = pytest.mark.slow("stages as processes, which load torch")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -23,6 +23,8 @@ from experiments.running.spool import Spool
 
 from .made import lost
 
+pytestmark = pytest.mark.slow("vLLM and Ray")
+
 forks = multiprocessing.get_context("forkserver")
 RANK = "ray::RankActor"
 """Name of the process of a learner's rank, as Ray gives it."""

@@ -76,6 +76,7 @@ def test_what_is_missing_for_mlflow_is_named_after_the_package(package: str, mon
         tracking.ensure_store("sqlite:///nowhere.db")
 
 
+@pytest.mark.slow
 @given(before=st.binary(max_size=64), parts=st.lists(st.binary(max_size=64), max_size=4), breaks_at=st.integers(0, 6))
 def test_a_file_is_the_old_one_or_the_new_one(
     tmp_path_factory: pytest.TempPathFactory, before: bytes, parts: list[bytes], breaks_at: int

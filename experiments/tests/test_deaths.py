@@ -59,6 +59,7 @@ def test_every_error_of_ray_but_that_of_a_task_is_infrastructure(kind: type) -> 
         assert len(why) < 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [k for k in EVERY if k is not ray.exceptions.RayError], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_a_task_that_infrastructure_ended_is_infrastructure_at_any_depth(kind: type, depth: int) -> None:

@@ -67,6 +67,7 @@ def test_there_is_nothing_to_search(tmp_path: Path) -> None:
         find(design(preset(tmp_path)), lambda cells: None, BASE)
 
 
+@pytest.mark.slow
 def test_the_plan_has_no_row_of_pilots_and_names_the_rate_of_each_cell(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_every_cell_is_trained_at_each_factor_of_its_rate(tmp_path: Path) -> Non
     assert {cell.learner.learning_rate for cell in both if cell.batch_rollouts == 8} == {5e-7, 1e-6}
 
 
+@pytest.mark.slow
 def test_a_preset_with_a_declared_rate_is_written_whole_by_init(tmp_path: Path) -> None:
     known = preset(tmp_path)
     written = template.text("mine", known, yaml.safe_load((tmp_path / "params.yaml").read_text())["smoke"])

@@ -11,6 +11,8 @@ import yaml
 from experiments.running import imports
 from experiments.stages import SET_STAGES, STAGES, frontier
 
+pytestmark = pytest.mark.slow("the graph of all imports")
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 RUN_BY_DVC = [stage for stage in (*STAGES, *SET_STAGES) if stage != "plan"]

@@ -9,6 +9,8 @@ import pytest
 from isocompute.budget.cli import main as budget
 from isocompute.frontier.cli import main as frontier
 
+pytestmark = pytest.mark.slow("fits of the README")
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {"isocompute-budget": budget, "isocompute-frontier": frontier}
 ENDS = re.compile(r"^\$ ", re.MULTILINE)

@@ -11,6 +11,8 @@ from experiments.stages.plan import Terms
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 
+pytestmark = pytest.mark.xdist_group("traces")
+
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
 
@@ -37,6 +39,7 @@ def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
     return preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
 
 
+@pytest.mark.slow
 def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_costs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +57,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
         assert f"assumed: {assumed}" in printed
 
 
+@pytest.mark.slow
 def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_with_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -77,6 +81,7 @@ def test_the_plan_of_an_adapter_says_how_much_less_it_takes_and_tries_layouts_wi
     assert any(line.startswith("assumed: an update takes as long as one of all weights") for line in printed)
 
 
+@pytest.mark.slow
 def test_the_fewest_ranks_that_hold_an_update_are_named_where_the_settings_do_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

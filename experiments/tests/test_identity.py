@@ -18,6 +18,8 @@ from experiments.settings import ResourcesConfig
 
 from .made import cell
 
+pytestmark = pytest.mark.slow("hashes of all code, again and again")
+
 ROOT = Path(__file__).parents[2]
 CELLS = """
 import polars as pl

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from isocompute.budget.trainers import ingest
 
+pytestmark = pytest.mark.slow("MLflow")
+
 FIXTURES = Path(__file__).parents[2] / "packages" / "budget" / "tests" / "fixtures"
 QUESTIONS = {"questions": "16"}
 

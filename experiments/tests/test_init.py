@@ -12,6 +12,8 @@ from experiments.settings import load, schema
 from .made import PARAMS
 from .test_schema import settings_of
 
+pytestmark = pytest.mark.slow("settings written and read, again and again")
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -19,6 +19,8 @@ from experiments.running.cells import problems_hash
 from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES, inputs
 
+pytestmark = pytest.mark.slow("hashes of all code, again and again")
+
 ROOT = Path(__file__).parents[2]
 SOURCE = {"kind": "file", "path": "data.jsonl", "verifier": "python:judging.mine:judge", "train": 1, "validation": 1}
 

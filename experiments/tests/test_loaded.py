@@ -10,6 +10,8 @@ import pytest
 
 from .test_identity import ROOT
 
+pytestmark = pytest.mark.slow("Ray")
+
 SURROGATES = "packages/learner/src/isocompute/learner/objective/surrogates.py"
 DRIVER = """
 import sys

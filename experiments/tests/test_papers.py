@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from isocompute.frontier.cli import main
 
+pytestmark = pytest.mark.slow("fits by commands")
+
 ROOT = Path(__file__).parents[2]
 TABLES = dict(
     re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "papers.md").read_text(), re.DOTALL | re.MULTILINE)

@@ -22,6 +22,8 @@ from isocompute.rollout import response_seed
 
 from .servers import Front
 
+pytestmark = [pytest.mark.slow("the whole pipeline"), pytest.mark.xdist_group("traces")]
+
 ROOT = Path(__file__).parents[2]
 KILLS = int(os.environ.get("ISOCOMPUTE_PIPELINE_KILLS", "0"))
 """How often ``test_pipeline_kills.py`` ends it."""

@@ -14,6 +14,8 @@ import yaml
 
 from .test_pipeline import KILLS, clone, environment, finished, modified, run
 
+pytestmark = pytest.mark.slow("the whole pipeline")
+
 __all__ = ["finished"]
 
 SETTLING_SECONDS = 5.0

@@ -20,6 +20,8 @@ from experiments.settings import ResourcesConfig
 from experiments.tiny import model as tiny_model
 from experiments.tiny.config import ChainsModelConfig
 
+pytestmark = pytest.mark.slow("Ray, ranks and engines")
+
 CONFIG = LearnerConfig(learning_rate=1e-2)
 PROBLEMS = pl.DataFrame(
     {"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"], "verifier": "exact",

@@ -19,6 +19,8 @@ from experiments.settings import load
 
 from .made import PARAMS
 
+pytestmark = pytest.mark.slow("Ray")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -29,6 +29,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
     return load(PARAMS, "tiny").model_copy(update={"base": PreparedConfig(models=models)})
 
 
+@pytest.mark.slow
 def test_every_base_model_has_cells_of_its_own_problems(preset: Preset) -> None:
     prepare.run(preset)
     setup = setup_of(preset, "hard")

@@ -24,6 +24,7 @@ def preset() -> Preset:
     return own.model_copy(update={"resources": own.resources.model_copy(update={"sampler": "transformers"})})
 
 
+@pytest.mark.slow
 def test_a_probe_measures_signal_and_noise_of_the_base_model(preset: Preset) -> None:
     model, problems = FOLDER / "base", tables.read(FOLDER / "easy.parquet", "problems")
     found = probe(preset, "easy", (str(model), content_hash(model)), problems, rollouts=1000)

@@ -1,10 +1,8 @@
 """What keeps the packages apart and alike."""
 
-import ast
+import re
 import subprocess
-import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,32 +41,16 @@ def test_no_large_file_is_tracked() -> None:
     assert [path for path in tracked if path.stat().st_size > 500_000] == []
 
 
-def listed(name: str) -> Any:
-    """A table of ``slow_tests.toml``."""
-    return tomllib.loads((ROOT / "slow_tests.toml").read_text())[name]
+def test_the_files_and_folders_that_contributing_names_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:packages|experiments|contract|docs)/[\w./-]+)`", text)
+    assert named
+    assert [place for place in named if not (ROOT / place).exists()] == []
 
 
-def number_of_tests(path: Path) -> int:
-    """Test functions of a file."""
-    return sum(isinstance(n, ast.FunctionDef) and n.name.startswith("test_") for n in ast.parse(path.read_text()).body)
-
-
-def test_every_test_that_is_said_to_be_slow_is_there() -> None:
-    for file, reason in listed("files").items():
-        assert reason
-        assert (ROOT / file).is_file(), file
-    for file, tests in listed("tests").items():
-        assert file not in listed("files")
-        assert all(f"def {test}(" in (ROOT / file).read_text() for test in tests), file
-
-
-def test_files_that_one_process_runs_are_there_and_named_once() -> None:
-    files = [file for together in listed("together")["files"] for file in together]
-    assert len({*files}) == len(files)
-    assert all((ROOT / file).is_file() for file in files)
-
-
-def test_six_tenths_of_the_tests_are_fast() -> None:
-    every = [p for top in ("packages", "experiments", "benchmarks", "tools") for p in (ROOT / top).rglob("test_*.py")]
-    slow = sum(number_of_tests(ROOT / file) for file in listed("files")) + sum(map(len, listed("tests").values()))
-    assert slow <= 0.4 * sum(number_of_tests(path) for path in every)
+def test_the_sessions_that_documents_name_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text() + (ROOT / "README.md").read_text()
+    sessions = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), flags=re.MULTILINE)
+    known = {name.replace("_", "-") for name in sessions}
+    for names in re.findall(r"nox -s ((?:[a-z-]+ ?)+)", text):
+        assert set(names.partition(" --")[0].split()) <= known, names

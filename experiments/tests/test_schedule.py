@@ -38,6 +38,8 @@ from experiments.tiny import model as tiny_model
 
 from .made import SAMPLING, cell, lost
 
+pytestmark = pytest.mark.slow("vLLM and Ray")
+
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"
 

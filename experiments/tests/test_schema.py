@@ -42,6 +42,7 @@ def test_the_settings_of_the_checkout_are_valid(document: dict[str, Any], params
     jsonschema.validate(params, document, cls=jsonschema.Draft202012Validator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "value"),
     [

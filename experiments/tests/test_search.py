@@ -21,6 +21,8 @@ from experiments.stages.sweep import chosen_lines, find, first_score, rates_figu
 
 from .made import SURROUNDINGS
 
+pytestmark = pytest.mark.slow("runs of a stage")
+
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 BASE = Evaluation(score=0.3, standard_error=0.01)
 Scores = Callable[[Cell], float | None]

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from ray.cluster_utils import Cluster
 
+pytestmark = pytest.mark.slow("Ray")
+
 ROOT = Path(__file__).parents[2]
 CELLS = int(os.environ.get("ISOCOMPUTE_SOAK_CELLS", "0"))
 MOST_SECONDS = float(os.environ.get("ISOCOMPUTE_SOAK_DRIVER_SECONDS", "inf"))

@@ -12,6 +12,8 @@ from isocompute.rollout import Sampling, open_sampler
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
+
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
 PROBLEMS = pl.DataFrame(
     {"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"], "verifier": "exact",

@@ -47,6 +47,7 @@ except stopping.Stopped as stopped:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "to_all"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_reaches_the_stage_once_which_saves_before_the_command_ends(
     tmp_path: Path, number: signal.Signals, to_all: bool

@@ -37,6 +37,7 @@ def shared(paths: list[Path], length: int) -> list[tuple[str, str, int]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_function_and_no_file_is_too_long() -> None:
     assert len(code()) > 200
     for path in code():

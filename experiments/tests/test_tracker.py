@@ -23,6 +23,8 @@ from experiments.stages.shared import log
 from .made import PARAMS, cell, evaluation_record, finish, step_record
 from .servers import Front, silent
 
+pytestmark = pytest.mark.slow("MLflow stores, stages as processes")
+
 ROOT = PARAMS.parent
 
 

@@ -15,6 +15,8 @@ from experiments.running.tracker import TABLES, Tracker
 from .made import cell, evaluation_record, finish, step_record
 from .servers import Front, Server
 
+pytestmark = pytest.mark.slow("an MLflow server")
+
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow("builds of wheels")
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")
 

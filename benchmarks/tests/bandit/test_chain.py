@@ -30,6 +30,7 @@ def by_hand(bandit: Bandit, estimator: Estimator, logits: np.ndarray, learning_r
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bandit", [RIGHT, NOISY])
 @pytest.mark.parametrize(("n", "steps"), [(2, 3), (3, 2)])
 def test_the_chain_equals_the_sum_over_all_sequences(bandit: Bandit, n: int, steps: int) -> None:
@@ -67,6 +68,7 @@ def test_a_grid_twice_as_fine_gives_the_same_path() -> None:
     np.testing.assert_allclose(coarse, fine, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["none", "group"])
 @pytest.mark.parametrize("n", [2, 4, 16])
 def test_the_suboptimality_times_the_step_tends_to_its_limit(n: int, scale: str) -> None:
@@ -93,6 +95,7 @@ def test_at_a_fixed_budget_and_one_learning_rate_the_smallest_group_wins_on_one_
     assert sorted(ends, key=ends.__getitem__) == [2, 3, 4, 8, 16]
 
 
+@pytest.mark.slow
 def test_divided_by_the_deviation_three_responses_win_and_the_differences_are_small() -> None:
     budget, ends = 8192, {}
     for n in (2, 3, 4, 8):

@@ -79,6 +79,7 @@ def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(s
     np.testing.assert_allclose((centred * chances[:, None]).T @ centred, exact.covariance, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize("scale", ["none", "group"])
 def test_the_measured_gradient_is_the_exact_one_within_its_standard_error(n: int, scale: str) -> None:

@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.bandit import page, progress
+
+pytestmark = pytest.mark.slow("every number of the page")
 
 PAGE = (Path(__file__).parents[3] / "docs" / "bandit.md").read_text()
 

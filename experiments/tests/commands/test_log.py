@@ -39,6 +39,7 @@ def test_a_ledger_without_times_has_no_timings(tmp_path: Path) -> None:
     assert timings_of(History.read(path), "id", devices=1).is_empty()
 
 
+@pytest.mark.slow
 def test_a_run_beyond_its_budget_is_refused(tmp_path: Path) -> None:
     one = cells(preset(tmp_path))[0]
     home = home_of(one)

@@ -17,6 +17,8 @@ from experiments.stages.training import collect
 
 from .made import cells, command, home_of, last_step, preset, problems, same, started
 
+pytestmark = pytest.mark.slow("commands as processes")
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

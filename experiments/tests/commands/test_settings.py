@@ -29,6 +29,7 @@ def test_the_trainers_are_those_whose_logs_are_read() -> None:
     assert named == {name for name, known in TRAINERS.items() if known.logs}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -83,6 +84,7 @@ def run_ids(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: A
     return {cell.run_id for cell in cells(preset(folder, changes, **of_trainer))}
 
 
+@pytest.mark.slow
 def test_a_change_of_what_a_run_depends_on_makes_other_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "helper.py").write_text("SCALE = 1.0\n")
     (tmp_path / "own.yaml").write_text("beta: 0.0\n")
@@ -119,6 +121,7 @@ def test_a_comment_in_a_script_makes_no_other_run(tmp_path: Path) -> None:
     assert run_ids(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path) -> None:
     for changes, said in (
         ({"files": ["lost.py"]}, "trainer.files holds lost.py: there is no such file or folder"),
@@ -131,6 +134,7 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path) -> None:
         cells(preset(tmp_path, files=["broken.py"]))
 
 
+@pytest.mark.slow
 def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> None:
     known = preset(tmp_path)
     raw = yaml.safe_load((tmp_path / "params.yaml").read_text())["trl"]

@@ -21,6 +21,8 @@ from experiments.settings import Preset
 
 from .made import cells, command, preset, problems
 
+pytestmark = pytest.mark.slow("Ray")
+
 
 @pytest.fixture
 def of(store: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:

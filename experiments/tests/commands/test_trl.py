@@ -22,9 +22,12 @@ from ..test_pipeline import clone, environment, modified, run
 from .made import ROOT, cells, home_of, last_step, problems, same, started
 
 SCRIPT = "experiments/trainers/trl_grpo.py"
-pytestmark = pytest.mark.skipif(
-    os.environ.get("ISOCOMPUTE_TRL") != "installed", reason="nox -s tests-trl, where TRL is installed"
-)
+pytestmark = [
+    pytest.mark.slow("runs of TRL"),
+    pytest.mark.skipif(
+        os.environ.get("ISOCOMPUTE_TRL") != "installed", reason="nox -s tests-trl, where TRL is installed"
+    ),
+]
 
 
 def base_model(folder: Path) -> str:

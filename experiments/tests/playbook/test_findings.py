@@ -12,6 +12,8 @@ from experiments.playbook import claims, findings, forests, questions, runs, stu
 from experiments.playbook.advice import PROTOCOLS, RIVALS
 from experiments.playbook.statistics import Verdict
 
+pytestmark = pytest.mark.slow("many fits")
+
 COMMITTED = json.loads(findings.NUMBERS.read_text())
 PAGE = (findings.DOCS / "findings.md").read_text()
 IDS = [*range(1, 31), *(f"N{k}" for k in range(1, 9))]

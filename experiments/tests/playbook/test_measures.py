@@ -12,6 +12,8 @@ from experiments.playbook.measures import Posteriors
 from experiments.playbook.study import Unit, unit_of
 from experiments.playbook.whole import Whole, read
 
+pytestmark = pytest.mark.slow("many fits")
+
 GROUP_SIZES, BUDGET, EARLY, QUESTIONS = (2, 4, 8, 16, 32), 65536, 8192, 300
 TOP, ROSE = 3.0, 1.0
 """log2 of the best n at C_max, and by how many octaves it has risen since C_max/8."""

@@ -42,6 +42,7 @@ def test_a_trial_that_ended_early_has_its_last_evaluation_or_none() -> None:
     assert trial(1e-3, diverged=True).end() is None
 
 
+@pytest.mark.slow
 @given(EVALUATIONS)
 def test_no_evaluation_before_the_last_quarter_matters_beside_one_in_it(evaluations: dict[int, Evaluation]) -> None:
     last = Evaluation(score=0.5, standard_error=0.01)

@@ -38,6 +38,7 @@ def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
     assert learner_config(settings, Sampling(), learning_rate=1.0).adapter is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [

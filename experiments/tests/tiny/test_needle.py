@@ -60,6 +60,7 @@ def test_the_probabilities_of_all_codes_add_up_to_one(class_: str) -> None:
     assert short.sum() + long.sum() == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_what_is_written_token_by_token_is_right_as_often_as_it_should_be() -> None:
     teacher, rng, draws = needle.NeedleTeacher(NeedleModelConfig()), np.random.default_rng(2), 4000
     found = Counter(written(rng, teacher, "A", "11") for _ in range(draws))
@@ -94,6 +95,7 @@ def test_codes_depend_on_seed_class_and_key_and_part_at_the_first_letter() -> No
 near = st.text(alphabet=sorted({*RIGHT.common, *RIGHT.rare, "=", " ", "\n"}), max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.one_of(near, st.text(max_size=6), st.sampled_from([f"{RIGHT.common}=", f"{RIGHT.rare}="])))
 def test_two_responses_are_right_and_no_other(response: str) -> None:
@@ -104,6 +106,7 @@ def test_two_responses_are_right_and_no_other(response: str) -> None:
 WRONG = ["{c} {r}=", "{c}=x", "{c}==", "{c}", "={c}=", "{c}=\n", " {c}=", "{c}{r}=", "{r}"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("response", WRONG)
 def test_more_or_less_than_a_code_is_wrong(response: str) -> None:
     assert not verifier(RIGHT.verifier)(response.format(c=RIGHT.common, r=RIGHT.rare), "=")

@@ -40,6 +40,7 @@ def fails(arguments, capsys):
     return err
 
 
+@pytest.mark.slow
 def test_the_module_runs_the_command(ledger):
     command = [sys.executable, "-m", "isocompute.budget.cli", "show", str(ledger)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -149,6 +150,7 @@ def test_help_names_the_commands(capsys):
     assert all(command in out for command in ("show", "export", "allocate"))
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_gets_no_traceback(ledger):
     code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
     process = subprocess.Popen(

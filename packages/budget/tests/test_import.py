@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow("interpreters that are started")
+
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, isocompute.budget; print(*sys.modules)"

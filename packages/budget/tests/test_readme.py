@@ -5,11 +5,13 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from isocompute.budget.cli import main
 
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.slow
 def test_every_example_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
     shutil.copytree(README.parent / "docs", tmp_path / "docs")
     monkeypatch.chdir(tmp_path)

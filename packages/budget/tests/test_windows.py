@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow("an interpreter that is started")
+
 # Windows has no fcntl and not these calls; its locks are those of its C library, for which Linux' own stand in.
 AS_ON_WINDOWS = """
 # subprocess first: it takes a system with msvcrt for Windows.

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from isocompute.frontier.cli import main
 from isocompute.frontier.commands.arguments import positive
 
+pytestmark = pytest.mark.slow("fits by commands")
+
 
 @pytest.mark.parametrize(
     ("text", "value"),

@@ -11,6 +11,8 @@ from isocompute.frontier import cli
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import command_line
 
+pytestmark = pytest.mark.slow("fits by commands")
+
 
 def test_fit_then_prescribe(table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table.write_csv(tmp_path / "evals.csv")

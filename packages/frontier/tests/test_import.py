@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow("an interpreter that is started")
+
 
 def test_importing_the_package_loads_neither_torch_nor_ray_nor_mlflow_nor_matplotlib() -> None:
     code = (

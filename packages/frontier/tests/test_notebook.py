@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from isocompute.frontier import Frontier, FrontierError
 
+pytestmark = pytest.mark.slow("every cell of the notebook")
+
 DOCS = Path(__file__).parents[1] / "docs"
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from isocompute.frontier.cli import main
 
+pytestmark = pytest.mark.slow("every command of the tutorials")
+
 README = Path(__file__).parents[1] / "README.md"
 DOCS = README.parent / "docs"
 

@@ -1,6 +1,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow("an interpreter that is started")
+
 CODE = """
 import os, sys
 sys.modules["fcntl"] = sys.modules["resource"] = None

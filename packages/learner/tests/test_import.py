@@ -9,6 +9,7 @@ import isocompute.learner
 import pytest
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_none_of_the_heavy_libraries() -> None:
     code = (
         "import sys, isocompute.learner, isocompute.learner.records.steps, isocompute.learner.cli\n"
@@ -44,6 +45,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     assert not hasattr(isocompute.learner, "Trainer")
 
 
+@pytest.mark.slow
 def test_an_adapter_loads_nothing_until_a_learner_has_one() -> None:
     code = "import sys; from isocompute.learner import AdapterConfig; AdapterConfig(); print('peft' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

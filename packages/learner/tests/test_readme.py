@@ -9,6 +9,7 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
 ON_THE_HUB = "Qwen/Qwen2.5-0.5B-Instruct"
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_readme_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert sum(ON_THE_HUB in example for example in EXAMPLES) == 1
     model = with_tokenizer(tmp_path / "model")

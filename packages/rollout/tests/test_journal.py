@@ -46,6 +46,7 @@ def test_groups_are_read_back_by_the_next_process_and_each_process_has_a_file_of
     assert not out.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_file_that_is_cut_anywhere_loses_nothing_before_the_cut(tmp_path: Path, seed: int) -> None:
     out = tmp_path / "rollouts.parquet"
@@ -123,6 +124,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
     with subprocess.Popen(

@@ -13,6 +13,8 @@ import pytest
 from isocompute.budget import Counts, Ledger
 from isocompute.budget.cli import main
 
+pytestmark = pytest.mark.slow("hundreds of wrong commands")
+
 SPLIT = "--rollouts-per-problem 4 --problems-per-batch 8 --update-steps 10"
 BATCH = "--problems-per-batch 8 --rollouts-per-problem 4"
 PLAN = "plan --rollouts 1e5 --max-batch 64"

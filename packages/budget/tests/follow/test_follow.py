@@ -16,6 +16,8 @@ from isocompute.budget.cli import main
 from reading_logs import needed
 from training import BATCH, arguments, command
 
+pytestmark = pytest.mark.slow("commands that are followed, and killed")
+
 
 def rollouts(folder: Path) -> tuple[int, int]:
     """Used, and lost."""

@@ -10,6 +10,8 @@ from isocompute.budget.audit import audit
 from isocompute.budget.cli import main
 from reading_logs import needed
 
+pytestmark = pytest.mark.slow("a run of TRL's")
+
 PROGRAM = Path(__file__).with_name("trl_program.py")
 
 

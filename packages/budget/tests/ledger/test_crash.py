@@ -6,8 +6,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from isocompute.budget import Counts, History, Ledger
 from isocompute.budget.contract import tables
+
+pytestmark = pytest.mark.slow("processes that are killed")
 
 WRITER = """
 import os, sys

@@ -21,6 +21,8 @@ from isocompute.budget import (
 from isocompute.budget.ledger.counts import split
 from isocompute.budget.ledger.fold import CODES, Fold
 
+pytestmark = pytest.mark.slow("a campaign of random histories")
+
 HISTORIES = int(os.environ.get("ISOCOMPUTE_HISTORIES", "3000"))
 
 

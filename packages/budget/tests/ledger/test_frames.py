@@ -51,6 +51,7 @@ SAMPLE = [
 ]
 
 
+@pytest.mark.slow
 @given(payloads, st.integers(0, 6))
 def test_truncating_past_the_watermark_recovers_exactly_the_whole_records(contents, synced):
     ends = ends_of(contents)
@@ -63,6 +64,7 @@ def test_truncating_past_the_watermark_recovers_exactly_the_whole_records(conten
         assert (history.whole_bytes, history.torn_bytes) == (end, cut - end)
 
 
+@pytest.mark.slow
 @given(payloads, st.integers(0, 6))
 def test_a_file_shorter_than_its_watermark_lacks_what_was_acknowledged(contents, first):
     data = all_synced(contents)
@@ -160,6 +162,7 @@ def test_another_file_is_not_taken_for_a_ledger(data):
         History.decode(data, "x")
 
 
+@pytest.mark.slow
 @given(payloads)
 def test_a_ledger_of_version_1_is_read_as_before(contents):
     data = old(contents)

@@ -7,6 +7,8 @@ from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames, records
 from isocompute.budget.ledger.accounts import drop_copies
 
+pytestmark = pytest.mark.slow("random histories")
+
 counts = st.builds(
     Counts,
     rollouts=st.integers(1, 64),

@@ -31,6 +31,7 @@ def test_a_charge_is_in_the_file_when_it_returns(tmp_path):
     ledger.close()
 
 
+@pytest.mark.slow
 def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged_and_the_run_goes_on(tmp_path):
     path = tmp_path / "a.ledger"
     write(path, [1, 2])
@@ -63,6 +64,7 @@ def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged
         assert path.read_bytes() == data[:cut]
 
 
+@pytest.mark.slow
 @given(
     steps=st.integers(1, 12),
     evaluate_every=st.integers(1, 5),
@@ -157,6 +159,7 @@ def test_threads_may_charge_at_once(tmp_path):
         assert ledger.history().totals() == ledger.totals
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_refused(tmp_path):
     path = tmp_path / "a.ledger"
     first = Ledger.open(path, run_id="run")

@@ -34,6 +34,7 @@ def step_of(batch, filtered, stale, failed, tokens):
     }
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.integers(1, 40), st.lists(parts, min_size=1, max_size=10))
 def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factory, budget, batch, steps):
     with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
@@ -53,6 +54,7 @@ def test_used_is_batches_taken_plus_failed_whatever_was_filtered(tmp_path_factor
         assert ledger.history().totals().used == meter.used
 
 
+@pytest.mark.slow
 @given(st.integers(1, 500), st.integers(1, 200), st.lists(st.integers(1, 60), min_size=1, max_size=20))
 def test_with_several_limits_the_run_stops_at_the_first(tmp_path_factory, tokens, rollouts, lengths):
     with Ledger.open(tmp_path_factory.mktemp("run") / "a.ledger", run_id="run") as ledger:
@@ -223,6 +225,7 @@ acts = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     st.integers(1, 400),
     st.none() | st.integers(1, 4000),
@@ -305,6 +308,7 @@ print(taken)
 """
 
 
+@pytest.mark.slow
 def test_ranks_in_processes_of_their_own_charge_through_the_one_writer(tmp_path):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
         meter = Meter(ledger, Limits(rollouts=1000))

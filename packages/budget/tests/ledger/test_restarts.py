@@ -89,6 +89,7 @@ def test_a_lost_evaluation_is_told_more_quietly(tmp_path, caplog):
     assert "0 rollouts for training and 100 of evaluations and pilots" in record.getMessage()
 
 
+@pytest.mark.slow
 @given(
     limit=st.integers(1, 300),
     restarts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=6),

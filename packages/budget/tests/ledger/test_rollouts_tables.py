@@ -84,6 +84,7 @@ def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, 
         assert (meter.used, meter.reserved) == (Counts(), 2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(COHORTS), st.integers(0, 5), st.integers(0, 5)), max_size=12))
 def test_a_rollouts_table_is_charged_as_its_counts_are(rows):
     table = pl.DataFrame(

@@ -14,6 +14,8 @@ from isocompute.budget import Counts, History, Ledger, LedgerError
 from isocompute.budget.ledger import frames, handles
 from isocompute.budget.ledger import writer as writer_module
 
+pytestmark = pytest.mark.slow("a campaign of faults and kills")
+
 FAULTS = int(os.environ.get("ISOCOMPUTE_FAULTS", "10000"))
 KILLS = int(os.environ.get("ISOCOMPUTE_KILLS", "50"))
 POWER_CUTS = FAULTS // 20

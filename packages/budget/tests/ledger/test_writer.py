@@ -93,6 +93,7 @@ def test_a_record_that_cannot_be_taken_back_is_said_to_be_uncertain(tmp_path, mo
             ledger.charge(2, STEP)
 
 
+@pytest.mark.slow
 def test_a_fork_may_not_charge_and_does_not_keep_the_ledger_locked(tmp_path):
     path = tmp_path / "a.ledger"
     ledger = Ledger.open(path, run_id="run")
@@ -143,6 +144,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_hold_the_ledger_of_an_owner_that_was_killed(tmp_path):
     path = tmp_path / "a.ledger"
     with subprocess.Popen([sys.executable, "-c", ORPHAN, str(path)], stdout=subprocess.PIPE) as owner:
@@ -157,6 +159,7 @@ def test_a_fork_does_not_hold_the_ledger_of_an_owner_that_was_killed(tmp_path):
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_program_that_was_started_does_not_hold_the_ledger(tmp_path):
     path = tmp_path / "a.ledger"
     ledger = Ledger.open(path, run_id="run")
@@ -167,6 +170,7 @@ def test_a_program_that_was_started_does_not_hold_the_ledger(tmp_path):
     ledger.close()
 
 
+@pytest.mark.slow
 def test_a_fork_that_closes_the_ledger_leaves_it_to_its_owner(tmp_path):
     path = tmp_path / "a.ledger"
     with Ledger.open(path, run_id="run") as ledger:
@@ -295,6 +299,7 @@ print(made, interrupted, ledger.used.rollouts)
 """
 
 
+@pytest.mark.slow
 def test_a_storm_of_interrupts_leaves_the_file_readable_and_the_counts_those_of_the_file(tmp_path):
     path = tmp_path / "a.ledger"
     process = subprocess.Popen([sys.executable, "-c", STORM, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -8,6 +8,7 @@ from isocompute.budget import Allocation, BudgetError
 small = st.integers(1, 4096)
 
 
+@pytest.mark.slow
 @given(small, small, small)
 def test_the_budget_is_the_product(problems, rollouts, steps):
     a = Allocation(problems_per_batch=problems, rollouts_per_problem=rollouts, update_steps=steps)

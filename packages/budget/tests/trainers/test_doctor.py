@@ -121,6 +121,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_resumed_run_of_two_mlflow_runs_is_one_run_of_one_seed(
     assert evals.drop("run_id").equals(whole)
 
 
+@pytest.mark.slow
 def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -123,6 +123,7 @@ def test_what_logs_and_configuration_say_differently_is_refused(tmp_path: Path) 
     assert evals["rollouts"].to_list() == [16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", "config.yaml", "config.toml"])
 def test_a_configuration_that_cannot_be_read_is_named(name: str, tmp_path: Path) -> None:
     log = lines(tmp_path / "log.jsonl", {2: 0.1})

@@ -11,6 +11,8 @@ from isocompute.budget.contract import tables
 from isocompute.budget.contract.tracking import TrackingError
 from isocompute.budget.trainers import ingest
 
+pytestmark = pytest.mark.slow("MLflow")
+
 CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
           "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 128,
           "num_iterations": 1, "seed": 42}  # fmt: skip

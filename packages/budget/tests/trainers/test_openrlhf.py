@@ -40,6 +40,7 @@ FLAT = {"n_samples_per_prompt": 8, "rollout_batch_size": 16, "train_batch_size":
         "eval_n_samples_per_prompt": 4, "dynamic_filtering": True}  # fmt: skip
 
 
+@pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10**6), passing=st.floats(0.05, 0.95))
 def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed: int, passing: float) -> None:

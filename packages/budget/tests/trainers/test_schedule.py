@@ -81,6 +81,7 @@ def test_a_log_that_no_schedule_explains_is_refused() -> None:
         count(schedule, 8, always, [], where="a run")
 
 
+@pytest.mark.slow
 def test_a_long_run_that_hardly_logs_is_counted_and_its_error_is_that_of_two_unlogged_restarts() -> None:
     schedule, steps = Schedule(every=4, accumulation=2), 20_000
     said = {step: Evidence(entry=lambda made: made > 0) for step in (4, steps)}

@@ -35,6 +35,7 @@ def trl_run(
     return rows, truth
 
 
+@pytest.mark.slow
 @quick
 @given(per_device=whole, world=st.sampled_from([1, 2, 8]), accumulation=whole, per_generation=whole, iterations=whole,
        steps=st.integers(1, 12))  # fmt: skip

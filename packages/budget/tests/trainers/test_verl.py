@@ -65,6 +65,7 @@ def evicted(rng: random.Random) -> tuple[int, dict[str, float]]:
     return 8 + sum(counts.values()), {key: count for key, count in counts.items() if count}
 
 
+@pytest.mark.slow
 @quick
 @given(seed=st.integers(0, 10**6), steps=st.integers(2, 12), remax=st.booleans())
 def test_verl_counts_the_batches_that_dynamic_sampling_generated(seed: int, steps: int, remax: bool) -> None:

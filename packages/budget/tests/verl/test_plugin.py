@@ -18,6 +18,8 @@ from isocompute.budget import BudgetError, History
 from reading_logs import needed
 from verl_inputs import Case
 
+pytestmark = pytest.mark.slow("runs of veRL, with Ray")
+
 RUNS = int(os.environ.get("ISOCOMPUTE_VERL_RUNS", "3"))
 SEED = int(os.environ.get("ISOCOMPUTE_VERL_SEED", "0"))
 KEYS = "trainer.v1.sampler.sampler_kwargs"

@@ -70,6 +70,7 @@ def test_each_step_is_expected_from_the_last_measurement_before_it():
     assert expect(groups, rates.with_columns(problem_id=pl.lit("q"))) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 8])
 def test_the_estimate_is_as_far_off_as_its_standard_error_says(n):
     errors, told = [], []

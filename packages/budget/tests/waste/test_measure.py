@@ -49,6 +49,7 @@ def test_groups_without_variance_failed_and_truncated_are_counted():
     assert [row[:5] for row in steps] == [(1, 1, 2, 0.5, 0.5), (2, 2, 3, 2 / 3, 1 / 3)]
 
 
+@pytest.mark.slow
 def test_expected_and_measured_shares_agree_where_pass_rates_stand_still():
     source = random.Random(1)
     rates = {f"p{i}": source.random() for i in range(60)}

@@ -8,6 +8,8 @@ from isocompute.frontier.answers.checks import conflicts, left_out_line
 
 from ..conftest import evals
 
+pytestmark = pytest.mark.slow("many fits")
+
 
 def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 2, deviation: float = 0.02) -> pl.DataFrame:
     """Exponential runs of some n and learning rates, whose gains differ by a share from seed to seed."""

@@ -44,6 +44,7 @@ def test_many_baselines_do_not_make_a_winner() -> None:
     assert min(a.p_value for a in together if a.p_value is not None) == pytest.approx(min(4 * smallest, 1.0))
 
 
+@pytest.mark.slow
 def test_of_equal_n_few_are_said_to_have_won() -> None:
     rng = np.random.default_rng(1)
     won = lost = 0

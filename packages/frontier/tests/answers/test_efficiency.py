@@ -80,6 +80,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         leave_one_out({"solved": (COMPUTE, np.ones(len(COMPUTE)))}, r0=0.4)
 
 
+@pytest.mark.slow
 def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "curves.csv"
     pl.concat(
@@ -107,6 +108,7 @@ def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureF
         assert what in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_reward_that_no_recipe_reached_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FrontierError, match=r"no recipe reached 0\.599: .* the highest, 0\.59\d+, is of steep"):
         leave_one_out(series(), r0=0.4, asymptote=0.6, target=0.599)

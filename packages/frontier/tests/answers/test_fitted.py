@@ -15,6 +15,8 @@ from isocompute.frontier.posterior.runs import Cell
 
 from ..conftest import TRUTH, evals
 
+pytestmark = pytest.mark.slow("many fits")
+
 
 @pytest.fixture(scope="module")
 def fitted() -> Fitted:

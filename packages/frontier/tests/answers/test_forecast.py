@@ -30,6 +30,7 @@ def test_the_truth_is_found_and_extended(method: str) -> None:
     assert not found.extension.contradicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["projection", "scalerl"])
 def test_the_intervals_of_a_forecast_hold_the_truth(method: str) -> None:
     config = ForecastConfig(r0=0.4, fit_min=1000, fit_max=8000, method=method, bootstrap=100)
@@ -70,6 +71,7 @@ def test_a_forecast_that_misses_most_points_has_not_held_whatever_its_bias() -> 
     assert found.verdict == "failed"
 
 
+@pytest.mark.slow
 def test_forecasts_of_the_true_form_seldom_fail_and_mostly_hold() -> None:
     verdicts = []
     for seed in range(20):
@@ -132,6 +134,7 @@ def test_efficiency_is_a_line_of_slope_b_in_logarithms() -> None:
     assert slope == pytest.approx(TRUTH.shape, abs=1e-6)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.floats(1e-3, 1e6))
 def test_scaling_compute_scales_the_midpoint_and_nothing_else(factor: float) -> None:

@@ -68,6 +68,7 @@ def test_an_evaluation_whose_rollouts_are_not_known_is_an_error() -> None:
         interference(rates, evals)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RESULTS.exists(), reason="the panel is in the repository and not in the package")
 def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["interference", str(RESULTS), "--out", str(tmp_path)]) == 0

@@ -13,6 +13,8 @@ from isocompute.frontier.cli import main
 from isocompute.frontier.fitting.forms import Parameters
 from scipy.optimize import brentq
 
+pytestmark = pytest.mark.slow("many fits")
+
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
 GRID = np.arange(1, 41) * 4096

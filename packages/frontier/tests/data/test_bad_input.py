@@ -9,6 +9,8 @@ from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_pap
 from isocompute.frontier.cli import main
 from isocompute.frontier.contract import tables
 
+pytestmark = pytest.mark.slow("a million rows")
+
 
 def fitted(source: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
     code = main(["fit", str(source), "--out", str(source.parent / "out"), "--method", "paper", *more])

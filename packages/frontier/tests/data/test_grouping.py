@@ -15,6 +15,7 @@ def recipes(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([one, other])
 
 
+@pytest.mark.slow
 def test_runs_that_differ_in_the_column_are_settings_of_their_own_in_every_table(table: pl.DataFrame) -> None:
     fitted = Frontier(recipes(table), group="recipe").fit()
     assert [c.group for c in fitted.cells] == ["recipe = filtered", "recipe = plain"]
@@ -30,6 +31,7 @@ def test_without_the_column_they_are_one_curve_or_refused(table: pl.DataFrame) -
         Frontier(recipes(table)).fit()
 
 
+@pytest.mark.slow
 def test_the_command_groups_a_plain_file(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ def test_a_question_contributes_the_mean_over_all_choices_of_k(samples: int, dat
     assert values_of(f"avg_at_{k}", successes, samples)[0] == pytest.approx(np.mean(right))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("metric", "samples"), list(product(["avg_at_4", "best_at_4", "worst_at_4"], [4, 8])))
 @pytest.mark.parametrize("shape", [(2.0, 3.0), (0.3, 0.3)])
 def test_the_variance_is_that_of_sampling_responses_again(

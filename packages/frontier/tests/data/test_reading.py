@@ -20,6 +20,7 @@ def plain(folder: Path, table: pl.DataFrame, suffix: str = ".csv") -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".jsonl"])
 def test_a_file_with_other_names_is_fitted_in_its_own_unit(tmp_path: Path, table: pl.DataFrame, suffix: str) -> None:
     mine = read_evals([plain(tmp_path, table, suffix)], columns=COLUMNS)

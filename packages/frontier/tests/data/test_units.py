@@ -39,6 +39,7 @@ def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
         with_gpu_hours(table.drop("run_id"), times)
 
 
+@pytest.mark.slow
 def test_a_fit_in_gpu_hours_from_two_files(
     table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

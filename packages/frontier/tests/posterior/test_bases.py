@@ -5,6 +5,8 @@ import polars as pl
 import pytest
 from isocompute.frontier import Fit, Frontier
 
+pytestmark = pytest.mark.slow("many fits")
+
 GAINS = {2: 0.30, 8: 0.38, 32: 0.34}
 
 

@@ -33,6 +33,7 @@ def kinds(runs: Sequence[Run]) -> dict[str, frozenset[Kind]]:
     return {h.name: h.kinds for h in judge(runs)}
 
 
+@pytest.mark.slow
 def test_real_runs_are_judged_as_a_reader_of_their_curves_does() -> None:
     """223 runs of 19 sweeps, each drawn beside its siblings and labelled by eye before any was judged by the code.
 
@@ -72,6 +73,7 @@ DAMAGE = [
 DEATHS = [killed, broken_down, in_percent, half_above]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["default 1", "default 2"])
 @pytest.mark.parametrize(("damage", "wanted"), DAMAGE)
 def test_exactly_the_damaged_run_of_a_real_sweep_is_named(
@@ -131,6 +133,7 @@ def test_unknown_errors_are_taken_from_the_scatter() -> None:
     assert kinds(runs) == kinds(sweep("panel"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["panel", "default 1", "small, seeds", "small, easy"])
 def test_four_percent_of_zeros_change_whether_no_run_failed(name: str) -> None:
     """Unless two of them end a run, which is what a collapse is."""
@@ -142,6 +145,7 @@ def test_four_percent_of_zeros_change_whether_no_run_failed(name: str) -> None:
     assert [h.failed for h in judge(dirty)] == [h.failed for h in judge(runs)]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["panel", "default 2", "small, batches"]), st.integers(0, 23), st.sampled_from(DEATHS))
 @settings(max_examples=25, deadline=None)
 def test_a_healthy_run_stays_what_it_is_when_another_dies(name: str, i: int, death: Callable[[Run], Run]) -> None:
@@ -156,6 +160,7 @@ def test_a_healthy_run_stays_what_it_is_when_another_dies(name: str, i: int, dea
     }
 
 
+@pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=10, deadline=None)
 def test_the_order_of_runs_does_not_matter(random: object) -> None:
@@ -164,6 +169,7 @@ def test_the_order_of_runs_does_not_matter(random: object) -> None:
     assert kinds(runs) == kinds(sweep("panel"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=12), min_size=1, max_size=5))
 @settings(max_examples=60, deadline=None)
 def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None:

@@ -73,6 +73,7 @@ def test_the_rate_is_an_axis_only_where_a_setting_has_several() -> None:
     assert Model(runs=rates()).rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "least"), [(2, 0.75), (4, 0.93)])
 def test_a_setting_that_is_plainly_better_is_hardly_drawn_to_the_others(seeds: int, least: float) -> None:
     ns = tuple(2**k for k in range(3, 11))
@@ -86,6 +87,7 @@ def test_a_setting_that_is_plainly_better_is_hardly_drawn_to_the_others(seeds: i
     assert least * measured < lead < 1.1 * measured
 
 
+@pytest.mark.slow
 def test_exponential_curves_are_fitted_as_exponential() -> None:
     runs = line((4, 16, 64), (0.3, 0.4, 0.35), (8e3, 1.2e4, 2e4), seeds=3, deviation=0.02)
     drawn = posterior(runs)

@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import polars as pl
+import pytest
 from isocompute.frontier import Frontier
 from isocompute.frontier.posterior.posterior import Posterior
+
+pytestmark = pytest.mark.slow("many fits")
 
 QUESTIONS, SAMPLES = 40, 8
 

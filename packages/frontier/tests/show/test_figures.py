@@ -9,6 +9,8 @@ from isocompute.frontier.show.drawing import line_styles
 from isocompute.frontier.show.panels import interference_panels
 from isocompute.frontier.show.paper import paper_figures
 
+pytestmark = pytest.mark.slow("every figure")
+
 
 def joint(table: pl.DataFrame) -> pl.DataFrame:
     """Every n with two B_p."""

@@ -42,6 +42,7 @@ def batches(rows: pl.DataFrame, tokens: int, layout: Layout) -> list[MicroBatch]
     return [layout(responses, piece, "cpu", torch.float32) for piece in pieces]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 40), LAYOUTS)
 def test_every_response_token_is_predicted_from_the_one_before(rows: list[Row], tokens: int, layout: Layout) -> None:
@@ -59,6 +60,7 @@ def test_every_response_token_is_predicted_from_the_one_before(rows: list[Row], 
     assert found == wanted
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 40))
 def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tokens: int) -> None:
@@ -79,6 +81,7 @@ def test_a_packed_row_is_a_whole_response_behind_its_prompt(rows: list[Row], tok
     assert sorted(found) == wanted
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 40), LAYOUTS)
 def test_a_micro_batch_keeps_to_its_tokens_unless_one_response_alone_has_more(
@@ -96,6 +99,7 @@ def attended(batch: MicroBatch) -> int:
     return sum(int((block > 0).sum() + (block[:, 0] == 0).sum()) for block in batch.rows.blocks)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 40), LAYOUTS)
 def test_the_arithmetic_of_a_micro_batch_is_counted_without_its_padding(
@@ -129,6 +133,7 @@ def test_a_groups_prompt_is_there_once_and_again_in_another_micro_batch() -> Non
     assert [batch.input_ids[0].tolist() for batch in cut] == [[1, 2, 3, 4, 4], [1, 2, 3, 4], [7, 8]]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(ROWS, st.integers(1, 40), LAYOUTS, st.data())
 def test_tokens_that_were_not_sampled_are_context_and_nothing_else(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.batch import shares
@@ -25,6 +26,7 @@ def cost(share: pl.DataFrame) -> int:
     return int(prompts) + int(share["response_ids"].list.len().sum()) - len(share)
 
 
+@pytest.mark.slow
 @given(GROUPS, st.integers(1, 4))
 def test_every_response_is_in_one_share(groups: list[tuple[int, list[int]]], ranks: int) -> None:
     batch = table(groups)
@@ -33,6 +35,7 @@ def test_every_response_is_in_one_share(groups: list[tuple[int, list[int]]], ran
     assert pl.concat(found).equals(batch)
 
 
+@pytest.mark.slow
 @given(GROUPS, st.integers(2, 4))
 def test_no_share_costs_more_than_the_mean_by_more_than_a_response_and_its_prompt(
     groups: list[tuple[int, list[int]]], ranks: int

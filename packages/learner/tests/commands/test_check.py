@@ -30,6 +30,7 @@ def test_rollouts_of_another_model_do_not(
     assert capsys.readouterr().err.count("the log-probabilities differ by up to") == 1
 
 
+@pytest.mark.slow
 def test_rollouts_of_a_sampler_in_lower_precision_are_judged_by_the_tolerances_given(
     model: Path, rollouts: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_operations_are_those_that_torch_counts() -> None:
     assert mine == pytest.approx(counter.get_total_flops(), rel=0.03)
 
 
+@pytest.mark.slow
 def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
     """But for the gradients of the first layer's inputs, which nothing needs."""
     config = LlamaConfig(

@@ -28,6 +28,8 @@ from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.updates.learner import Learner
 
+pytestmark = pytest.mark.slow("processes that train and are killed")
+
 FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "2"))
 ONE_OF_EACH = ("write", "worker", "rank", "learner", "engine", "driver")
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.

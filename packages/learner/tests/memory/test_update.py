@@ -28,6 +28,8 @@ from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
+pytestmark = [pytest.mark.slow("dozens of models, trained"), pytest.mark.xdist_group("traces")]
+
 PROMPT, RESPONSE, N, PROBLEMS = 12, 40, 8, 4
 SMALL = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 2}
 MIDDLE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}

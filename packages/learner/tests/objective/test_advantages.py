@@ -22,6 +22,7 @@ def joined(groups: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(groups).astype(float), np.repeat(np.arange(len(groups)), [len(g) for g in groups])
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5))
 def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[float]]) -> None:
     rewards, index = joined(groups)
@@ -35,6 +36,7 @@ def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[f
             assert own.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("std", "correction"), [("sample", 1), ("population", 0)])
 @pytest.mark.parametrize(("baseline", "scale"), PAIRS)
 @given(GROUPS)

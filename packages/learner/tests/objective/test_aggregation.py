@@ -23,6 +23,7 @@ def test_each_counts_what_its_name_says() -> None:
     assert AGGREGATIONS["constant"](tokens, groups, constant_length=10) == pytest.approx(np.full(3, 1 / 30))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["token", "sequence", "prompt"])
 @given(ROWS)
 def test_a_loss_of_1_for_every_token_is_1(name: str, rows: list[tuple[int, int]]) -> None:

@@ -1,4 +1,5 @@
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.config import BatchConfig
@@ -52,6 +53,7 @@ def test_a_group_that_is_trained_on_in_part_is_judged_as_a_whole() -> None:
     assert not found["zero_variance"].any()
 
 
+@pytest.mark.slow
 @given(ROWS, CONFIGS)
 def test_whatever_was_sampled_has_a_cohort(rows: list[tuple[float, str, str]], config: BatchConfig) -> None:
     """Also where no advantage can be made of it: it was paid for."""

@@ -83,6 +83,7 @@ def cut(whole: ObjectiveInputs, responses: list[int]) -> ObjectiveInputs:
     return ObjectiveInputs(**parts | {"response": place[parts["response"]], "responses": len(responses)})
 
 
+@pytest.mark.slow
 @given(SIZES, SEEDS)
 def test_the_loss_is_the_formula_written_out(sizes: list[int], seed: int) -> None:
     """And its gradient: of −w·A·π/π_old it is −w·A, of k3 1 − π_ref/π, of the entropy of these inputs −0.5."""
@@ -104,6 +105,7 @@ def test_the_loss_is_the_formula_written_out(sizes: list[int], seed: int) -> Non
     assert metrics["loss"].value == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 @given(SIZES, SEEDS, st.sets(st.integers(0, 4)))
 @settings(max_examples=20)

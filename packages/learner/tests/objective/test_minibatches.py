@@ -28,6 +28,7 @@ def test_a_batch_of_one_update_is_left_as_it_is() -> None:
     assert found is batch
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
 def test_each_pass_has_every_group_once_and_whole(groups: int, updates: int, epochs: int, seed: int) -> None:
     batch = table(groups)

@@ -114,6 +114,7 @@ def computed(config: LearnerConfig) -> dict[str, Any]:
     return numbers(metrics) | {name: batch[name].to_list() for name in ("advantage", "loss_weight")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_setting_changes_the_columns_and_metrics_that_it_should(option: str) -> None:
     setting, expected = OPTIONS[option]

@@ -11,6 +11,8 @@ from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import Forward, load_policy
 from tiny_models import tiny_config, tiny_model
 
+pytestmark = pytest.mark.slow("models of many families")
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "phimoe": {},
     "qwen2_moe": {},

@@ -53,6 +53,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 16, 9999])
 @pytest.mark.parametrize("layout", ["auto", "padded"])
 def test_log_probabilities_are_those_of_transformers(saved: tuple[str, Path], layout: str, tokens: int) -> None:

@@ -24,7 +24,7 @@ from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
 from small_run import Steps, run
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.slow("Ray"), pytest.mark.usefixtures("cluster")]
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow("an interpreter that is started")
+
 # In a process of its own: an engine of another test may have a process group in this one.
 ALONE = """
 import socket

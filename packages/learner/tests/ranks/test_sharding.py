@@ -33,6 +33,8 @@ from tiny_models import tiny_config, tiny_model
 from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3 import modeling_qwen3
 
+pytestmark = pytest.mark.slow("ranks in processes of their own")
+
 ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
 DIVIDED = 12
 """Rank of adapters: of the rows of A each of 2, 3 or 4 ranks has an equal part."""

@@ -79,6 +79,7 @@ def test_a_healthy_run_has_no_flag() -> None:
     assert flags(run()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", [0.02, 0.3, 0.97])
 def test_a_run_without_any_effect_has_no_flag(level: float) -> None:
     """As many seeds as show that noise alone seldom raises one: none of 200 runs."""
@@ -176,6 +177,7 @@ def test_a_reward_that_falls_by_less_than_half_of_its_gain_is_no_collapse() -> N
     assert flags(much, Thresholds(reward_lost=0.9)) == []
 
 
+@pytest.mark.slow
 def test_noise_alone_seldom_looks_like_a_collapse() -> None:
     """300 steps of 32 to 128 rollouts, at a constant mean reward and on a healthy curve: fewer than 1 run in 100."""
     rises = 0.35 + 0.5 * (1 - np.exp(-np.arange(300) / 60))

@@ -12,7 +12,7 @@ import torch
 from isocompute.learner.saving.export import save_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
 
 # In a process of its own: an engine leaves a process group behind.
 ANSWER = """

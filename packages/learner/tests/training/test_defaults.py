@@ -13,6 +13,8 @@ from isocompute.learner.training.defaults import print_record
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, LogLikelihood, Steps
 
+pytestmark = pytest.mark.slow("runs that train")
+
 RUN = RunConfig(problems_per_batch=4, rollouts_per_problem=4)
 
 

@@ -21,6 +21,8 @@ from isocompute.learner.training.learning import Learnt, learn
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, weights
 
+pytestmark = pytest.mark.slow("runs that train")
+
 PPO = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(algorithm="ppo"))
 
 

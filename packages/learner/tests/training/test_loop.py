@@ -15,6 +15,8 @@ from isocompute.learner.training import loop
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, LogLikelihood, Steps, paid, run, weights
 
+pytestmark = pytest.mark.slow("runs that train")
+
 OF_A_BATCH = ObjectiveConfig(baseline="batch", scale="batch")
 
 

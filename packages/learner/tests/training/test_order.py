@@ -124,6 +124,7 @@ def test_failed_responses_do_not_count_as_wrong_and_partial_rewards_are_not_righ
     assert order.after(Place(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 9), st.integers(0, 2**32))
 def test_continued_from_a_saved_place_the_order_is_the_same(cut: int, luck: int) -> None:

@@ -24,6 +24,8 @@ from isocompute.learner.training.starting import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 
+pytestmark = pytest.mark.slow("runs that train, again and again")
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo with all regularisers": {},
     "ppo": {"objective": ObjectiveConfig(algorithm="ppo", epochs=2)},

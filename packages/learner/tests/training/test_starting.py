@@ -15,6 +15,8 @@ from isocompute.learner.training.starting import branch
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 
+pytestmark = pytest.mark.slow("runs that train, again and again")
+
 CONSTANT = OptimizerConfig(warmup_steps=2)
 LATER = OptimizerConfig(warmup_steps=3, decay="linear", decay_after=4, decay_steps=8)
 BRANCH = replace(RUN, run_id="b")

@@ -30,6 +30,8 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from written_out import written_out
 
+pytestmark = pytest.mark.slow("runs that train")
+
 ADAPTER = AdapterConfig(rank=4, alpha=6.0)
 CONFIG = LearnerConfig(
     learning_rate=1e-2, adapter=ADAPTER, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02),

@@ -28,6 +28,8 @@ from isocompute.learner import (
 from recordings import moved, recorded, scored
 from transformers import LlamaForCausalLM
 
+pytestmark = pytest.mark.slow("one update in every way of computing")
+
 OFF = SyncConfig(tolerance=1e9)
 PLAIN = LearnerConfig(learning_rate=1e-2, sync=OFF)
 OBJECTIVES = {

@@ -70,6 +70,7 @@ def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
 
 
+@pytest.mark.slow
 @NUMBERS
 def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, dtype: torch.dtype, most: float) -> None:
     config = LearnerConfig(learning_rate=1e-2, optimizer=OptimizerConfig(gradient_clip=1e9))
@@ -81,6 +82,7 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, dtype: tor
     assert distance(gradient(learner), expected) < most
 
 
+@pytest.mark.slow
 @NUMBERS
 def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
     model: Path, rollouts: pl.DataFrame, dtype: torch.dtype, most: float
@@ -128,6 +130,7 @@ def test_a_batch_without_a_sampled_token_or_without_log_probabilities_teaches_no
         learner.update(server)
 
 
+@pytest.mark.slow
 def test_a_tied_model_learns_is_synced_saved_and_continued(
     tied_model: Path, tied_replay: Any, config: LearnerConfig, tmp_path: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_every_response_is_compared(model: Path, config: LearnerConfig, rollouts
     assert learner.agreement(rollouts.with_columns(off)).maximum == pytest.approx(0.5, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_reset_that_failed_says_so_and_can_be_made_again(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
 ) -> None:
@@ -224,6 +228,7 @@ def test_tokens_that_are_skipped_count_as_not_clipped(
     assert skipping.objective["clip_fraction_high"].value > 0
 
 
+@pytest.mark.slow
 def test_responses_without_a_token_change_nothing(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
     """Even where they fill whole micro-batches, the first one included."""
     config = of_tokens(config, 2)
@@ -248,6 +253,7 @@ def test_the_gradient_is_clipped_to_its_norm_and_warmed_up(
     assert report.learning_rate == pytest.approx(config.learning_rate / 4)
 
 
+@pytest.mark.slow
 def test_a_process_group_of_somebody_else_is_left_alone(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ from observed import ROUNDING, Watched, batch, differences, given, observed, opt
 from option_rows import CASES, PPO_AGAIN, TERMS, Case
 from small_run import RUN
 
+pytestmark = pytest.mark.slow("an update for each option")
+
 ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates_per_batch"}
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
 

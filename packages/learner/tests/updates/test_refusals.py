@@ -28,6 +28,7 @@ def test_a_sync_that_only_stamped_the_version_is_caught(learner: Learner, rollou
     assert torch.equal(before, weights(learner))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["layers.1.mlp.down_proj", "lm_head"])
 def test_a_layer_that_is_off_is_caught(learner: Learner, rollouts: pl.DataFrame, part: str) -> None:
     with torch.no_grad():
@@ -69,6 +70,7 @@ def test_a_gradient_that_is_not_finite_makes_no_update(learner: Learner, rollout
     assert weights(learner).isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 10**6])
 def test_a_sampler_whose_last_log_probability_is_not_finite_is_no_divergence(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame, tokens: int

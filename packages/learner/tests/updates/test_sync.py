@@ -31,6 +31,7 @@ def figures(pairs: list[tuple[float, float]]) -> Agreement:
     return agreement(compared(pairs), step=1, largest=alone, total=alone)
 
 
+@pytest.mark.slow
 @given(PAIRS)
 def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> None:
     found = figures(pairs)

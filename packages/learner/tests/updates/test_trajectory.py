@@ -31,6 +31,8 @@ from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
 from transformers import LlamaConfig, LlamaForCausalLM
 
+pytestmark = pytest.mark.slow("a run that trains")
+
 REPORTED = ("loss", "kl", "entropy", "importance_weight", "gradient_norm", "learning_rate")
 STORED = Path(__file__).with_name("trajectory.json")
 TRAJECTORIES = {

@@ -51,6 +51,7 @@ def test_dropped_problems_are_counted_and_named(tmp_path: Path, capsys: pytest.C
     assert f"error: reasoning-gym's task {refused} is refused: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_scoring_again_uses_metadata(tiny: Any, tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     problems = tmp_path / "problems.parquet"

@@ -9,6 +9,8 @@ import pytest
 from isocompute.rollout.cli import main
 from isocompute.rollout.contract import tables
 
+pytestmark = pytest.mark.slow("models in processes of their own")
+
 
 def rollouts(successes: dict[str, int], *, samples: int = 4, phase: str = "eval", aborted: int = 0) -> pl.DataFrame:
     rows = [

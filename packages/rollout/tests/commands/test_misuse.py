@@ -7,6 +7,8 @@ import polars as pl
 import pytest
 from isocompute.rollout.cli import main
 
+pytestmark = pytest.mark.slow("dozens of wrong commands")
+
 SAMPLE = "--model {model} --sampler transformers --problems {problems} --max-new-tokens 2"
 GENERATE = f"generate {SAMPLE} --out {{out}}"
 DIFFICULTY = f"difficulty {SAMPLE} --out {{out}}"

@@ -14,6 +14,8 @@ from isocompute.rollout.cli import main
 from isocompute.rollout.commands.output import read
 from isocompute.rollout.contract import tables, tracking
 
+pytestmark = pytest.mark.slow("MLflow in processes of its own")
+
 pytest.importorskip("mlflow")
 pytest.importorskip("transformers")
 

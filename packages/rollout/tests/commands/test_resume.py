@@ -17,6 +17,8 @@ from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.cli import main
 from isocompute.rollout.contract import tables
 
+pytestmark = pytest.mark.slow("1,000 problems measured in processes that are killed")
+
 TASKS = {"chain_sum": 340, "gcd": 330, "letter_counting": 330}
 
 

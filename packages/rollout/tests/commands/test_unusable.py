@@ -8,6 +8,8 @@ import polars as pl
 import pytest
 from isocompute.rollout.cli import main
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 BROKEN = '{"settings": {"nonsense": 1}}'
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
 
+pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
+
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
 
 

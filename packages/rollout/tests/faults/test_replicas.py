@@ -17,6 +17,8 @@ import pytest
 from isocompute.rollout import Sampling
 from isocompute.rollout.samplers.replicas import Replicas
 
+pytestmark = pytest.mark.slow("Ray")
+
 FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "4"))
 KINDS = ("killed in a batch", "killed in a sync", "slow", "hanging in a batch", "killed in both", "hanging in a sync",
          "killed twice", "killed after a batch")  # fmt: skip

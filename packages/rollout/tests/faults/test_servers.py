@@ -22,7 +22,11 @@ SAMPLES = 4
 SLOW = ("hang", "drip")
 
 # Not imported here: that takes seconds in every process that collects.
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [
+    pytest.mark.slow("a vLLM server"),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
 
 
 @pytest.fixture(autouse=True)

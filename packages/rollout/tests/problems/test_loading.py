@@ -8,6 +8,8 @@ from isocompute.rollout import RolloutError, load_checked, load_problems, source
 from isocompute.rollout.scoring import Scorer, ScoringConfig
 from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
 
+pytestmark = pytest.mark.slow("every task of reasoning-gym")
+
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Path:

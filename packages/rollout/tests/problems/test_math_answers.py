@@ -6,6 +6,8 @@ import polars as pl
 import pytest
 from isocompute.rollout import load_problems, source_from, verifier
 
+pytestmark = pytest.mark.slow("a process of math-verify")
+
 pytest.importorskip("math_verify")
 
 

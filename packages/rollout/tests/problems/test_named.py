@@ -10,6 +10,8 @@ from isocompute.rollout.cli import main
 from isocompute.rollout.problems import NAMED, named_set
 from isocompute.rollout.problems.candidates import problem_id
 
+pytestmark = pytest.mark.slow("a process of math-verify")
+
 pytest.importorskip("datasets")
 pytest.importorskip("math_verify")
 

@@ -14,6 +14,8 @@ from isocompute.rollout.samplers.sampling import Request, Response, aborted, as_
 from isocompute.rollout.scoring.length_penalty import LengthPenalty
 from isocompute.rollout.seeds import response_seed
 
+pytestmark = pytest.mark.xdist_group("vllm")
+
 CUT = Interruption(lowest=2, highest=4, phrase="-1")
 
 
@@ -193,11 +195,13 @@ def check_interrupted(sampler: Any, tiny: Any, policy: Any) -> None:
     assert same["response_ids"].to_list() == fewer["response_ids"].to_list()
 
 
+@pytest.mark.slow
 def test_transformers_is_interrupted(tiny: Any) -> None:
     policy = tiny.save(tiny.folder, seed=0)
     check_interrupted(open_sampler("transformers", str(tiny.folder), tiny.sampling), tiny, policy)
 
 
+@pytest.mark.slow
 def test_vllm_is_interrupted(vllm_sampler: Any, tiny: Any) -> None:
     check_interrupted(vllm_sampler, tiny, tiny.save(tiny.folder, seed=0))
 
@@ -214,6 +218,7 @@ def test_shares_are_of_the_completed_responses() -> None:
     assert shares(rollouts.tail(1)) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["train", "eval"])
 def test_the_rival_takes_reward_off_long_right_responses_in_training_alone(tiny: Any, phase: str) -> None:
     sampler = open_sampler("transformers", str(tiny.folder), tiny.sampling)

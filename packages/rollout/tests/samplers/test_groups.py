@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout.contract import tables
@@ -25,6 +26,7 @@ def table(responses: list[Response], verdicts: list[Verdict], layout: Layout) ->
     return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 99), max_size=9), min_size=1, max_size=6))
 def test_tokens_and_log_probabilities_pass_unchanged(rows: list[list[int]]) -> None:
@@ -71,6 +73,7 @@ def test_columns_that_were_not_asked_for_are_left_out() -> None:
     assert full["text"].to_list() == ["2", "2"]
 
 
+@pytest.mark.slow
 def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]

@@ -12,6 +12,8 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from isocompute.rollout import open_sampler
 
+pytestmark = [pytest.mark.slow("Ray"), pytest.mark.xdist_group("vllm")]
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:

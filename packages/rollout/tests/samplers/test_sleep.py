@@ -12,6 +12,8 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.samplers.vllm.sleep import STEPS, WRONG, Event, Sleep, State, step
 
+pytestmark = pytest.mark.slow("vLLM")
+
 
 def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
     every = set(product(get_args(State), get_args(Event)))

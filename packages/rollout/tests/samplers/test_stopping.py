@@ -47,6 +47,7 @@ def stopped(tokenizer: Any, ids: list[int], stop: list[str]) -> tuple[int, str] 
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
 @given(
     text=TEXTS, stop=st.lists(st.sampled_from([";", "\n\n", "12", "ans", "r is", "é", "😀;"]), min_size=1, max_size=3)

@@ -12,6 +12,8 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
 
+pytestmark = pytest.mark.slow("every test of a sampler")
+
 
 @pytest.fixture(scope="module")
 def kind() -> str:

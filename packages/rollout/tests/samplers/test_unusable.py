@@ -6,6 +6,8 @@ import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 
 def test_responses_to_a_problem_that_cannot_be_scored_are_aborted_with_their_tokens(tiny: Any) -> None:
     pytest.importorskip("reasoning_gym")

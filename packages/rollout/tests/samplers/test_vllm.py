@@ -17,7 +17,11 @@ from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.samplers.sampling import Request
 
 # Not imported here: that takes seconds in every process that collects.
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [
+    pytest.mark.slow("vLLM"),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.scoring import ScoringConfig, register
 
+pytestmark = [pytest.mark.slow("vLLM and Ray"), pytest.mark.xdist_group("vllm")]
+
 
 @pytest.fixture(scope="module")
 def kind() -> str:

@@ -28,6 +28,8 @@ from isocompute.rollout.scoring.judges import tasks
 from isocompute.rollout.scoring.judges.equivalence import MathJudge
 from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
 
+pytestmark = pytest.mark.slow("every task of reasoning-gym")
+
 reasoning_gym = pytest.importorskip("reasoning_gym")
 TASKS = sorted(reasoning_gym.factory.DATASETS)
 ALLOWED = [task for task in TASKS if task not in REFUSED]

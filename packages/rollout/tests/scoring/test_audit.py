@@ -34,6 +34,7 @@ def test_a_comparison_takes_one_way_of_writing_and_no_wrong_answer() -> None:
     assert refused.mistakes[0].response == "\\boxed{12.0}"
 
 
+@pytest.mark.slow
 def test_a_rule_that_looks_for_the_answer_anywhere_is_caught() -> None:
     rows = audit(problems([str(k) for k in range(12)], r"exact|regex:\d+"), default_scorer())
     (others,) = (row for row in rows if row.form == "this one or another")
@@ -41,6 +42,7 @@ def test_a_rule_that_looks_for_the_answer_anywhere_is_caught() -> None:
     assert others.mistakes
 
 
+@pytest.mark.slow
 def test_math_reads_the_ways_of_writing_a_number() -> None:
     pytest.importorskip("math_verify")
     rows = audit(problems(["12", "-7", "1500", "3/4"], "math|boxed"), default_scorer())
@@ -50,6 +52,7 @@ def test_math_reads_the_ways_of_writing_a_number() -> None:
     )
 
 
+@pytest.mark.slow
 def test_two_rules_are_compared_on_the_same_responses() -> None:
     texts = ["7", "7.0", "8", "7 apples"]
     answered = [(Item(verifier="exact", response=text, answer="7"), "p0") for text in texts]

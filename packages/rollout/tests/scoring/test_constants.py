@@ -11,6 +11,8 @@ from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.scoring.judges import tasks
 from isocompute.rollout.scoring.refused import REFUSED
 
+pytestmark = pytest.mark.slow("every task of reasoning-gym")
+
 reasoning_gym = pytest.importorskip("reasoning_gym")
 CONSTANTS = ("", "0", "1", "nan", "NaN", "nan+nanj", "inf", "[]", "{}", "()", "{question}")
 PROBLEMS = 6

@@ -9,6 +9,8 @@ from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
 from isocompute.rollout.scoring.sandbox.child import Limits, in_a_child
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 EXECUTES = """
 def executes(response, answer, metadata):
     scope = {}

@@ -9,6 +9,8 @@ from isocompute.rollout.scoring import Item, default_scorer
 from isocompute.rollout.scoring.extraction import extraction
 from isocompute.rollout.scoring.rules import rule
 
+pytestmark = pytest.mark.slow("a process of math-verify")
+
 math_verify = pytest.importorskip("math_verify")
 
 GOLDS = (

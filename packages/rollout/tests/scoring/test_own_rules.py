@@ -12,6 +12,8 @@ from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import Limits, NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 OWN = """
 import os, resource, time
 

@@ -9,6 +9,8 @@ from scoring.attacks import ATTACKS, EXAMPLES, KINDS, Attack
 from scoring.outside import Outside
 from scoring.siege import MODULE, Target, besiege, program_targets
 
+pytestmark = pytest.mark.slow("attacks, some of which take all their time")
+
 TARGETS = program_targets()
 LIMITS = {"seconds": 1.0, "wall_factor": 10.0, "memory_bytes": 2**29, "workers": 1}
 

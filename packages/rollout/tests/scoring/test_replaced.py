@@ -15,6 +15,8 @@ from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
 from isocompute.rollout.scoring.sandbox import sandbox_layers, watch
 from scoring.processes import descendants
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 OWN = """
 import os
 

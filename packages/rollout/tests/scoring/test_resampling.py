@@ -32,6 +32,7 @@ def test_a_problem_is_left_out_after_it_was_solved() -> None:
     assert found.groups.filter(pl.col("problem_id") == "p1")["pass_rate"].to_list() == [None, 0.5, 0.75]
 
 
+@pytest.mark.slow
 @given(VISITS, st.floats(0.05, 1))
 def test_it_agrees_with_a_count_by_hand(visits: list[tuple[int, int]], threshold: float) -> None:
     history: dict[int, tuple[int, int]] = {}
@@ -50,6 +51,7 @@ def test_it_agrees_with_a_count_by_hand(visits: list[tuple[int, int]], threshold
     assert found.epochs["groups"].to_list() == sorted(found.epochs["groups"].to_list(), reverse=True)
 
 
+@pytest.mark.slow
 @given(VISITS)
 def test_nothing_is_left_out_in_the_first_epoch_and_more_at_a_lower_threshold(visits: list[tuple[int, int]]) -> None:
     shares = [resampling(run(visits), threshold=threshold).share for threshold in (0.25, 0.5, 1.0)]

@@ -10,6 +10,8 @@ from isocompute.rollout.scoring import Item, Scorer, ScoringConfig, register
 from isocompute.rollout.scoring.extraction import extraction
 from isocompute.rollout.scoring.rules import rule
 
+pytestmark = pytest.mark.slow("sandboxes of several libraries")
+
 OWN = '''
 def contains(response, answer, metadata):
     """Right where the answer occurs; a fraction where it does but for case."""

@@ -17,6 +17,8 @@ from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
 from isocompute.rollout.scoring.sandbox import bubblewrap, layers, start
 
+pytestmark = pytest.mark.slow("programs, some of which take all their time")
+
 SUM = json.dumps([{"input": f"{a} {b}\n", "output": f"{a + b}\n"} for a, b in ((3, 4), (10, -4), (0, 0), (5, 5))])
 RIGHT = "print(sum(map(int, input().split())))"
 WITHOUT = ((), ("bubblewrap",), ("bubblewrap", "network", "processes"))

@@ -16,6 +16,8 @@ from isocompute.rollout.scoring import Item, Scorer, ScoringConfig, scoring_from
 from isocompute.rollout.scoring.sandbox import report, sandbox_layers
 from scoring.processes import descendants
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 pytest.importorskip("math_verify")
 
 TOWER = r"so \boxed{9^{9^{9^{9}}}}"

@@ -14,6 +14,8 @@ from scoring.attacks import ATTACKS, EXAMPLES
 from scoring.outside import SECRET, Outside
 from scoring.siege import MODULE, besiege, program_targets, text_target
 
+pytestmark = pytest.mark.slow("attacks through every task of reasoning-gym")
+
 reasoning_gym = pytest.importorskip("reasoning_gym")
 NAMED = {attack.name: attack for attack in ATTACKS}
 ENDS = {

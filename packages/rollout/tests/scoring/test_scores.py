@@ -23,6 +23,7 @@ def counts(successes: list[int], samples: list[int], prefix: str = "q") -> pl.Da
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["avg", "best", "worst"])
 @given(st.integers(1, 3), st.integers(0, 6), st.floats(0, 1))
 def test_the_variance_from_sampling_is_estimated_without_bias(metric: str, k: int, extra: int, p: float) -> None:
@@ -52,6 +53,7 @@ def test_what_too_few_responses_cannot_say_is_not_said() -> None:
     assert single.standard_error is None
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=20))
 def test_a_difference_is_that_of_the_means_and_pairing_is_symmetric(pairs: list[tuple[int, int]]) -> None:
     ours = counts([a for a, _ in pairs], [4] * len(pairs))

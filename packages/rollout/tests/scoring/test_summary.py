@@ -10,6 +10,8 @@ from isocompute.rollout.scoring.config import LAYERS
 from isocompute.rollout.scoring.sandbox import report
 from isocompute.rollout.scoring.sandbox.summary import ATTEMPTS, words
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 
 def named(lines: list[str]) -> dict[str, str]:
     """What each line says, by its first word."""

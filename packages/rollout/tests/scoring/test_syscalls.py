@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 OWN = '''
 import ctypes, errno, os, resource, signal
 

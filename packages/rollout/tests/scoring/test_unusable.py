@@ -9,6 +9,8 @@ from isocompute.rollout.errors import ProblemError
 from isocompute.rollout.scoring import Item, default_scorer
 from isocompute.rollout.scoring.unusable import without_unusable
 
+pytestmark = pytest.mark.slow("sandboxes, one after another")
+
 DEEP = '{"settings": {"a": ' + "[" * 900 + "]" * 900 + "}}"
 """Settings too deep to be copied: what prepares the task's scorer raises, in the judge's own code."""
 REFUSED = '{"settings": {"nonsense": 1}}'

@@ -10,6 +10,8 @@ from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.scoring import metadata
 
+pytestmark = pytest.mark.slow("sandboxes of several libraries")
+
 
 def first(task: str, **settings: Any) -> Any:
     """The first problem of a task."""

@@ -18,6 +18,8 @@ from isocompute.rollout.commands.values import chosen
 from isocompute.rollout.journal import Journal
 from isocompute.rollout.samplers.sampling import aborted
 
+pytestmark = pytest.mark.slow("processes that sample and are killed")
+
 ASKED: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
 
 

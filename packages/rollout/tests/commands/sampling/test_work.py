@@ -55,6 +55,7 @@ def test_lost_responses_are_asked_again_at_once(run: Run, tmp_path: Path, capsys
     assert not list(tmp_path.glob("*.partial"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "difficulty"])
 def test_a_run_that_lacks_responses_says_so_and_goes_on_with_the_problems_that_lack_them(
     command: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -78,6 +79,7 @@ def test_the_rendered_prompts_are_recorded_with_the_run(run: Run, tiny: Any, tmp
     assert json.loads(asked.read_text())["prompts"] == maker.digest(tiny.problems)
 
 
+@pytest.mark.slow
 def test_a_finished_table_with_lost_responses_is_completed_and_one_without_is_final(run: Run, tmp_path: Path) -> None:
     run("generate", lost={0})
     out = tmp_path / "generate.parquet"

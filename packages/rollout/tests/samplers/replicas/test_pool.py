@@ -14,6 +14,8 @@ from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.replicas import Replicas
 from isocompute.rollout.samplers.replicas.sending import transport_of
 
+pytestmark = pytest.mark.slow("Ray")
+
 SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
 ASKED: dict[str, Any] = {"samples": 3, "seed": 7, "step": 1}
 

@@ -11,7 +11,11 @@ from isocompute.rollout.samplers.servers.check import check, usable
 from serving import KEY, between, free_port
 
 # Not imported here: that takes seconds in every process that collects.
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+pytestmark = [
+    pytest.mark.slow("a vLLM server"),
+    pytest.mark.xdist_group("vllm"),
+    pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed"),
+]
 
 GOOD = {
     "reachable": "ok", "model": "ok", "chat": "ok", "completions": "ok", "a protocol": "ok", "token ids": "ok",

@@ -127,6 +127,7 @@ def test_a_chunked_body_that_ends_early_is_cut_off() -> None:
         Client(url).ask("completions", {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reply", [lambda h: time.sleep(5), drip_body, drip], ids=["hang", "body", "headers"])
 def test_the_deadline_covers_the_whole_answer(reply: Any) -> None:
     with server(reply) as (url, _), pytest.raises(Failed, match=r"no whole answer came within 0.3 s"):
