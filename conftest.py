@@ -1,4 +1,4 @@
-"""The tiers of the tests: what carries ``pytest.mark.slow(REASON)`` is left out of ``-m fast``, and everything else is in it.
+"""The tiers of the tests: what carries no ``pytest.mark.slow(REASON)`` is ``fast``.
 
 A file is slow as a whole where its ``pytestmark`` begins with the mark; then ``-m fast`` does not even import it.
 """
@@ -75,7 +75,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist=loadgroup``, let one process run the files of an ``xdist_group``, and each other file as a whole."""
+    """With ``--dist=loadgroup``, give the files of an ``xdist_group`` to one process, and each other file whole."""
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):

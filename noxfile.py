@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -27,6 +29,8 @@ nox.options.default_venv_backend = "uv|venv"
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
 
+CAMPAIGN = ["campaign"]
+"""Tag of what ``tests`` leaves out; .github/workflows/campaigns.yml runs each such session every week."""
 PACKAGES = releases.PACKAGES
 LIGHT = ("budget", "frontier")
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -34,7 +38,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTED = ("experiments", "packages", "benchmarks", "tools")
 # More processes than cores, since many tests wait for an engine, a cluster or a deadline; in the order of collection.
 TOGETHER = ("--numprocesses=3", "--dist=loadgroup", "--no-loadscope-reorder")
-CAMPAIGNS = ("calibration", "power", "dirt", "regret", "allocation")
+CALIBRATIONS = ("calibration", "power", "dirt", "regret", "allocation")
 TOOLS = "# Tools of the tests, on which no result depends."
 TEST_TOOLS = ("pytest", "pytest-cov", "pytest-xdist", "hypothesis", "grimp", "jsonschema", "hatchling")
 
@@ -56,7 +60,7 @@ def constraints(session: nox.Session) -> None:
     (ROOT / environment.COMPLETE).write_text("\n".join([*about, *pipeline, TOOLS, *tools]) + "\n")
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def repro(session: nox.Session, *extra: str) -> None:
     """Run the whole pipeline and print what it found."""
     install_all(session, *extra)
@@ -70,7 +74,7 @@ def repro_trl(session: nox.Session) -> None:
     repro(session, *TRL)
 
 
-@nox.session(name="tests-trl")
+@nox.session(name="tests-trl", tags=CAMPAIGN)
 def tests_trl(session: nox.Session) -> None:
     """Run the tests of cells that TRL trains: real runs, killed and continued."""
     install_all(session, *TRL, *TEST_TOOLS)
@@ -95,30 +99,27 @@ def fast(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", "-m", "fast", *chosen, env=test_variables())
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def faults(session: nox.Session) -> None:
     """Run the long campaigns: damaged ledgers, random histories, faulty engines, replicas and servers."""
     install_all(session, *TEST_TOOLS)
-    more = {
-        "ISOCOMPUTE_FAULTS": "100000", "ISOCOMPUTE_KILLS": "500", "ISOCOMPUTE_HISTORIES": "30000",
-        "ISOCOMPUTE_ROLLOUT_FAULTS": "100", "ISOCOMPUTE_LEARNER_FAULTS": "100", "ISOCOMPUTE_REPLICA_FAULTS": "100",
-    }  # fmt: skip
-    found = (
-        "packages/budget/tests/ledger/test_torture.py", "packages/budget/tests/ledger/test_fold.py",
-        "packages/rollout/tests/faults", "packages/rollout/tests/samplers/test_replicas.py",
-        "packages/learner/tests/faults", "experiments/tests/test_stale_weights.py",
-    )  # fmt: skip
+    many = {"FAULTS": 100_000, "KILLS": 500, "HISTORIES": 30_000}
+    many |= {"ROLLOUT_FAULTS": 100, "LEARNER_FAULTS": 100, "REPLICA_FAULTS": 100}
+    more = {f"ISOCOMPUTE_{name}": str(number) for name, number in many.items()}
+    found = [f"packages/budget/tests/ledger/test_{name}.py" for name in ("torture", "fold")]
+    found += ["packages/rollout/tests/faults", "packages/rollout/tests/samplers/test_replicas.py"]
+    found += ["packages/learner/tests/faults", "experiments/tests/test_stale_weights.py"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def families(session: nox.Session) -> None:
     """Try every family of causal models that transformers has, tiny and random: packed, padded, refused, or wrong."""
     install_all(session)
     session.run("python", "packages/learner/tests/families.py", *session.posargs, env=run_variables())
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def soak(session: nox.Session) -> None:
     """Run 1,000 cells of stubs while nodes, disks, memory and MLflow fail, and end the pipeline ten times."""
     install_all(session, *TEST_TOOLS)
@@ -128,7 +129,7 @@ def soak(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def redteam(session: nox.Session) -> None:
     """Put every attack through every verifier, as root, as a plain user and without namespaces; print a table."""
     install_all(session, *TEST_TOOLS)
@@ -159,14 +160,14 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def isolated(session: nox.Session) -> None:
-    """Build each wheel, install it alone, import it and run its tests: ``-- budget 3.12`` for one, on one Python.
+    """Build each wheel and try it alone: its commands, its README, its fast tests.
 
-    ``-- newest`` tries each on the newest of its Pythons that is installed, and on no other.
+    ``-- budget 3.12`` takes one package on one Python, ``-- newest`` the newest Python of each, ``-- whole`` all tests.
     """
     session.install("build", "hatchling", "uv", env=uv_variables())
-    asked = [word for word in session.posargs if word[0].isdigit()]
-    newest = "newest" in session.posargs
-    for package in [word for word in session.posargs if word not in (*asked, "newest")] or PACKAGES:
+    words = {*session.posargs}
+    asked = sorted(word for word in words if word[0].isdigit())
+    for package in [name for name in PACKAGES if name in words] or PACKAGES:
         found = {v: interpreter(v) for v in asked or (PYTHONS if package in LIGHT else PYTHONS[:1])}
         missing = [version for version, python in found.items() if python is None]
         if PYTHONS[0] in missing or (missing and asked):
@@ -174,55 +175,63 @@ def isolated(session: nox.Session) -> None:
         if missing:
             session.warn(f"{package}: skipped on Python {', '.join(missing)}, which is not installed")
         installed = [python for python in found.values() if python is not None]
-        for python in installed[-1:] if newest else installed:
-            test_wheel(session, package, python)
+        for python in installed[-1:] if "newest" in words else installed:
+            try_wheel(session, package, python, whole="whole" in words)
 
 
-def test_wheel(session: nox.Session, package: str, python: str) -> None:
-    """Install one wheel in a fresh environment and run the package's tests there."""
+def try_wheel(session: nox.Session, package: str, python: str, *, whole: bool) -> None:
+    """Install one wheel in a fresh environment; ask each command for help, and run the package's tests there."""
     folder = Path(session.create_tmp()).resolve() / f"{package}-{Path(python).parent.parent.name}"
     shutil.rmtree(folder, ignore_errors=True)
     uv = {**uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
     # The wheel is built from the sdist, in which the links to contract/ are files.
     session.run("uv", "build", "-q", "-o", str(folder / "dist"), f"packages/{package}", env=uv)
     session.run("uv", "venv", "-q", "--python", python, str(folder / "venv"), env=uv)
-    executable = str(folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python")
-    wheel = str(next((folder / "dist").glob("*.whl")))
+    programs = folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
-    pins = [
-        r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
-    ]
-    also = {"budget": ["tokenizers"], "learner": ["ray", "peft"]}.get(package, [])
-    tools = [*also, "pytest", "pytest-xdist", "hypothesis", "pyyaml"]
-    needed = [wheel, *pins, *tools, "-c", str(ROOT / environment.DIRECT)]
-    session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)
-    home = folder / "package"
-    shutil.copytree(ROOT / "packages" / package / "tests", home / "tests")
-    shutil.copy(ROOT / "packages" / package / "README.md", home)
-    if (ROOT / "packages" / package / "docs").exists():
-        # The data and figures of the README's tutorials.
-        shutil.copytree(ROOT / "packages" / package / "docs", home / "docs")
-    with session.chdir(home):
-        session.run(executable, "-c", f"import isocompute.{package}", external=True)
-        session.run(
-            executable, "-m", "pytest", "-q", *TOGETHER, "--import-mode=importlib", "tests", external=True,
-            env=test_variables(),
-        )  # fmt: skip
+    also = {"budget": ["tokenizers"], "learner": ["ray", "peft", *torch_of_this_machine()]}.get(package, [])
+    needed = [str(next((folder / "dist").glob("*.whl"))), *also, "pytest", "pytest-xdist", "hypothesis", "pyyaml"]
+    into = ("uv", "pip", "install", "-q", "--python", str(programs / "python"), "-c", str(ROOT / environment.DIRECT))
+    session.run(*into, *needed, env=uv)
+    # The figures and data of the README come with it. The folder lies in the checkout: conftest.py and the settings of
+    # pytest at its root apply.
+    for part in ("tests", "docs"):
+        if (source := ROOT / "packages" / package / part).exists():
+            shutil.copytree(source, folder / part)
+    shutil.copy(ROOT / "packages" / package / "README.md", folder)
+
+    run = partial(session.run, external=True, env=test_variables())
+    tool, pytest = str(programs / f"isocompute-{package}"), (str(programs / "python"), "-m", "pytest", "-q")
+    with session.chdir(folder):
+        run(str(programs / "python"), "-c", f"import isocompute.{package}")
+        commands = re.findall(r"^    ([a-z][\w-]*)", str(run(tool, "--help", silent=True)), re.MULTILINE)
+        if not commands:
+            session.error(f"{tool} --help names no command")
+        for command in commands:
+            run(tool, command, "--help", silent=True)
+        if whole:
+            run(*pytest, *TOGETHER, "tests")
+        else:
+            run(*pytest, "tests/test_readme.py")
+            run(*pytest, "-m", "fast", "--ignore=tests/test_readme.py", *TOGETHER, "tests")
 
 
-@nox.session
+def torch_of_this_machine() -> list[str]:
+    """The torch that this machine is to have, where it is not the registry's newest."""
+    return [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")]
+
+
+@nox.session(tags=CAMPAIGN)
 def trainers(session: nox.Session) -> None:
     """Compare with the trainers, installed: the budget's settings with four, the learner's losses with TRL and veRL."""
-    torch = [r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch")] or ["torch"]
     # veRL pins an older transformers for its engines; its configuration, losses and trainers need only these.
     of_verl = (
-        "hydra-core", "codetiming", "tensordict>=0.8,<=0.10,!=0.9.0", "ray", "dill", "orjson", "pandas", "torchdata",
-        "TransferQueue==0.1.*", "cachetools", "fastapi", "uvicorn", "aiohttp", "peft",
-    )  # fmt: skip
-    ours = ("packages/budget[test]", "-e", "packages/learner")
-    session.install(
-        *ours, "trl==1.16.*", "datasets", "tensorboard", "wandb", "trackio", "uv", *of_verl, *torch, env=uv_variables()
+        "hydra-core codetiming tensordict>=0.8,<=0.10,!=0.9.0 ray dill orjson pandas torchdata TransferQueue==0.1.*"
     )
+    of_verl += " cachetools fastapi uvicorn aiohttp peft"
+    theirs = ["trl==1.16.*", "datasets", "tensorboard", "wandb", "trackio", "uv", *of_verl.split()]
+    ours = ["packages/budget[test]", "-e", "packages/learner"]
+    session.install(*ours, *theirs, *(torch_of_this_machine() or ["torch"]), env=uv_variables())
     session.install("--no-deps", "verl==0.9.*", env=uv_variables())
     own = [f"packages/budget/tests/trainers/test_{name}.py" for name in ("trl", "attach", "verl")]
     own += ["packages/budget/tests/follow", "packages/budget/tests/verl"]
@@ -242,12 +251,10 @@ def newer_trainers(session: nox.Session) -> None:
     uv = {**uv_variables(), "UV_PYTHON_DOWNLOADS": "never"}
     session.run("uv", "venv", "-q", "--clear", "--python", python, str(folder), env=uv)
     # What their configuration and its validation import, and not the engines.
-    needed = (
-        "torch", "ray", "omegaconf", "cloudpathlib", "loguru", "jaxtyping", "func_timeout", "tensordict", "datasets",
-        "transformers", "peft", "rich", "aiohttp", "orjson", "pybase64", "pylatexenc",
-    )  # fmt: skip
+    needed = "torch ray omegaconf cloudpathlib loguru jaxtyping func_timeout tensordict datasets transformers peft rich"
+    needed += " aiohttp orjson pybase64 pylatexenc"
     into = ("uv", "pip", "install", "-q", "--python", executable)
-    session.run(*into, "packages/budget[test]", *needed, env=uv)
+    session.run(*into, "packages/budget[test]", *needed.split(), env=uv)
     session.run(*into, "--no-deps", "skyrl==0.4.*", "skyrl-gym==0.4.*", "openrlhf==0.11.*", env=uv)
     tests = [*(f"packages/budget/tests/trainers/test_{name}.py" for name in ("skyrl", "openrlhf")), "-rs"]
     variables = {**test_variables(), "ISOCOMPUTE_TRAINERS_NEWER": "installed"}
@@ -258,15 +265,13 @@ def newer_trainers(session: nox.Session) -> None:
 def ui(session: nox.Session) -> None:
     """Open the MLflow UI on what this checkout has run."""
     install_all(session)
-    session.run(
-        "mlflow", "server", "--backend-store-uri", f"sqlite:///{ROOT / 'mlflow.db'}", "--port", "5000",
-        env={**test_variables(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-    )  # fmt: skip
+    server = ["mlflow", "server", "--backend-store-uri", f"sqlite:///{ROOT / 'mlflow.db'}", "--port", "5000"]
+    session.run(*server, env={**test_variables(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"})
 
 
 @nox.session
 def screenshot(session: nox.Session) -> None:
-    """Save docs/mlflow-charts.png: the default sweep in the MLflow UI, in headless Chromium."""
+    """Save docs/mlflow-charts.png: the default sweep in the MLflow UI, which ``ui`` serves, in headless Chromium."""
     install_all(session, "playwright")
     session.run("python", "-m", "tools.screenshot", *session.posargs, env=test_variables())
 
@@ -286,14 +291,12 @@ def figures(session: nox.Session) -> None:
         for line in tutorials.splitlines():
             if line.startswith("    isocompute-frontier "):
                 session.run(*shlex.split(line), env=test_variables())
-    for made, name in (
-        ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/decision", "decision"),
-        ("forecast", "forecast"), ("trl-fitted/trade", "trl-trade"),
-    ):  # fmt: skip
-        shutil.copy(out / f"{made}.png", docs / f"{name}.png")
+    for made in ("fitted/curves", "fitted/frontier", "fitted/decision", "forecast"):
+        shutil.copy(out / f"{made}.png", docs)
+    shutil.copy(out / "trl-fitted" / "trade.png", docs / "trl-trade.png")
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def bandit(session: nox.Session) -> None:
     """Compute the tables of docs/bandit.md, fail where the page differs, and draw its figure: one problem, exact."""
     install_all(session)
@@ -301,17 +304,17 @@ def bandit(session: nox.Session) -> None:
     session.run("python", "-m", "benchmarks.bandit", *wanted, env=test_variables())
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def calibration(session: nox.Session) -> None:
     """Count how often intervals, claims and choices of the posterior are right: ``-- power --sweeps 20`` for a part."""
     session.install("packages/frontier", env=uv_variables())
-    chosen = [word for word in session.posargs if word in CAMPAIGNS]
-    rest = [word for word in session.posargs if word not in CAMPAIGNS]
-    for name in chosen or CAMPAIGNS:
+    chosen = [word for word in session.posargs if word in CALIBRATIONS]
+    rest = [word for word in session.posargs if word not in CALIBRATIONS]
+    for name in chosen or CALIBRATIONS:
         session.run("python", "-m", f"benchmarks.frontier.{name}", *rest, env=test_variables())
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def oracle(session: nox.Session) -> None:
     """Compare the posterior with NUTS of the same model written in numpyro, on made-up and on published runs."""
     session.install("packages/frontier", "numpyro==0.22.*", "pytest", env=uv_variables())

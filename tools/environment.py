@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 
 CPU_TORCH = "torch==2.13.0"
@@ -79,11 +78,11 @@ def without_vllm(why: str) -> Environment:
     )
 
 
-def has_gpu(run: Callable[..., subprocess.CompletedProcess[bytes]] = subprocess.run) -> bool:
-    """Whether ``nvidia-smi`` lists a GPU."""
+def has_gpu() -> bool:
+    """Say whether ``nvidia-smi`` lists a GPU."""
     if not shutil.which("nvidia-smi"):
         return False
-    listed = run(["nvidia-smi", "-L"], capture_output=True, check=False)
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False)
     return listed.returncode == 0 and b"GPU" in listed.stdout
 
 
@@ -91,10 +90,5 @@ def of_this_machine(*, uv: bool) -> Environment:
     """``decide`` for this machine."""
     import platform
 
-    return decide(
-        gpu=has_gpu(),
-        platform=sys.platform,
-        machine=platform.machine(),
-        python=(sys.version_info.major, sys.version_info.minor),
-        uv=uv,
-    )
+    machine, python = platform.machine(), sys.version_info[:2]
+    return decide(gpu=has_gpu(), platform=sys.platform, machine=machine, python=python, uv=uv)

@@ -18,10 +18,8 @@ def uv_variables() -> dict[str, str]:
     """Hand pip's configuration on to uv, which does not read it."""
     links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS")
     if not links:
-        asked = subprocess.run(
-            [sys.executable, "-m", "pip", "config", "get", "global.find-links"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
         links = asked.stdout.strip() if asked.returncode == 0 else ""
     if links:
         return {"UV_FIND_LINKS": links}
@@ -69,10 +67,7 @@ def interpreter(version: str) -> str | None:
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [
-        shutil.which(f"python{version}"),
-        *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}"))),
-    ]
+    found = [shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))]
     for path in filter(None, found):
         # pyenv's shims are on the path even for versions that they then refuse.
         if subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0:
@@ -87,9 +82,13 @@ def run_variables() -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "",
         # Ray would start a process per core that nothing may come to need.
         "RAY_prestart_worker_first_driver": "0",
-        "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1", "DO_NOT_TRACK": "1", "MLFLOW_DISABLE_TELEMETRY": "true",
-        "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore",
+    }
 
 
 def test_variables() -> dict[str, str]:

@@ -9,8 +9,10 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-SESSIONS = set(re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text(), re.MULTILINE))
+SESSION = re.compile(r"^@nox\.session(\(.*\))?\ndef (\w+)", re.MULTILINE)
+SESSIONS = {name: arguments for arguments, name in SESSION.findall((ROOT / "noxfile.py").read_text())}
 NEEDED = {"lint", "types", "docs", "docs-check", "release-check", "tests", "isolated"}
+BY_HAND = {"constraints", "repro_trl", "ui", "screenshot", "figures", "fast"}
 
 
 def jobs() -> list[dict[str, Any]]:
@@ -20,13 +22,13 @@ def jobs() -> list[dict[str, Any]]:
 def sessions_of(job: dict[str, Any]) -> set[str]:
     ran = [str(step["run"]) for step in job["steps"] if "nox -s" in str(step.get("run"))]
     words = {word for line in ran for word in line.split("nox -s", 1)[1].split(" -- ")[0].split()}
-    return set(job["strategy"]["matrix"]["session"]) if words == {'"$SESSION"'} else words
+    return words - {'"$SESSION"'}
 
 
 def test_every_session_that_ci_needs_is_run_and_is_there() -> None:
     found = {session for job in jobs() for session in sessions_of(job)}
     assert found >= NEEDED
-    assert {session.replace("-", "_") for session in found} <= SESSIONS
+    assert {session.replace("-", "_") for session in found} <= {*SESSIONS}
 
 
 def test_the_light_packages_are_tested_on_every_system_and_python() -> None:
@@ -35,7 +37,17 @@ def test_the_light_packages_are_tested_on_every_system_and_python() -> None:
     assert {name.partition("-")[0] for name in matrix["os"]} == {"ubuntu", "macos", "windows"}
     assert matrix["python"] == ["3.11", "3.12", "3.13", "3.14"]
     (line,) = (step["run"] for step in light["steps"] if "nox" in step.get("run", "") and "-s" in step["run"])
-    assert line.split(" -- ")[1].split() == ["budget", "frontier", "${{", "matrix.python", "}}"]
+    assert line.split(" -- ")[1].split() == ["whole", "budget", "frontier", "${{", "matrix.python", "}}"]
+
+
+def test_what_is_neither_a_check_nor_made_by_hand_is_a_campaign_that_runs_every_week() -> None:
+    campaigns = {name for name, arguments in SESSIONS.items() if "tags=CAMPAIGN" in arguments}
+    assert campaigns == {*SESSIONS} - {name.replace("-", "_") for name in NEEDED} - BY_HAND
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "campaigns.yml").read_text())
+    assert any("nox --list --json -t campaign" in step.get("run", "") for step in workflow["jobs"]["list"]["steps"])
+    assert (
+        workflow["jobs"]["campaign"]["strategy"]["matrix"]["session"] == "${{ fromJSON(needs.list.outputs.sessions) }}"
+    )
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
