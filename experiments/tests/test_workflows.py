@@ -12,7 +12,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 SESSION = re.compile(r"^@nox\.session(\(.*\))?\ndef (\w+)", re.MULTILINE)
 SESSIONS = {name: arguments for arguments, name in SESSION.findall((ROOT / "noxfile.py").read_text())}
 NEEDED = {"lint", "types", "docs", "docs-check", "release-check", "tests", "isolated"}
-BY_HAND = {"constraints", "repro_trl", "ui", "screenshot", "figures", "fast"}
+BY_HAND = {"constraints", "golden", "repro_trl", "ui", "screenshot", "figures", "fast"}
 
 
 def jobs() -> list[dict[str, Any]]:
