@@ -33,8 +33,6 @@ WRONG = {
     "mix {problems} --train 2 --shares 0 --out {out}": "each must be above 0",
     "mix {problems} {measured} --train 2 --shares 1 --out {out}": "--shares gives 1 shares for 2 sets",
     "mix {problems} {measured} --train 2 --out {out}": "problems are in more than one set, such as p0",
-    "resampling {rollouts} --threshold 2 --out {json}": "the threshold is 2.0; it must lie above 0",
-    "resampling {rollouts} --out {json}": "no rollouts of phase train",
     # Shards.
     f"{GENERATE} --shard 1/2": "with --shard, --out must be the folder of all shards",
     f"generate {SAMPLE} --out {{folder}}/shards --shard 3/2": "--shard is '3/2'; it must be like 1/4",
@@ -160,7 +158,7 @@ def test_wrong_use_is_one_sentence_and_leaves_everything_as_it_was(
 
 
 @pytest.mark.parametrize(
-    "word", ["generate", "evaluate", "difficulty", "split", "mix", "score", "resampling", "problems"]
+    "word", ["generate", "evaluate", "difficulty", "split", "mix", "score", "problems"]
 )
 def test_every_command_explains_itself(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):

@@ -14,14 +14,13 @@ from .commands import (
     generate,
     mix,
     problems,
-    resampling,
     score,
     serve_check,
     split,
 )
 from .contract import command_line
 
-COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, resampling, serve_check)
+COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, serve_check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
