@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from .commands import (
-    audit_verifier,
     difficulty,
     evaluate,
     generate,
@@ -20,7 +19,7 @@ from .commands import (
 )
 from .contract import command_line
 
-COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, serve_check)
+COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, serve_check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
