@@ -29,10 +29,6 @@ WRONG = {
     f"{SPLIT} --interval 0.6 0.3": "an interval within 0 to 1 is needed",
     f"{SPLIT} --interval 0 1 --min-samples 0": "min_samples is 0; it must be at least 1",
     f"{SPLIT} --interval 0 0 --min-samples 128": "measured 128 times are asked for, and the most that any was is 4",
-    "mix {problems} --train 9 --out {out}": "set 1 has 4 train problems, and its share of 9 is 9",
-    "mix {problems} --train 2 --shares 0 --out {out}": "each must be above 0",
-    "mix {problems} {measured} --train 2 --shares 1 --out {out}": "--shares gives 1 shares for 2 sets",
-    "mix {problems} {measured} --train 2 --out {out}": "problems are in more than one set, such as p0",
     # Shards.
     f"{GENERATE} --shard 1/2": "with --shard, --out must be the folder of all shards",
     f"generate {SAMPLE} --out {{folder}}/shards --shard 3/2": "--shard is '3/2'; it must be like 1/4",
@@ -64,7 +60,7 @@ WRONG = {
     "split {measured} --interval 0.6 0.7 --out {out}": "none of its 6 problems has a pass rate from 0.6 to 0.7",
     # Outputs that cannot be.
     f"generate {SAMPLE} --out {{folder}}/r.csv": "--out must be a .parquet file",
-    "mix {problems} --train 2 --out {folder}/m.txt": "--out must be a .parquet or a .csv file",
+    "split {measured} --interval 0 1 --out {folder}/m.txt": "--out must be a .parquet or a .csv file",
     "score {rollouts} --problems {problems} --out {folder}/r.csv": "--out must be a .parquet file",
     f"evaluate {SAMPLE} --out {{folder}}/e.parquet": "--out must be a .json file",
     f"generate {SAMPLE} --out {{rollouts}}": "already exists; choose another --out",
@@ -157,9 +153,7 @@ def test_wrong_use_is_one_sentence_and_leaves_everything_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "word", ["generate", "evaluate", "difficulty", "split", "mix", "score", "problems"]
-)
+@pytest.mark.parametrize("word", ["generate", "evaluate", "difficulty", "split", "score", "problems"])
 def test_every_command_explains_itself(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main([word, "--help"])

@@ -47,15 +47,32 @@ def yaml_mapping(path: Path) -> dict[str, Any]:
     Raises:
         RolloutError: It cannot be read, or holds something else.
     """
-    import yaml
-
-    try:
-        settings = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
+    settings = _yaml(path)
     if not isinstance(settings, dict):
         raise RolloutError(f"{path}: must be a mapping of settings")
     return settings
+
+
+def yaml_mappings(path: Path) -> list[dict[str, Any]]:
+    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them.
+
+    Raises:
+        RolloutError: It cannot be read, or holds something else.
+    """
+    settings = _yaml(path)
+    found = settings if isinstance(settings, list) else [settings]
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise RolloutError(f"{path}: must be a mapping of settings, or a list of such mappings")
+    return found
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
 
 
 def error_of(error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """Where problems come from: reasoning-gym tasks, Hugging Face datasets, the user's own files."""
 
-from .loading import Loaded, load_checked, load_problems
+from .loading import Loaded, joined, load_checked, load_problems
 from .named import NAMED, named_set
 from .sources import HubSource, LocalSource, ReasoningGymSource, Source, source_from
 
@@ -11,6 +11,7 @@ __all__ = [
     "LocalSource",
     "ReasoningGymSource",
     "Source",
+    "joined",
     "load_checked",
     "load_problems",
     "named_set",

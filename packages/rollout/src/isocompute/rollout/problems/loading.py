@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -112,6 +112,17 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
             f"{source.validation} validation problems are asked for: ask for fewer, or widen the source"
         )
     return Loaded(problems=_table(source, kept), dropped=pl.DataFrame(dropped, schema=DROPPED))
+
+
+def joined(parts: Sequence[Loaded]) -> Loaded:
+    """Join what several sources gave, each problem once: one that is on both sides stays on the validation side."""
+    same = pl.col("prompt").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
+    problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
+    problems = problems.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
+    return Loaded(
+        problems=tables.check(problems, "problems", where="the sources"),
+        dropped=pl.concat([part.dropped for part in parts]),
+    )
 
 
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
