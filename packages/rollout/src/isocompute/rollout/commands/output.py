@@ -15,7 +15,7 @@ from ..contract import tables
 from ..contract.errors import IsoComputeError
 from ..contract.files import write_text
 from ..errors import RolloutError
-from ..journal import Journal
+from .store import Store
 
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
 """What a command reads a table from."""
@@ -56,7 +56,7 @@ class Output:
         sources: Tables it was made from, by name.
         params: Settings to log with it.
         besides: Further tables with the names and files to write them to.
-        journal: Unfinished work that it makes superfluous once it is written.
+        store: Unfinished work that it makes superfluous once it is written.
         dropped: Problems that it leaves out since they cannot be scored (``scoring.unusable``); None where it never
             does.
     """
@@ -70,7 +70,7 @@ class Output:
     sources: Mapping[str, Source] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     besides: Sequence[tuple[str, pl.DataFrame, Path]] = ()
-    journal: Journal | None = None
+    store: Store | None = None
     dropped: pl.DataFrame | None = None
 
 
@@ -190,9 +190,9 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
     yield f"{output.summary}, in {arguments.out}"
     if arguments.log:
         yield f"logged as runs:/{_log(arguments, output)}"
-    if output.journal is not None:
+    if output.store is not None:
         # Not before it is logged: where that fails, the same command must not sample everything again.
-        output.journal.discard()
+        output.store.discard()
 
 
 def _listed(dropped: pl.DataFrame, path: Path) -> Iterator[str]:
@@ -237,7 +237,7 @@ def _log(arguments: argparse.Namespace, output: Output) -> str:
             inputs=inputs,
         )
     except IsoComputeError as error:
-        if output.journal is None:
+        if output.store is None:
             raise
         raise RolloutError(
             f"{error}; {arguments.out} is written, and the same command with --overwrite logs it without sampling again"
