@@ -15,7 +15,7 @@ import hashed
 import polars as pl
 import pytest
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.replicas import Replicas
+from isocompute.rollout.samplers.replicas.pool import Replicas
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "4"))
 KINDS = ("killed in a batch", "killed in a sync", "slow", "hanging in a batch", "killed in both", "hanging in a sync",

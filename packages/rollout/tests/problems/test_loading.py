@@ -5,8 +5,9 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, load_problems, source_from, verifier
-from isocompute.rollout.scoring import Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+from isocompute.rollout.scoring.scorer import Scorer
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
 from isocompute.rollout.samplers.engine import EngineConfig
-from isocompute.rollout.scoring import ScoringConfig, register
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.rules import register
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.sandbox.child import Limits, in_a_child
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 EXECUTES = """
 def executes(response, answer, metadata):

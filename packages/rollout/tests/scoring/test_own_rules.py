@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import Limits, NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 OWN = """
 import os, resource, time

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isocompute.rollout.scoring import Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Scorer
 from scoring.attacks import ATTACKS, EXAMPLES, KINDS, Attack
 from scoring.outside import Outside
 from scoring.siege import MODULE, Target, besiege, program_targets

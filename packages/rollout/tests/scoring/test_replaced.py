@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
-from isocompute.rollout.scoring.sandbox import sandbox_layers, watch
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.sandbox import watch
+from isocompute.rollout.scoring.sandbox.summary import sandbox_layers
+from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.processes import descendants
 
 OWN = """

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig, register
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.extraction import extraction
-from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.rules import register, rule
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 OWN = '''
 def contains(response, answer, metadata):

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, source_from
-from isocompute.rollout.problems import load_checked
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.problems.loading import load_checked
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.judges import runs
 from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
 from isocompute.rollout.scoring.sandbox import bubblewrap, layers, start
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 SUM = json.dumps([{"input": f"{a} {b}\n", "output": f"{a + b}\n"} for a, b in ((3, 4), (10, -4), (0, 0), (5, 5))])
 RIGHT = "print(sum(map(int, input().split())))"

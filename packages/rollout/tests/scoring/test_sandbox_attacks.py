@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.reasoning_gym import candidates
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
-from isocompute.rollout.scoring.config import LAYERS
+from isocompute.rollout.problems.sources import ReasoningGymSource
+from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
 from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.attacks import ATTACKS, EXAMPLES
 from scoring.outside import SECRET, Outside
 from scoring.siege import MODULE, besiege, program_targets, text_target

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 OWN = '''
 import ctypes, errno, os, resource, signal

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, source_from, verifier
 from isocompute.rollout.errors import ProblemError
-from isocompute.rollout.scoring import Item, default_scorer
+from isocompute.rollout.scoring.scorer import Item, default_scorer
 from isocompute.rollout.scoring.unusable import without_unusable
 
 DEEP = '{"settings": {"a": ' + "[" * 900 + "]" * 900 + "}}"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring import metadata
 
 

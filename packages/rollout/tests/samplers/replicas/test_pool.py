@@ -11,7 +11,7 @@ import hashed
 import pytest
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.errors import EngineError
-from isocompute.rollout.samplers.replicas import Replicas
+from isocompute.rollout.samplers.replicas.pool import Replicas
 from isocompute.rollout.samplers.replicas.sending import transport_of
 
 SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)

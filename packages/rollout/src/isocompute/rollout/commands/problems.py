@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from ..problems import NAMED, Loaded, joined, load_checked, named_set, source_from
+from ..problems.loading import Loaded, joined, load_checked
+from ..problems.named import NAMED, named_set
+from ..problems.sources import source_from
 from .output import Output, add_flags, deliver
 from .values import add_scoring, scorer_of, yaml_mappings
 
