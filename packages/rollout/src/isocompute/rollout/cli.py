@@ -16,9 +16,6 @@ COMMANDS = (problems, generate, evaluate, difficulty, split, score)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``isocompute-rollout``.
 
-    Args:
-        argv: The arguments, by default those of the process.
-
     Returns:
         As ``command_line.run``.
     """

@@ -42,10 +42,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
     """Measure the problems and say their mean pass rate.
 
-    Args:
-        arguments: The command's arguments.
-        parser: The command's parser, which knows the defaults.
-
     Raises:
         RolloutError: The arguments contradict one another, or the responses cannot be counted.
     """

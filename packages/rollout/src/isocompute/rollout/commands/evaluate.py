@@ -56,10 +56,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
     """Score the responses and print a table of the scores.
 
-    Args:
-        arguments: The command's arguments.
-        parser: The command's parser, which knows the defaults.
-
     Raises:
         RolloutError: The arguments contradict one another, or the responses cannot be scored.
     """

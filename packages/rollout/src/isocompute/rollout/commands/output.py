@@ -33,7 +33,6 @@ class Source:
 
     Attributes:
         address: Where it was read from, as given.
-        table: Its rows.
         files: The files read; those of an MLflow source are copies.
     """
 
@@ -49,8 +48,6 @@ class Output:
     Attributes:
         name: Which table or document it is.
         summary: What it holds, in a few words.
-        table: Its rows, of a table.
-        document: Its content, of a document.
         lines: What is printed before the summary.
         metrics: Figures to log with it.
         sources: Tables it was made from, by name.
@@ -76,9 +73,6 @@ class Output:
 
 def read(address: str, name: str) -> Source:
     """Read a table from wherever it is, and remember the files that it came from.
-
-    Args:
-        address: As ``tables.read`` takes it.
 
     Raises:
         IsoComputeError: There is no such source, or what it holds is not the table.
@@ -118,9 +112,6 @@ def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:
     """Say how many responses were cut off, failed, or broke their verifiers, and why.
 
-    Args:
-        rollouts: A ``rollouts`` table.
-
     Yields:
         A few words for each that there is.
     """
@@ -145,21 +136,13 @@ def _reasons(rollouts: pl.DataFrame, column: str, *, most: int = 3) -> str:
 
 
 def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .csv file to write") -> None:
-    """Add the flags that say where the output goes.
-
-    Args:
-        out: What ``--out`` is.
-    """
+    """Add the flags that say where the output goes."""
     command.add_argument("--out", required=True, type=Path, help=out)
     command.add_argument("--log", metavar="EXPERIMENT", help="also log it to MLflow (MLFLOW_TRACKING_URI)")
 
 
 def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], Output]) -> Iterator[str]:
     """Make something, write it to ``--out`` and log it to ``--log``.
-
-    Args:
-        arguments: The command's arguments.
-        make: Makes the output of the command from its arguments.
 
     Yields:
         Lines to print.

@@ -43,9 +43,6 @@ def add_set_flags(command: argparse.ArgumentParser) -> None:
 def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
     """Load the set that the flags name, and say from where.
 
-    Args:
-        arguments: The command's arguments.
-
     Raises:
         RolloutError: There is no such set, or it cannot be loaded.
     """

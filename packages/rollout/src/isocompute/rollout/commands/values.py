@@ -19,9 +19,6 @@ from ..scoring.scorer import Scorer, default_scorer
 def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML.
 
-    Args:
-        flag: Its name, for the message.
-
     Raises:
         RolloutError: One is not a pair, or a key is given twice.
     """
@@ -93,9 +90,6 @@ def add_scoring(command: argparse.ArgumentParser) -> None:
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
     """Return the scorer that the flag asks for, or that of the process without it.
 
-    Args:
-        arguments: The command's arguments.
-
     Raises:
         RolloutError: A setting is unknown or out of its range.
     """
@@ -121,7 +115,6 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     Which shard a problem belongs to depends on its id alone. The shards of a limited run partition its problems.
 
     Args:
-        problems: A ``problems`` table.
         limit: How many; None for all.
         shard: ``I/K``; None for all.
 

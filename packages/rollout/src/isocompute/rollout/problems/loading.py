@@ -42,10 +42,6 @@ class Loaded:
 def load_problems(source: Source, *, scorer: Scorer | None = None) -> pl.DataFrame:
     """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped.
 
-    Args:
-        source: Where the problems come from.
-        scorer: As for ``load_checked``.
-
     Returns:
         A ``problems`` table.
 
@@ -63,7 +59,6 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     not asked, since it may expect more than the bare answer.
 
     Args:
-        source: Where the problems come from.
         scorer: Scores the answers; by default the one of this process.
 
     Returns:
@@ -129,7 +124,6 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
     """Yield the problems of a source one after another; they may repeat.
 
     Args:
-        source: Where they come from.
         scorer: In whose sandbox generators execute programs; by default the one of this process.
 
     Raises:
