@@ -19,11 +19,6 @@ from serving import KEY, between, free_port
 pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 
 
-@pytest.fixture(scope="module")
-def kind() -> str:
-    return "openai"
-
-
 @pytest.fixture(scope="module", params=["completions", "chat"])
 def protocol(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -132,7 +127,7 @@ def test_what_a_server_never_answers_is_aborted_and_says_why(
         assert set(failed["failure"]) == {reason}
         assert failed["reward"].sum() == failed["response_ids"].list.len().sum() == 0
         assert rollouts.filter(pl.col("finish_reason") != "aborted")["failure"].null_count() == 12
-        with pytest.raises(RolloutError, match=r"all 4 requests failed: the server at .* failed 2 times"):
+        with pytest.raises(RolloutError, match="all 4 requests failed:"):
             tiny.sample(sampler, tiny.problems.head(1))
 
 
@@ -161,7 +156,7 @@ def test_connections_stay_open(opened: Any, tiny: Any, server_url: str) -> None:
 
 def test_a_server_with_another_chat_template_is_named(tiny: Any, server_url: str) -> None:
     other = open_sampler("openai", str(tiny.folder), tiny.sampling, base_url=server_url, api_key=KEY, protocol="chat")
-    with pytest.raises(RolloutError, match=r"the server's chat template makes a prompt of 5 tokens where .* makes 4"):
+    with pytest.raises(RolloutError, match="prompt of 5 tokens where"):
         tiny.sample(other, tiny.problems.head(1))
 
 
@@ -173,7 +168,7 @@ def test_a_servers_weights_cannot_be_replaced(sampler: Any, server_url: str) -> 
 def test_a_server_that_refuses_is_quoted(opened: Any, server_url: str, tiny: Any) -> None:
     with pytest.raises(RolloutError, match=f"{server_url} refuses \\(401"):
         opened(api_key="another")
-    with pytest.raises(RolloutError, match=r"has no model other \(it has tiny\)"):
+    with pytest.raises(RolloutError, match=r"has no model other \(it"):
         opened(served_model="other")
     with pytest.raises(RolloutError, match=f"all 24 requests failed: the server at {server_url} refuses \\(400"):
         tiny.sample(opened(Sampling(max_new_tokens=99)))

@@ -86,5 +86,5 @@ def test_a_setting_that_cannot_be_is_named_with_what_would_be_right(settings: di
 
 @pytest.mark.parametrize("settings", [None, [], "temperature"])
 def test_settings_that_are_no_mapping_are_refused(settings: Any) -> None:
-    with pytest.raises(RolloutError, match=r"sampling is .*; it must have the settings temperature"):
+    with pytest.raises(RolloutError, match="it must have the settings"):
         sampling_from(settings)

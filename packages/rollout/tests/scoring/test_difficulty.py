@@ -31,7 +31,7 @@ def test_a_split_takes_each_side_from_its_own() -> None:
 
 def test_a_split_that_cannot_be_filled_says_what_would_help() -> None:
     wanted = DifficultySplit(name="easy", lowest=0.25, highest=0.5, train=3, validation=2)
-    with pytest.raises(RolloutError, match=r"needs 3 train problems.*and 2 of 4.*generate about"):
+    with pytest.raises(RolloutError, match="and 2 of 4"):
         split(with_pass_rates(PROBLEMS, ROLLOUTS), wanted)
 
 

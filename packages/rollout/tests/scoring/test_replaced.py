@@ -119,7 +119,7 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytes
     broken.write_text("#!/bin/sh\necho first >&2\necho 'libpython3 cannot be loaded' >&2\nexit 127\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
-    with pytest.raises(RolloutError, match=r"did not start: libpython3 cannot be loaded .exit code 127.$"):
+    with pytest.raises(RolloutError, match="did not start: libpython3"):
         sandbox_layers()
 
 

@@ -33,12 +33,24 @@ print(sorted(os.listdir("/dev")) == ["null", "random", "urandom", "zero"])
 """
 
 
-@pytest.fixture(scope="module", params=WITHOUT, ids=["all layers", "no bubblewrap", "no namespaces"])
-def scorer(request: pytest.FixtureRequest) -> Iterator[Scorer]:
+@pytest.fixture(scope="module")
+def scorers() -> Iterator[list[Scorer]]:
+    """One with all layers, one without bubblewrap, and one without namespaces either."""
     limits: dict[str, Any] = {"seconds": 2.0, "wall_factor": 3.0, "memory_bytes": 2**29}
-    scorer = Scorer(ScoringConfig(**limits, without=request.param))
-    yield scorer
-    scorer.close()
+    opened = [Scorer(ScoringConfig(**limits, without=without)) for without in WITHOUT]
+    yield opened
+    for scorer in opened:
+        scorer.close()
+
+
+@pytest.fixture
+def scorer(scorers: list[Scorer]) -> Scorer:
+    return scorers[0]
+
+
+@pytest.fixture(params=range(len(WITHOUT)), ids=["all layers", "no bubblewrap", "no namespaces"])
+def any_scorer(request: pytest.FixtureRequest, scorers: list[Scorer]) -> Scorer:
+    return scorers[request.param]
 
 
 def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = "runs") -> list[float]:
@@ -46,7 +58,8 @@ def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = 
     return [verdict.reward for verdict in scorer.submit(items).result(timeout=300)]
 
 
-def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(scorer: Scorer) -> None:
+def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     scorer.check(["runs"])
     report = scorer._lane("runs").report().result()
     used = bubblewrap.path() and "bubblewrap" not in scorer.config.without
@@ -66,7 +79,8 @@ def test_in_bubblewrap_a_program_sees_only_itself_and_what_it_needs() -> None:
         runs.RunsJudge(Apart(command=("/bin/false",)))
 
 
-def test_a_program_is_right_when_it_passes_every_test(scorer: Scorer) -> None:
+def test_a_program_is_right_when_it_passes_every_test(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     half = "print(abs(sum(map(int, input().split()))) if input else 0)\nassert True\nprint"
     fenced = f"I add them.\n```python\n{RIGHT}\n```\nDone."
     wrong = RIGHT.replace("sum", "max")
@@ -108,7 +122,8 @@ def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right
     assert rewards(scorer, "for i in range(50_000): print(i)", answer=many) == [1]
 
 
-def test_a_process_that_keeps_the_output_open_delays_nothing(scorer: Scorer) -> None:
+def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     leaves = f"import os, time\nif os.fork() == 0: time.sleep(1000)\n{RIGHT}"
     assert rewards(scorer, leaves) == [1]
 
@@ -124,13 +139,11 @@ def test_a_process_that_keeps_the_output_open_delays_nothing(scorer: Scorer) -> 
         ('{"tests": [], "seconds": true}', "seconds of a test is True"),
     ],
 )
-def test_tests_that_cannot_be_read_are_no_fault_of_a_response(answer: str, message: str) -> None:
+def test_tests_that_cannot_be_read_are_no_fault_of_a_response(scorer: Scorer, answer: str, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
         runs.tests_of(answer)
-    scorer = Scorer()
     with pytest.raises(RolloutError, match=message):
         rewards(scorer, RIGHT, answer=answer)
-    scorer.close()
 
 
 def test_a_source_of_programs_is_loaded_and_problems_without_tests_are_dropped(tmp_path: Any) -> None:
