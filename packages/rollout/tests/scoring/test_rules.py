@@ -161,18 +161,18 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "there is no verifier called 'nonsense'; there are exact, math, runs, reasoning_gym:TASK and"),
+        ("nonsense", "called 'nonsense'"),
         ("", "there is no verifier called ''"),
-        ("exact|last", "there is no answer extraction called 'last'; there are boxed, last_line, after:MARK and regex"),
-        ("exact|after:", "after: of a verifier needs a mark"),
-        ("exact|regex:", "regex: of a verifier needs a pattern"),
-        ("exact|regex:(", "the pattern '\\(' of a verifier cannot be read"),
-        ("python:os", "the verifier python:os must be python:MODULE:FUNCTION"),
-        ("python:rules_of_a_user:nothing", "the verifier python:rules_of_a_user:nothing cannot be loaded .Attribute"),
-        ("python:no_such_module:f", "cannot be loaded .ModuleNotFoundError: No module named 'no_such_module'.; it"),
+        ("exact|last", "extraction called 'last'"),
+        ("exact|after:", "after: of a verifier"),
+        ("exact|regex:", "regex: of a verifier"),
+        ("exact|regex:(", r"'\(' of a verifier cannot"),
+        ("python:os", "verifier python:os must be"),
+        ("python:rules_of_a_user:nothing", "rules_of_a_user:nothing"),
+        ("python:no_such_module:f", "named 'no_such_module'.;"),
         ("python:rules_of_a_user:not_a_function", "is no function but of type int"),
-        ("reasoning_gym:nonsense", "reasoning-gym refuses the task 'nonsense'"),
-        ("reasoning_gym:composite", "reasoning-gym's task composite is refused: it only mixes other tasks"),
+        ("reasoning_gym:nonsense", "refuses the task 'nonsense'"),
+        ("reasoning_gym:composite", "task composite is refused"),
     ],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message: str) -> None:

@@ -131,11 +131,11 @@ def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer)
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("7", "the answer of a problem for runs is '7'; it must be "),
-        ('{"tests": [], "time": 1}', "the answer of a problem for runs is "),
-        ("[]", "the answer of a problem for runs holds no tests"),
-        ('[{"input": "1"}]', 'test 1 of a problem for runs is no mapping of "input" and "output"'),
-        ('[{"input": "", "output": 7}]', "test 1 of a problem for runs must have texts"),
+        ("7", "problem for runs is '7';"),
+        ('{"tests": [], "time": 1}', "of a problem for runs is"),
+        ("[]", "holds no tests"),
+        ('[{"input": "1"}]', "is no mapping"),
+        ('[{"input": "", "output": 7}]', "must have texts"),
         ('{"tests": [], "seconds": true}', "seconds of a test is True"),
     ],
 )

@@ -85,8 +85,8 @@ def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> Non
     [
         (lambda h: h.give(200, b"<html>"), r"its answer is not JSON"),
         (lambda h: h.give(200, b"[" * 100_000), r"its answer is not JSON"),
-        (lambda h: h.give(200, b'{"a": 1}', sent=4, Connection="close"), r"cut off \(4 bytes are missing\)"),
-        (lambda h: setattr(h, "close_connection", True), r"it closed the connection without an answer"),
+        (lambda h: h.give(200, b'{"a": 1}', sent=4, Connection="close"), r"\(4 bytes are missing\)"),
+        (lambda h: setattr(h, "close_connection", True), "closed the connection"),
         (lambda h: h.wfile.write(b"nonsense\r\n\r\n"), r"cut off \(nonsense"),
         (lambda h: h.give(500, b'{"error": {"message": "no memory\\nat line 3"}}'), r"^500 .*Error: no memory$"),
         (lambda h: h.give(503, b""), r"^503 Service Unavailable$"),
