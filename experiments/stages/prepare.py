@@ -12,6 +12,8 @@ from isocompute.rollout import Loaded, load_checked
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.problems.candidates import problem_id
+from isocompute.rollout.problems.loading import joined
+from isocompute.rollout.scoring.unusable import DROPPED
 
 from ..errors import ExperimentError
 from ..settings import ModelConfig, PreparedConfig, Preset
@@ -72,16 +74,13 @@ def _content(path: Path) -> bytes | None:
 def make_problems(preset: Preset) -> pl.DataFrame:
     """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
     parts = [
-        Loaded(problems=table_of(source), dropped=pl.DataFrame())
+        Loaded(problems=table_of(source), dropped=pl.DataFrame(schema=DROPPED))
         if isinstance(source, TinySource)
         else load_checked(source)
         for source in preset.problems
     ]
-    # Sources may overlap; a training problem must not be a validation problem elsewhere.
-    same = pl.col("prompt").str.to_lowercase().str.split(" ").list.join("")
-    table = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
-    table = table.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
-    dropped = [row for part in parts for row in part.dropped.to_dicts()]
+    loaded = joined(parts)
+    table, dropped = loaded.problems, loaded.dropped.to_dicts()
     path = tables.write(table, "problems", FOLDER / "problems.parquet")
     listed = write_text(FOLDER / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
     count = table.group_by("split").len().sort("split")

@@ -118,6 +118,4 @@ def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(
         asked = ["difficulty", "rollouts.parquet", "--problems", "problems.parquet", *flags]
         assert main([*asked, "--out", "measured.parquet", "--log", "a"]) == 0
     assert main(["evaluate", "--rollouts", "rollouts.parquet", "--out", "evaluation.json", "--log", "a"]) == 0
-    rollouts.with_columns(phase=pl.lit("train")).write_parquet("trained.parquet")
-    assert main(["resampling", "trained.parquet", "--out", "resampling.json", "--log", "a"]) == 0
     assert {re.sub(r"_at_\d+$", "_at_k", name) for name in logged} == rows("Of the rollout commands")

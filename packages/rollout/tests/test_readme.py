@@ -1,19 +1,23 @@
+"""The examples of the README and of the manual run, and name what there is."""
+
 import re
 from pathlib import Path
 
-from isocompute.rollout.scoring.refused import REFUSED
+import pytest
+from isocompute.rollout import cli
 
-README = Path(__file__).parents[1] / "README.md"
+PLACES = [Path(__file__).parents[1] / "README.md", *(p / "docs" / "rollout.md" for p in Path(__file__).parents)]
+PAGES = [path for path in PLACES if path.is_file()]
 
 
-def test_the_examples_of_the_readme_run() -> None:
-    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_examples_run(page: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert examples
     for example in examples:
-        exec(compile(example, str(README), "exec"), {})
+        exec(compile(example, str(page), "exec"), {})
 
 
-def test_the_readme_lists_the_refused_tasks_and_why() -> None:
-    text = README.read_text()
-    for task, reason in REFUSED.items():
-        assert f"| `{task}` | {reason} |" in text
+def test_every_command_has_an_example_in_the_readme() -> None:
+    shown = re.findall(r"^    isocompute-rollout ([a-z]+) ", PAGES[0].read_text(), re.MULTILINE)
+    assert set(shown) == {command.__name__.rpartition(".")[2] for command in cli.COMMANDS}

@@ -51,6 +51,21 @@ def test_dropped_problems_are_counted_and_named(tmp_path: Path, capsys: pytest.C
     assert f"error: reasoning-gym's task {refused} is refused: " in capsys.readouterr().err
 
 
+def test_several_sources_make_one_table_in_which_every_problem_is_once(tmp_path: Path) -> None:
+    for name, numbers in (("easy", range(6)), ("hard", range(4, 10))):
+        rows = pl.DataFrame({"prompt": [f"Q{i}  " for i in numbers], "answer": [str(i) for i in numbers]})
+        rows.write_ndjson(tmp_path / f"{name}.jsonl")
+    config, out = tmp_path / "problems.yaml", tmp_path / "problems.parquet"
+    each = f"- {{kind: file, path: {tmp_path}/NAME.jsonl, train: 4, validation: 2}}\n"
+    config.write_text(each.replace("NAME", "easy") + each.replace("NAME", "hard"))
+    assert main(["problems", str(config), "--out", str(out)]) == 0
+    made = pl.read_parquet(out)
+    assert sorted(made["answer"]) == [str(i) for i in range(10)]
+    assert made["split"].to_list().count("validation") >= 3
+    config.write_text("[]")
+    assert main(["problems", str(config), "--out", str(tmp_path / "none.parquet")]) == 2
+
+
 @pytest.mark.slow
 def test_scoring_again_uses_metadata(tiny: Any, tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")

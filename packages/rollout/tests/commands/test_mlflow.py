@@ -1,10 +1,5 @@
 """From problems to a split through MLflow: each command finds what another, perhaps on another machine, has logged."""
 
-import contextlib
-import io
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,52 +16,28 @@ pytest.importorskip("transformers")
 
 
 class Shell:
-    """Runs the console script in one new, empty folder after another, as a process of its own or in this one."""
+    """Runs commands in one new, empty folder after another, as on other machines; each makes ``made.parquet``."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.runs = 0
+    def __init__(self, home: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.home, self.patch, self.capsys, self.runs = home, patch, capsys, 0
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home}/store/mlflow.db")
 
-    def __call__(self, *arguments: str, new_process: bool = False, code: int = 0) -> str:
-        """Run a command and return what it printed; its file, if it makes one, is ``made.parquet``."""
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        """Run a command and return what it printed."""
         self.runs += 1
-        self.folder = self.home / f"folder{self.runs}"
-        self.folder.mkdir()
-        store = {"MLFLOW_TRACKING_URI": f"sqlite:///{self.home}/store/mlflow.db"}
-        printed = (self._in_new_process if new_process else self._in_this_process)(arguments, store, code)
-        assert "Traceback" not in printed
-        return printed
-
-    def _in_new_process(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "isocompute.rollout.cli", *arguments, "--out", "made.parquet"],
-            cwd=self.folder, capture_output=True, text=True, check=False,
-            env={**os.environ, **store, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == code, done.stderr
-        return done.stdout if code == 0 else done.stderr
-
-    def _in_this_process(self, arguments: tuple[str, ...], store: dict[str, str], code: int) -> str:
-        printed = {"out": io.StringIO(), "err": io.StringIO()}
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(printed["out"]),
-            contextlib.redirect_stderr(printed["err"]),
-        ):
-            patch.chdir(self.folder)
-            for name, value in store.items():
-                patch.setenv(name, value)
-            assert main([*arguments, "--out", "made.parquet"]) == code
-        return printed["out" if code == 0 else "err"].getvalue()
-
-    @property
-    def made(self) -> Path:
-        """The file of the latest command."""
-        return self.folder / "made.parquet"
+        folder = self.home / f"folder{self.runs}"
+        folder.mkdir()
+        self.made = folder / "made.parquet"
+        self.patch.chdir(folder)
+        assert main([*arguments, "--out", "made.parquet"]) == code
+        printed = self.capsys.readouterr()
+        return printed.out if code == 0 else printed.err
 
 
-def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> None:
-    run, model = Shell(tmp_path), str(tiny.folder)
+def test_mlflow_connects_the_commands_as_files_do(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, model = Shell(tmp_path, monkeypatch, capsys), str(tiny.folder)
     source = tmp_path / "own.jsonl"
     questions = pl.DataFrame({"prompt": [f"{i % 9 + 1}+{i // 9 + 1}=" for i in range(36)], "answer": "2"})
     questions.write_ndjson(source)
@@ -77,7 +48,7 @@ def test_mlflow_connects_the_commands_as_files_do(tiny: Any, tmp_path: Path) -> 
 
     assert "logged as runs:/" in run("problems", str(config), "--log", "set")
     problems = run.made
-    run("generate", *answering, "--problems", "mlflow:set", "--log", "base", new_process=True)
+    run("generate", *answering, "--problems", "mlflow:set", "--log", "base")
     rollouts = run.made
     assert pl.read_parquet(rollouts)["reward"].sum() > 0
     run("score", "mlflow:base", "--problems", "mlflow:set", "--model", model, "--log", "scored")

@@ -38,7 +38,7 @@ def test_after_a_sync_that_was_cut_off_nothing_is_sampled_until_a_whole_one(
     other = dict(tiny.save(tmp_path, seed=source.randrange(1, 100)).state_dict())
     for _ in range(source.randint(1, 3)):
         lost = source.choice(list(other))
-        with pytest.raises(RolloutError, match=r"did not take over the weights .*the tensor is gone"):
+        with pytest.raises(RolloutError, match="not take over the weights"):
             sampler.sync({name: Lost(t) if name == lost else t for name, t in other.items()}, version + 1)
         with pytest.raises(RolloutError, match="the last sync failed"):
             next(sampler.stream(tiny.problems, samples=4, seed=3, step=1))

@@ -6,8 +6,8 @@ ISOCOMPUTE_REPLICA_FAULTS says how many.
 import os
 import random
 import signal
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import hashed
 import polars as pl
 import pytest
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.replicas import Replicas
+from isocompute.rollout.samplers.replicas.pool import Replicas
 
 pytestmark = pytest.mark.slow("Ray")
 
@@ -131,20 +131,23 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Played]]:
-    """Three replicas that wait for the next sync after a death, and two that need not."""
-    made = [
-        Played(tmp_path_factory.mktemp("three"), replicas=3, keep_weights=False),
-        Played(tmp_path_factory.mktemp("two"), replicas=2, keep_weights=True),
-    ]
-    yield made
-    for one in made:
-        one.pool.close()
+def played(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Played]]:
+    """Two replicas that need not wait for the next sync after a death (0), and three that must (1)."""
+
+    @cache
+    def made(which: int) -> Played:
+        return Played(tmp_path_factory.mktemp("replicas"), replicas=2 + which, keep_weights=not which)
+
+    opened: set[int] = set()
+    yield lambda which: opened.add(which) or made(which)
+    for which in opened:
+        made(which).pool.close()
 
 
 @pytest.mark.parametrize("number", range(FAULTS))
-def test_a_fault_of_a_replica_shows_in_no_table(number: int, played: list[Played]) -> None:
-    fault, one = KINDS[number % len(KINDS)], played[(number // len(KINDS) + number) % 2]
+def test_a_fault_of_a_replica_shows_in_no_table(number: int, played: Callable[[int], Played]) -> None:
+    # A short run needs one of the pools.
+    fault, one = KINDS[number % len(KINDS)], played(number // len(KINDS) % 2)
     source = random.Random(number)
     victim, other = source.sample(range(one.count), 2)
     how, where = fault.partition(" ")[0], fault.partition(" ")[2]

@@ -1,7 +1,6 @@
 """What every sampler whose weights can be replaced does, besides ``every_sampler``.
 
-The files that import these tests define ``kind`` and ``sampler`` as there, and ``tied_sampler``, one that is open on
-the folder of ``tied_tiny``. Each test leaves the samplers with the model's own weights.
+The files that import these tests define ``sampler`` as there. Each test leaves it with the model's own weights.
 """
 
 from pathlib import Path
@@ -13,13 +12,6 @@ from isocompute.rollout import RolloutError
 
 def test_log_probabilities_are_the_models_after_every_sync(sampler: Any, tiny: Any, tmp_path: Path) -> None:
     synced_three_times(sampler, tiny, tmp_path, leave_out="")
-
-
-@pytest.mark.parametrize("head", ["given", "left out"])
-def test_log_probabilities_are_a_tied_models_after_every_sync(
-    tied_sampler: Any, tied_tiny: Any, tmp_path: Path, head: str
-) -> None:
-    synced_three_times(tied_sampler, tied_tiny, tmp_path, leave_out="" if head == "given" else "lm_head.weight")
 
 
 def synced_three_times(sampler: Any, tiny: Any, folder: Path, *, leave_out: str) -> None:
@@ -35,18 +27,6 @@ def synced_three_times(sampler: Any, tiny: Any, folder: Path, *, leave_out: str)
         assert set(after["weights_version"]) == {version}
         assert after["response_ids"].to_list() != before["response_ids"].to_list()
         assert tiny.largest_difference(policy, after) < 1e-4
-
-
-def test_a_tied_head_that_differs_from_the_embedding_is_refused(
-    tied_sampler: Any, tied_tiny: Any, tmp_path: Path
-) -> None:
-    whole = dict(tied_tiny.save(tmp_path, seed=0).state_dict())
-    version = tied_sampler.weights_version + 1
-    head = whole["lm_head.weight"]
-    with pytest.raises(RolloutError, match=r"lm_head.weight and model.embed_tokens.weight .* the model ties them"):
-        tied_sampler.sync(whole | {"lm_head.weight": head + 1}, version)
-    tied_sampler.sync(whole | {"lm_head.weight": head.clone()}, version)
-    assert tied_sampler.weights_version == version
 
 
 def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampler: Any, tiny: Any) -> None:
@@ -120,7 +100,7 @@ def test_a_sync_cut_off_in_the_middle_blocks_sampling_until_a_whole_one(
     other, own = (tiny.save(tmp_path, seed=seed).state_dict() for seed in (5, 0))
     # A layer's query and key arrive, its value does not.
     name = "model.layers.1.self_attn.v_proj.weight"
-    with pytest.raises(RolloutError, match=r"did not take over the weights .*the tensor is gone"):
+    with pytest.raises(RolloutError, match="not take over the weights"):
         sampler.sync({key: Lost(value) if key == name else value for key, value in other.items()}, version + 1)
     with pytest.raises(RolloutError, match="the last sync failed"):
         tiny.sample(sampler)

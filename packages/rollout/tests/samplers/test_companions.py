@@ -37,5 +37,5 @@ def test_vllm_that_does_not_start_for_want_of_it_names_it_too(broken, tmp_path, 
     (tmp_path / "vllm" / "__init__.py").write_text("import torchvision\nclass LLM: pass\n")
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(Exception, match=r"does not fit this torch .* pip uninstall --yes torchvision"):
+    with pytest.raises(Exception, match="pip uninstall --yes"):
         engine_class("some/model")

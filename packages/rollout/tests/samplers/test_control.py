@@ -140,11 +140,11 @@ def test_what_a_server_leaves_out_or_cuts_is_kept_so(thinker: Any) -> None:
 
 def test_a_phrase_that_leaves_no_room_or_has_no_token_is_refused(thinker: Any) -> None:
     asked = [Request(prompt_ids=[6], seed=5, max_new_tokens=12)]
-    with pytest.raises(RolloutError, match="up to 8 tokens and inserts 4; max_new_tokens must be at least 13"):
+    with pytest.raises(RolloutError, match="inserts 4; max_new_tokens"):
         controlled(asked, interrupting(thinker, highest=8), thinker)
     controlled(asked, interrupting(thinker, highest=7), thinker)
     nothing = lambda text, add_special_tokens: {"input_ids": []}  # noqa: E731
-    with pytest.raises(RolloutError, match="of which the tokenizer makes no token"):
+    with pytest.raises(RolloutError, match="which the tokenizer makes"):
         controlled(asked, interrupting(thinker), nothing)
 
 

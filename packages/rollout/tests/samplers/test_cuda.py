@@ -70,7 +70,7 @@ def test_an_engine_frees_the_gpu_while_it_sleeps_and_has_the_weights_of_the_sync
     if level == 1:
         assert tiny.sample(opened)["response_ids"].to_list() == first["response_ids"].to_list()
     else:
-        with pytest.raises(RolloutError, match="its weights were discarded when it went to sleep"):
+        with pytest.raises(RolloutError, match="discarded when it went to"):
             tiny.sample(opened)
     for version, seed in ((1, 5), (2, 6)):
         policy = tiny.save(tmp_path, seed=seed)

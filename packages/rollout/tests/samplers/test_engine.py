@@ -14,9 +14,9 @@ from isocompute.rollout.samplers.vllm.sampler import engine_arguments
 def test_the_profile_is_that_of_the_device_that_is_there() -> None:
     assert EngineConfig().resolved(longest=16, cuda=False).device == "cpu"
     assert EngineConfig().resolved(longest=16, cuda=True).device == "cuda"
-    with pytest.raises(RolloutError, match="profile is cuda, and this process has no CUDA device"):
+    with pytest.raises(RolloutError, match="this process has no CUDA"):
         EngineConfig(profile="cuda").resolved(longest=16, cuda=False)
-    with pytest.raises(RolloutError, match="profile is cpu, and vLLM is installed in its build for CUDA"):
+    with pytest.raises(RolloutError, match="in its build for CUDA"):
         EngineConfig(profile="cpu").resolved(longest=16, cuda=True)
 
 
@@ -32,23 +32,23 @@ def test_workarounds_for_cpu_do_not_apply_on_cuda() -> None:
 def test_without_chunked_prefill_the_longest_request_fits_into_one_pass() -> None:
     assert EngineConfig().resolved(longest=40_000, cuda=False).max_batched_tokens == 40_000
     assert EngineConfig().resolved(longest=40_000, cuda=True).max_batched_tokens == 8_192
-    with pytest.raises(RolloutError, match="max_batched_tokens is 100; without chunked prefill it must be at least"):
+    with pytest.raises(RolloutError, match="is 100; without chunked"):
         EngineConfig(max_batched_tokens=100).resolved(longest=101, cuda=False)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"profile": "tpu"}, "profile is 'tpu'; it must be one of auto, cpu, cuda"),
-        ({"dtype": "int8"}, "dtype is 'int8'; it must be one of"),
-        ({"max_concurrent": 0}, "max_concurrent is 0; it must be a whole number"),
-        ({"max_concurrent": True}, "max_concurrent is True; it must be a whole number"),
-        ({"tensor_parallel": 1.5}, "tensor_parallel is 1.5; it must be a whole number"),
-        ({"cuda_graphs": "no"}, "cuda_graphs is 'no'; it must be true or false"),
-        ({"memory_share": 1.2}, "memory_share is 1.2; it must lie above 0"),
-        ({"memory_share": "half"}, "memory_share is 'half'; it must be a number"),
-        ({"kv_cache_gib": 0}, "kv_cache_gib is 0; it must be above 0"),
-        ({"gpu_memory_utilization": 0.4}, "no setting gpu_memory_utilization; it has profile, dtype"),
+        ({"profile": "tpu"}, "profile is 'tpu'"),
+        ({"dtype": "int8"}, "dtype is 'int8'"),
+        ({"max_concurrent": 0}, "max_concurrent is 0"),
+        ({"max_concurrent": True}, "max_concurrent is True"),
+        ({"tensor_parallel": 1.5}, "tensor_parallel is 1.5"),
+        ({"cuda_graphs": "no"}, "cuda_graphs is 'no'"),
+        ({"memory_share": 1.2}, "memory_share is 1.2"),
+        ({"memory_share": "half"}, "memory_share is 'half'"),
+        ({"kv_cache_gib": 0}, "kv_cache_gib is 0"),
+        ({"gpu_memory_utilization": 0.4}, "gpu_memory_utilization;"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence(settings: dict[str, Any], message: str) -> None:
@@ -69,7 +69,7 @@ def test_what_a_cpu_does_not_have_is_refused_there_and_taken_on_cuda(settings: d
 
 
 def test_a_pass_smaller_than_the_responses_generated_together_is_refused() -> None:
-    with pytest.raises(RolloutError, match="max_batched_tokens is 256; it must be at least max_concurrent = 512"):
+    with pytest.raises(RolloutError, match="max_concurrent = 512"):
         EngineConfig(max_batched_tokens=256).resolved(longest=16, cuda=True)
     assert EngineConfig(max_concurrent=20_000).resolved(longest=16, cuda=False).max_batched_tokens == 20_000
 

@@ -12,8 +12,8 @@ from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.groups import Group, Layout
 from isocompute.rollout.samplers.local import Faults, _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
-from isocompute.rollout.scoring import Scorer, ScoringConfig
-from isocompute.rollout.scoring.scorer import Verdict
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Scorer, Verdict
 
 DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
 

@@ -41,7 +41,7 @@ def test_weights_wake_before_the_cache_and_nothing_wakes_twice(level: int) -> No
 
 def test_discarded_weights_answer_nothing_before_a_sync() -> None:
     assert step("asleep", "sample", level=1, name="the engine") == ("awake", ("weights", "kv_cache"))
-    with pytest.raises(RolloutError, match="weights were discarded when it went to sleep; engine sleep must be 1"):
+    with pytest.raises(RolloutError, match="engine sleep must be 1"):
         step("asleep", "sample", level=2, name="the engine")
 
 
@@ -72,7 +72,7 @@ def test_levels_that_do_not_exist_and_devices_that_cannot_sleep_are_refused() ->
     for wrong in (3, True):
         with pytest.raises(RolloutError, match=rf"engine sleep is {wrong}; it must be 0 \(stay\), 1"):
             EngineConfig(sleep=wrong)
-    with pytest.raises(RolloutError, match=r"engine sleep is 1, and vLLM on CPU frees nothing .* it must be 0"):
+    with pytest.raises(RolloutError, match="1, and vLLM on CPU frees"):
         EngineConfig(sleep=1).resolved(longest=16, cuda=False)
 
 
@@ -131,5 +131,5 @@ def test_vllm_itself_refuses_to_sleep_on_cpu(tiny: Any) -> None:
     pytest.importorskip("vllm")
     from vllm import LLM
 
-    with pytest.raises(ValueError, match="Sleep mode is not supported on current platform"):
+    with pytest.raises(ValueError, match="Sleep mode is not"):
         LLM(model=str(tiny.folder), enable_sleep_mode=True)

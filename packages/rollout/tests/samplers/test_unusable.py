@@ -31,5 +31,5 @@ def test_a_run_whose_problems_all_cannot_be_scored_stops_once_they_were_paid_for
     metadata = pl.lit('{"settings": {"nonsense": 1}}')
     problems = tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:gcd"), metadata=metadata)
     assert set(tiny.sample(sampler, problems)["finish_reason"]) == {"aborted"}
-    with pytest.raises(RolloutError, match=r"none of the 6 problems answered so far can be scored; .*'gcd'"):
+    with pytest.raises(RolloutError, match="the 6 problems answered"):
         tiny.sample(sampler, problems, step=2)

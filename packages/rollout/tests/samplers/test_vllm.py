@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ import pytest
 from every_base_model import *  # noqa: F403
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
+from every_tied import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.engine import EngineConfig
 from isocompute.rollout.samplers.sampling import Request
@@ -49,25 +51,27 @@ def test_an_engine_on_cpu_compiles_nothing(sampler: Any) -> None:
     assert "TORCHDYNAMO_DISABLE" not in os.environ
 
 
-def test_tokens_are_the_same_when_few_prompts_fit_into_a_pass(sampler: Any, tiny: Any) -> None:
-    narrow = EngineConfig(max_concurrent=5, max_batched_tokens=16)
-    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=narrow)
-    narrow_rollouts = tiny.sample(opened, samples=8)
-    opened.close()
-    # vLLM takes the process groups of all engines away with the first one that ends.
-    rollouts = tiny.sample(sampler, samples=8)
-    assert narrow_rollouts["response_ids"].to_list() == rollouts["response_ids"].to_list()
+def test_a_sync_forgets_cached_prompts_and_a_generation_config_says_only_where_responses_stop(
+    tiny: Any, tmp_path: Path
+) -> None:
+    import transformers
 
-
-def test_a_sync_forgets_the_prompts_that_are_cached(tiny: Any, tmp_path: Any) -> None:
-    policy = tiny.save(tmp_path, seed=0)
+    policy, three = tiny.save(tmp_path, seed=0), tiny.ids("3")[0]
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    stated = transformers.GenerationConfig(eos_token_id=[1, three], top_k=1, temperature=0.6, do_sample=True)
+    stated.save_pretrained(tmp_path)
     sampling = Sampling(max_new_tokens=8, max_prompt_tokens=300)
     opened = open_sampler("vllm", str(tmp_path), sampling, engine=EngineConfig(prefix_caching=True, max_concurrent=4))
     # A prompt of more than a block of the cache, which holds 128 tokens.
     long = tiny.problems.head(2).with_columns(prompt=pl.Series(["1+" * 100 + "1=", "2-" * 100 + "1="]))
-    assert tiny.largest_difference(policy, tiny.sample(opened, long, samples=8)) < 1e-4
+    before = tiny.sample(opened, long, samples=16)
+    assert tiny.largest_difference(policy, before) < 1e-4
+    assert before["response_ids"].n_unique() > 4
+    for row in before.iter_rows(named=True):
+        assert three not in row["response_ids"][:-1]
+        assert row["finish_reason"] == ("stop" if row["response_ids"][-1] in (1, three) else "length")
+    assert three in before["response_ids"].list.last()
     other = tiny.save(tmp_path, seed=5)
     opened.sync(other.state_dict(), 1)
     after = tiny.sample(opened, long, samples=8)
@@ -83,7 +87,7 @@ def test_a_model_that_transformers_has_no_language_model_for_is_served(tiny: Any
     opened = open_sampler("vllm", str(tmp_path), tiny.sampling, engine=EngineConfig(max_concurrent=4, kv_cache_gib=0.1))
     assert opened.plan == ""
     assert tiny.largest_difference(policy, tiny.sample(opened)) < 1e-4
-    with pytest.raises(RolloutError, match=r"cannot be loaded \(Unrecognized configuration class"):
+    with pytest.raises(RolloutError, match=r"be loaded \(Unrecognized"):
         opened.sync(policy.state_dict(), 1)
     opened.close()
 
@@ -93,7 +97,7 @@ def test_a_sync_in_this_process_is_refused_where_gpus_share_a_model(
 ) -> None:
     own, version = tiny.save(tiny.folder, seed=0).state_dict(), sampler.weights_version
     monkeypatch.setattr(sampler, "engine", replace(sampler.engine, tensor_parallel=4))
-    with pytest.raises(RolloutError, match=r"shares the model over 4 GPUs, .* must be opened with replicas="):
+    with pytest.raises(RolloutError, match="the model over 4 GPUs,"):
         sampler.sync(own, version)
     monkeypatch.undo()
     sampler.sync(own, version)
@@ -124,10 +128,12 @@ def test_an_engine_answers_one_stream_at_a_time(sampler: Any, tiny: Any) -> None
     assert len(tiny.sample(sampler)) == 24
 
 
-def test_an_engine_that_fails_is_named_after_the_groups_that_are_whole(
-    tiny: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_narrow_engine_gives_the_same_tokens_and_one_that_fails_is_named_after_the_groups_that_are_whole(
+    sampler: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=EngineConfig(max_concurrent=4))
+    narrow = EngineConfig(max_concurrent=4, max_batched_tokens=16)
+    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=narrow)
+    assert tiny.sample(opened)["response_ids"].to_list() == tiny.sample(sampler)["response_ids"].to_list()
     engine: Any = opened._llm.llm_engine  # type: ignore[attr-defined]
     step, steps = engine.step, iter(range(20))
 
@@ -142,17 +148,19 @@ def test_an_engine_that_fails_is_named_after_the_groups_that_are_whole(
         groups += stream
     assert 1 <= len(groups) < 6
     assert all(group["sample"].to_pylist() == [0, 1, 2, 3] for group in groups)
-    with pytest.raises(RolloutError, match=r"failed before .*open another sampler"):
+    with pytest.raises(RolloutError, match="open another sampler"):
         tiny.sample(opened)
     opened.close()
     with pytest.raises(RolloutError, match="the sampler is closed"):
         tiny.sample(opened)
+    # vLLM takes the process groups of all engines away with the first one that ends.
+    assert len(tiny.sample(sampler)) == 24
 
 
 @pytest.mark.parametrize(
     ("sampling", "engine", "message"),
     [
-        (Sampling(), None, "max_prompt_tokens . max_new_tokens is 2048, and the model .* takes at most 64 tokens"),
+        (Sampling(), None, "max_new_tokens is 2048"),
         (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(kv_cache_gib=10**6), "kv_cache_gib must be"),
         (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(profile="cuda"), "no CUDA device"),
     ],
@@ -165,21 +173,3 @@ def test_what_cannot_run_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(vllm, "LLM", None)
     with pytest.raises(RolloutError, match=message):
         open_sampler("vllm", str(tiny.folder), sampling, engine=engine)
-
-
-def test_defaults_of_a_models_generation_config_do_not_apply_but_its_stop_tokens_do(
-    sampler: Any, tiny: Any, tmp_path: Any
-) -> None:
-    import transformers
-
-    tiny.save(tmp_path, seed=0)
-    three = tiny.ids("3")[0]
-    transformers.GenerationConfig(eos_token_id=[1, three], top_k=1, temperature=0.6, do_sample=True).save_pretrained(
-        tmp_path
-    )
-    opened = open_sampler("vllm", str(tmp_path), tiny.sampling)
-    stated, free = tiny.sample(opened, samples=16), tiny.sample(sampler, samples=16)
-    opened.close()
-    expected = [up_to(ids, three) for ids in free["response_ids"].to_list()]  # noqa: F405
-    assert stated["response_ids"].to_list() == expected
-    assert stated.filter(pl.col("response_ids").list.last() == three)["finish_reason"].unique().to_list() == ["stop"]

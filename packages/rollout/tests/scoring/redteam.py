@@ -82,7 +82,8 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
     """Put attacks through verifiers in this process, which is the engine; print each as it ends."""
     if way.endswith("no namespaces"):
         refuse_namespaces()
-    from isocompute.rollout.scoring import Scorer, ScoringConfig
+    from isocompute.rollout.scoring.config import ScoringConfig
+    from isocompute.rollout.scoring.scorer import Scorer
     from scoring.outside import Outside
     from scoring.siege import MODULE, besiege
 
@@ -116,8 +117,8 @@ def campaign(way: str, verifiers: list[str], attacks: list[Attack]) -> None:
 def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
     """The verifiers' problems; each task of reasoning-gym is one."""
     import reasoning_gym
-    from isocompute.rollout.problems import ReasoningGymSource
     from isocompute.rollout.problems.reasoning_gym import candidates
+    from isocompute.rollout.problems.sources import ReasoningGymSource
     from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
     from scoring.siege import program_targets, text_target
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring import Item, Scorer
 from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.scorer import Item, Scorer
 from isocompute.rollout.scoring.verdicts import Verdict
 from scoring.attacks import Attack
 from scoring.outside import SECRET, Outside

@@ -20,9 +20,9 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_problems, source_from, verifier
-from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.candidates import Candidate
 from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring import metadata
 from isocompute.rollout.scoring.judges import tasks
 from isocompute.rollout.scoring.judges.equivalence import MathJudge

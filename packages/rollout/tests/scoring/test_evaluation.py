@@ -82,7 +82,7 @@ def test_a_question_that_stays_without_responses_is_left_out(sampler: Any, tiny:
 
 def test_an_engine_that_fails_too_often_measures_nothing(sampler: Any, tiny: Any) -> None:
     losing(sampler, lambda number, i, prompt: i % 4 == 3 or number > 1)
-    with pytest.raises(RolloutError, match="6 of 6 questions have fewer than 4 responses after 3 rounds"):
+    with pytest.raises(RolloutError, match="than 4 responses after 3"):
         evaluate(sampler, tiny.problems, **ASKED)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.sandbox.child import Limits, in_a_child
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 
@@ -60,13 +61,15 @@ FORGED = [b"1.0\n" * 900, b"1.0\n[0, 1.0]\n", b'{"fault": "all is lost"}\n', b"1
 LIMITS = Limits(seconds=5, wall_seconds=60, contained=False, landlock=0, filter=b"", processes=10**6)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        made = tmp_path_factory.mktemp("rules")
+        patch.chdir(made)
+        yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scorer(folder: Path) -> Iterator[Scorer]:
     scorer = Scorer(ScoringConfig(seconds=2))
     yield scorer
@@ -94,11 +97,11 @@ def test_lines_that_a_response_forges_change_no_other_verdict(scorer: Scorer, fo
     assert rewards(scorer, of_problems("forged_rules", *(text + " " for text in wrong))) == [0] * 20
 
 
-@pytest.mark.parametrize(
-    "line", [b"1.0\n" * 2, b"1.0\n1", b"", b"\n", b"2.0\n", b"NaN\n", b"true\n", b"[1.0]\n", b'{"reward": 1}\n', b"1.0"]
-)
-def test_what_a_child_writes_is_exactly_one_verdict(line: bytes) -> None:
-    assert in_a_child(lambda: line, LIMITS) == {"error": "the verifier's process wrote something that is not a verdict"}
+def test_what_a_child_writes_is_exactly_one_verdict() -> None:
+    wrong = (b"1.0\n" * 2, b"1.0\n1", b"", b"\n", b"2.0\n", b"NaN\n", b"true\n", b"[1.0]\n", b'{"reward": 1}\n', b"1.0")
+    for line in wrong:
+        found = in_a_child(lambda line=line: line, LIMITS)
+        assert "not a verdict" in found["error"], line
 
 
 def test_a_worker_that_writes_what_is_left_over_is_replaced(scorer: Scorer, folder: Path) -> None:

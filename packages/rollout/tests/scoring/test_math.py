@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import verifier
-from isocompute.rollout.scoring import Item, default_scorer
 from isocompute.rollout.scoring.extraction import extraction
 from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.scorer import Item, default_scorer
 
 pytestmark = pytest.mark.slow("a process of math-verify")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.sandbox import layers
 from isocompute.rollout.scoring.sandbox.child import Limits, NoProcessError, in_a_child
 from isocompute.rollout.scoring.sandbox.frames import said
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 
@@ -108,9 +109,7 @@ def test_a_process_that_cannot_be_forked_is_tried_again_and_is_no_fault_of_the_r
     allow = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-        with pytest.raises(
-            NoProcessError, match=r"no process can be started to score a response .Too many open files."
-        ):
+        with pytest.raises(NoProcessError, match=r"a response .Too many open"):
             in_a_child(lambda: said(1), LIMITS)
         allow.start()
         assert in_a_child(lambda: said(1), LIMITS) == 1
@@ -134,5 +133,5 @@ def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(scorer
 
 @pytest.mark.parametrize("scorer", [{"without": ("files",)}], indirect=True)
 def test_rules_that_execute_are_refused_where_files_could_be_written(scorer: Scorer) -> None:
-    with pytest.raises(RolloutError, match=r"does not let it be cut off .* from writing files: .* allow_unisolated"):
+    with pytest.raises(RolloutError, match="allow_unisolated"):
         scorer.check(["python:own_rules:executes"])

@@ -1,10 +1,11 @@
-"""One attack of each kind through the verifiers that execute responses; ``nox -s redteam`` takes all of them."""
+"""One attack of each kind through a verifier that executes responses; ``nox -s redteam`` runs all through all."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isocompute.rollout.scoring import Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Scorer
 from scoring.attacks import ATTACKS, EXAMPLES, KINDS, Attack
 from scoring.outside import Outside
 from scoring.siege import MODULE, Target, besiege, program_targets
@@ -12,6 +13,14 @@ from scoring.siege import MODULE, Target, besiege, program_targets
 pytestmark = pytest.mark.slow("attacks, some of which take all their time")
 
 TARGETS = program_targets()
+EVERYWHERE = {"frames", "files", "sockets"}
+"""Kinds that are put through every verifier; the others go through one each, in turn."""
+CASES = [
+    pytest.param(target, attack, id=f"{name}-{attack.kind}")
+    for i, attack in enumerate(EXAMPLES)
+    for j, (name, target) in enumerate(TARGETS.items())
+    if attack.kind in EVERYWHERE or i % len(TARGETS) == j
+]
 LIMITS = {"seconds": 1.0, "wall_factor": 10.0, "memory_bytes": 2**29, "workers": 1}
 
 
@@ -39,14 +48,12 @@ def outside(modules: Path) -> Iterator[Outside]:
     outside.close()
 
 
-def test_there_are_thirty_attacks_and_more_of_every_kind() -> None:
-    assert len(ATTACKS) >= 30
+def test_attacks_have_names_of_their_own_and_every_kind_has_one() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
     assert {attack.kind for attack in EXAMPLES} == set(KINDS)
 
 
-@pytest.mark.parametrize("attack", EXAMPLES, ids=lambda attack: attack.kind)
-@pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
+@pytest.mark.parametrize(("target", "attack"), CASES)
 def test_an_attack_changes_no_other_verdict_and_nothing_outside(
     target: Target, attack: Attack, scorer: Scorer, outside: Outside
 ) -> None:

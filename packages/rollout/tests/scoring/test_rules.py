@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig, register
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.extraction import extraction
-from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.rules import register, rule
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes of several libraries")
 
@@ -50,13 +51,16 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def reward(name: str, response: str, answer: str, metadata: str = "", *, partial: bool = False) -> float:
-    scorer = Scorer(ScoringConfig(partial=partial))
-    try:
-        item = Item(verifier=name, response=response, answer=answer, metadata=metadata)
-        return scorer.submit([item]).result(timeout=60)[0].reward
-    finally:
-        scorer.close()
+@pytest.fixture(scope="module")
+def scorer(own: None) -> Iterator[Scorer]:
+    opened = Scorer()
+    yield opened
+    opened.close()
+
+
+def reward(scorer: Scorer, name: str, response: str, answer: str, metadata: str = "") -> float:
+    item = Item(verifier=name, response=response, answer=answer, metadata=metadata)
+    return scorer.submit([item]).result(timeout=60)[0].reward
 
 
 @pytest.mark.parametrize(
@@ -119,37 +123,37 @@ def test_chain_sum_takes_the_end_of_a_worked_solution() -> None:
     assert not verifier("reasoning_gym:chain_sum|last_line")("5=10", "10")
 
 
-def test_a_fraction_is_a_reward_only_where_asked_for() -> None:
-    assert reward("python:rules_of_a_user:contains", "SO", "so") == 0
-    assert reward("python:rules_of_a_user:contains|partial", "SO", "so") == 0.25
-    assert reward("python:rules_of_a_user:contains", "SO", "so", partial=True) == 0.25
-    assert reward("python:rules_of_a_user:contains|boxed", r"\boxed{so}", "so") == 1
+def test_a_fraction_is_a_reward_only_where_asked_for(scorer: Scorer) -> None:
+    assert reward(scorer, "python:rules_of_a_user:contains", "SO", "so") == 0
+    assert reward(scorer, "python:rules_of_a_user:contains|partial", "SO", "so") == 0.25
+    partial = Scorer(ScoringConfig(partial=True))
+    assert reward(partial, "python:rules_of_a_user:contains", "SO", "so") == 0.25
+    partial.close()
+    assert reward(scorer, "python:rules_of_a_user:contains|boxed", r"\boxed{so}", "so") == 1
     assert not verifier("python:rules_of_a_user:contains|partial")("SO", "so")
 
 
-def test_verifiers_of_ones_own_are_found_by_reference_by_registration_and_by_entry_point() -> None:
+def test_verifiers_of_ones_own_are_found_by_reference_by_registration_and_by_entry_point(scorer: Scorer) -> None:
     register("contains", "rules_of_a_user:contains")
-    assert reward("contains", "it says so", "so") == 1
-    assert reward("contains", "it says so", "so", '{"strict":true}') == 0
-    assert reward("says", "it says so", "so") == 1
-    assert reward("python:rules_of_a_user:Inner.same", "so", "so") == 1
+    assert reward(scorer, "contains", "it says so", "so") == 1
+    assert reward(scorer, "contains", "it says so", "so", '{"strict":true}') == 0
+    assert reward(scorer, "says", "it says so", "so") == 1
+    assert reward(scorer, "python:rules_of_a_user:Inner.same", "so", "so") == 1
     import rules_of_a_user
 
     register("given", rules_of_a_user.contains)
     assert rule("given").base == "python:rules_of_a_user:contains"
-    with pytest.raises(RolloutError, match="there is a verifier called contains already"):
+    with pytest.raises(RolloutError, match="verifier called contains"):
         register("contains", "rules_of_a_user:raises")
     with pytest.raises(RolloutError, match=r"cannot be imported as .*<lambda>|must be python:MODULE:FUNCTION"):
         register("lambda", lambda *_: True)
-    with pytest.raises(RolloutError, match="a verifier cannot be called 'exact'"):
+    with pytest.raises(RolloutError, match="verifier cannot be called"):
         register("exact", "rules_of_a_user:contains")
 
 
-def test_a_verifier_that_breaks_on_a_response_says_how() -> None:
-    scorer = Scorer()
+def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
     names = ("python:rules_of_a_user:raises", "python:rules_of_a_user:wrong_type")
     verdicts = scorer.submit([Item(verifier=name, response="x", answer="x") for name in names]).result(timeout=60)
-    scorer.close()
     assert [v.reward for v in verdicts] == [0, 0]
     assert [v.error for v in verdicts] == [
         "error: ValueError: no x second line", "error: a verifier must return a number from 0 to 1, not str"
@@ -159,18 +163,18 @@ def test_a_verifier_that_breaks_on_a_response_says_how() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nonsense", "there is no verifier called 'nonsense'; there are exact, math, runs, reasoning_gym:TASK and"),
+        ("nonsense", "called 'nonsense'"),
         ("", "there is no verifier called ''"),
-        ("exact|last", "there is no answer extraction called 'last'; there are boxed, last_line, after:MARK and regex"),
-        ("exact|after:", "after: of a verifier needs a mark"),
-        ("exact|regex:", "regex: of a verifier needs a pattern"),
-        ("exact|regex:(", "the pattern '\\(' of a verifier cannot be read"),
-        ("python:os", "the verifier python:os must be python:MODULE:FUNCTION"),
-        ("python:rules_of_a_user:nothing", "the verifier python:rules_of_a_user:nothing cannot be loaded .Attribute"),
-        ("python:no_such_module:f", "cannot be loaded .ModuleNotFoundError: No module named 'no_such_module'.; it"),
+        ("exact|last", "extraction called 'last'"),
+        ("exact|after:", "after: of a verifier"),
+        ("exact|regex:", "regex: of a verifier"),
+        ("exact|regex:(", r"'\(' of a verifier cannot"),
+        ("python:os", "verifier python:os must be"),
+        ("python:rules_of_a_user:nothing", "rules_of_a_user:nothing"),
+        ("python:no_such_module:f", "named 'no_such_module'.;"),
         ("python:rules_of_a_user:not_a_function", "is no function but of type int"),
-        ("reasoning_gym:nonsense", "reasoning-gym refuses the task 'nonsense'"),
-        ("reasoning_gym:composite", "reasoning-gym's task composite is refused: it only mixes other tasks"),
+        ("reasoning_gym:nonsense", "refuses the task 'nonsense'"),
+        ("reasoning_gym:composite", "task composite is refused"),
     ],
 )  # fmt: skip
 def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message: str) -> None:

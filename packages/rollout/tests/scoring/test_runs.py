@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, source_from
-from isocompute.rollout.problems import load_checked
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.problems.loading import load_checked
+from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.judges import runs
 from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
 from isocompute.rollout.scoring.sandbox import bubblewrap, layers, start
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("programs, some of which take all their time")
 
@@ -34,12 +35,24 @@ print(sorted(os.listdir("/dev")) == ["null", "random", "urandom", "zero"])
 """
 
 
-@pytest.fixture(scope="module", params=WITHOUT, ids=["all layers", "no bubblewrap", "no namespaces"])
-def scorer(request: pytest.FixtureRequest) -> Iterator[Scorer]:
+@pytest.fixture(scope="module")
+def scorers() -> Iterator[list[Scorer]]:
+    """One with all layers, one without bubblewrap, and one without namespaces either."""
     limits: dict[str, Any] = {"seconds": 2.0, "wall_factor": 3.0, "memory_bytes": 2**29}
-    scorer = Scorer(ScoringConfig(**limits, without=request.param))
-    yield scorer
-    scorer.close()
+    opened = [Scorer(ScoringConfig(**limits, without=without)) for without in WITHOUT]
+    yield opened
+    for scorer in opened:
+        scorer.close()
+
+
+@pytest.fixture
+def scorer(scorers: list[Scorer]) -> Scorer:
+    return scorers[0]
+
+
+@pytest.fixture(params=range(len(WITHOUT)), ids=["all layers", "no bubblewrap", "no namespaces"])
+def any_scorer(request: pytest.FixtureRequest, scorers: list[Scorer]) -> Scorer:
+    return scorers[request.param]
 
 
 def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = "runs") -> list[float]:
@@ -47,7 +60,8 @@ def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = 
     return [verdict.reward for verdict in scorer.submit(items).result(timeout=300)]
 
 
-def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(scorer: Scorer) -> None:
+def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     scorer.check(["runs"])
     report = scorer._lane("runs").report().result()
     used = bubblewrap.path() and "bubblewrap" not in scorer.config.without
@@ -67,7 +81,8 @@ def test_in_bubblewrap_a_program_sees_only_itself_and_what_it_needs() -> None:
         runs.RunsJudge(Apart(command=("/bin/false",)))
 
 
-def test_a_program_is_right_when_it_passes_every_test(scorer: Scorer) -> None:
+def test_a_program_is_right_when_it_passes_every_test(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     half = "print(abs(sum(map(int, input().split()))) if input else 0)\nassert True\nprint"
     fenced = f"I add them.\n```python\n{RIGHT}\n```\nDone."
     wrong = RIGHT.replace("sum", "max")
@@ -109,7 +124,8 @@ def test_a_program_reads_a_long_input_and_one_that_does_not_read_it_may_be_right
     assert rewards(scorer, "for i in range(50_000): print(i)", answer=many) == [1]
 
 
-def test_a_process_that_keeps_the_output_open_delays_nothing(scorer: Scorer) -> None:
+def test_a_process_that_keeps_the_output_open_delays_nothing(any_scorer: Scorer) -> None:
+    scorer = any_scorer
     leaves = f"import os, time\nif os.fork() == 0: time.sleep(1000)\n{RIGHT}"
     assert rewards(scorer, leaves) == [1]
 
@@ -117,21 +133,19 @@ def test_a_process_that_keeps_the_output_open_delays_nothing(scorer: Scorer) -> 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ("7", "the answer of a problem for runs is '7'; it must be "),
-        ('{"tests": [], "time": 1}', "the answer of a problem for runs is "),
-        ("[]", "the answer of a problem for runs holds no tests"),
-        ('[{"input": "1"}]', 'test 1 of a problem for runs is no mapping of "input" and "output"'),
-        ('[{"input": "", "output": 7}]', "test 1 of a problem for runs must have texts"),
+        ("7", "problem for runs is '7';"),
+        ('{"tests": [], "time": 1}', "of a problem for runs is"),
+        ("[]", "holds no tests"),
+        ('[{"input": "1"}]', "is no mapping"),
+        ('[{"input": "", "output": 7}]', "must have texts"),
         ('{"tests": [], "seconds": true}', "seconds of a test is True"),
     ],
 )
-def test_tests_that_cannot_be_read_are_no_fault_of_a_response(answer: str, message: str) -> None:
+def test_tests_that_cannot_be_read_are_no_fault_of_a_response(scorer: Scorer, answer: str, message: str) -> None:
     with pytest.raises(RolloutError, match=message):
         runs.tests_of(answer)
-    scorer = Scorer()
     with pytest.raises(RolloutError, match=message):
         rewards(scorer, RIGHT, answer=answer)
-    scorer.close()
 
 
 def test_a_source_of_programs_is_loaded_and_problems_without_tests_are_dropped(tmp_path: Any) -> None:

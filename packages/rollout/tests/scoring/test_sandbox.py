@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig, scoring_from
-from isocompute.rollout.scoring.sandbox import report, sandbox_layers
+from isocompute.rollout.scoring.config import ScoringConfig, scoring_from
+from isocompute.rollout.scoring.sandbox.summary import report, sandbox_layers
+from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.processes import descendants
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
@@ -84,7 +85,8 @@ def test_a_forked_process_has_processes_of_its_own(scorer: Scorer) -> None:
 
 
 PROGRAM = """
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Item, Scorer
 scorer = Scorer(ScoringConfig(seconds=600))
 scorer.check(["math"])
 scorer.submit([Item(verifier="math", response=r"\\\\boxed{9^{9^{9^{9}}}}", answer="1")])

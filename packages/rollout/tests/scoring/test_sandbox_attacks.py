@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from isocompute.rollout.problems import ReasoningGymSource
 from isocompute.rollout.problems.reasoning_gym import candidates
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
-from isocompute.rollout.scoring.config import LAYERS
+from isocompute.rollout.problems.sources import ReasoningGymSource
+from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
 from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.attacks import ATTACKS, EXAMPLES
 from scoring.outside import SECRET, Outside
 from scoring.siege import MODULE, besiege, program_targets, text_target
@@ -34,37 +34,43 @@ ENDS = {
 """What the column ``score_error`` says of a response that a verifier executes."""
 
 
-@pytest.fixture
-def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Scorer]:
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/own_verifiers.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("modules") / "own_verifiers.py"
+    path.write_text(MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(path.parent))
+        yield path
+
+
+@pytest.fixture(scope="module", params=[{}])
+def scorer(module: Path, request: pytest.FixtureRequest) -> Iterator[Scorer]:
     limits: dict[str, Any] = {"seconds": 0.5, "wall_factor": 10.0, "memory_bytes": 2**29}
-    scorer = Scorer(ScoringConfig(**{**limits, **getattr(request, "param", {})}))
+    scorer = Scorer(ScoringConfig(**limits, **request.param))
     yield scorer
     scorer.close()
 
 
 @pytest.fixture
-def outside(tmp_path: Path, scorer: Scorer) -> Iterator[Outside]:
-    outside = Outside(tmp_path / "modules/own_verifiers.py", memory_bytes=scorer.config.memory_bytes)
+def outside(module: Path, scorer: Scorer) -> Iterator[Outside]:
+    outside = Outside(module, memory_bytes=scorer.config.memory_bytes)
     yield outside
     outside.close()
 
 
-@pytest.mark.parametrize("name", ["exact", "exact|regex:(?s).+", r"exact|regex:^((a+)+)\s*$", "math", "math|boxed"])
+@pytest.mark.parametrize("name", ["exact|regex:(?s).+", r"exact|regex:^((a+)+)\s*$", "math|boxed"])
 def test_no_attack_earns_reward_from_a_comparison(name: str, scorer: Scorer, outside: Outside) -> None:
     pytest.importorskip("math_verify")
     assert besiege(scorer, text_target(name, "a" if "a+" in name else "3/4"), EXAMPLES, outside) == []
 
 
-@pytest.mark.parametrize("executing", [True, False])
-def test_no_attack_earns_reward_from_a_task(executing: bool, scorer: Scorer, outside: Outside) -> None:
-    for task in sorted(set(reasoning_gym.factory.DATASETS) - set(REFUSED)):
-        if (task in EXECUTING) == executing:
-            problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))
-            target = text_target(problem.verifier, problem.answer, problem.metadata)
-            assert besiege(scorer, target, EXAMPLES, outside) == [], task
+def test_no_attack_earns_reward_from_a_task(scorer: Scorer, outside: Outside) -> None:
+    """Every task that may execute, and every twentieth other; ``nox -s redteam`` takes all of them."""
+    others = sorted(set(reasoning_gym.factory.DATASETS) - set(REFUSED) - set(EXECUTING))
+    for task in [*EXECUTING, *others[::20]]:
+        problem = next(iter(candidates(ReasoningGymSource(task=task, train=1, validation=1, seed=5))))
+        target = text_target(problem.verifier, problem.answer, problem.metadata)
+        assert besiege(scorer, target, EXAMPLES, outside) == [], task
 
 
 def test_how_a_response_ends_is_said(scorer: Scorer, outside: Outside) -> None:

@@ -5,10 +5,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from isocompute.rollout.scoring import ScoringConfig
-from isocompute.rollout.scoring.config import LAYERS
-from isocompute.rollout.scoring.sandbox import report
-from isocompute.rollout.scoring.sandbox.summary import ATTEMPTS, words
+from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
+from isocompute.rollout.scoring.sandbox.summary import ATTEMPTS, report, words
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 

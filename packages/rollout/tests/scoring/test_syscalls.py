@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from isocompute.rollout.scoring import Item, Scorer, ScoringConfig
+from isocompute.rollout.scoring.config import ScoringConfig
+from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 
@@ -50,13 +50,15 @@ REFUSED = {
 """Functions of the C library that a response calls, with values that would otherwise give success or another error."""
 
 
-@pytest.fixture
-def scorer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scorer]:
-    (tmp_path / "calling_rules.py").write_text(OWN)
-    monkeypatch.chdir(tmp_path)
-    scorer = Scorer(ScoringConfig(seconds=2))
-    yield scorer
-    scorer.close()
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scorer]:
+    folder = tmp_path_factory.mktemp("rules")
+    (folder / "calling_rules.py").write_text(OWN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        scorer = Scorer(ScoringConfig(seconds=2))
+        yield scorer
+        scorer.close()
 
 
 def executed(scorer: Scorer, *responses: str, answer: str = "right") -> list[float]:

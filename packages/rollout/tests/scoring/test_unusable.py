@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, source_from, verifier
 from isocompute.rollout.errors import ProblemError
-from isocompute.rollout.scoring import Item, default_scorer
+from isocompute.rollout.scoring.scorer import Item, default_scorer
 from isocompute.rollout.scoring.unusable import without_unusable
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
@@ -32,7 +32,7 @@ def test_a_judge_that_raises_in_prepare_is_a_fault_of_the_problem_and_earns_no_r
 
 def test_an_answer_that_math_verify_cannot_read_is_a_fault_of_the_problem() -> None:
     pytest.importorskip("math_verify")
-    with pytest.raises(ProblemError, match=r"math-verify reads no value in the reference answer ''"):
+    with pytest.raises(ProblemError, match="no value in the reference"):
         verifier("math")(r"\boxed{3}", "")
 
 
@@ -54,7 +54,7 @@ def test_unusable_problems_are_left_out_with_a_reason() -> None:
     assert usable["problem_id"].to_list() == ["a", "e"]
     assert dropped["problem_id"].to_list() == ["b", "c", "d"]
     assert "make the problems table again" in dropped["reason"][1]
-    with pytest.raises(RolloutError, match=r"none of the 3 problems can be scored, such as b, since "):
+    with pytest.raises(RolloutError, match="3 problems can be scored,"):
         without_unusable(problems.filter(pl.col("problem_id").is_in(list("bcd"))), default_scorer())
 
 

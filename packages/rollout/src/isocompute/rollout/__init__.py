@@ -1,31 +1,18 @@
 """What does the policy answer, and is it right? Problems, samplers, verifiers, difficulty."""
 
 from .errors import RolloutError
-from .problems import HubSource, Loaded, LocalSource, ReasoningGymSource, load_checked, load_problems, source_from
-from .samplers import (
-    EngineConfig,
-    Interruption,
-    Prompting,
-    Sampling,
-    engine_from,
-    open_sampler,
-    prompting_from,
-    sampling_from,
-)
-from .scoring import (
-    DifficultySplit,
-    EvaluationResult,
-    Scorer,
-    ScoringConfig,
-    evaluate,
-    histogram,
-    register,
-    scoring_from,
-    split,
-    successes,
-    verifier,
-    with_pass_rates,
-)
+from .problems.loading import Loaded, load_checked, load_problems
+from .problems.sources import HubSource, LocalSource, ReasoningGymSource, source_from
+from .samplers.engine import EngineConfig, engine_from
+from .samplers.prompts import Prompting, prompting_from
+from .samplers.registry import open_sampler
+from .samplers.sampling import Interruption, Sampling, sampling_from
+from .scoring.config import ScoringConfig, scoring_from
+from .scoring.difficulty import DifficultySplit, histogram, split, with_pass_rates
+from .scoring.evaluation import EvaluationResult, evaluate, successes
+from .scoring.rules import register
+from .scoring.scorer import Scorer
+from .scoring.verifiers import verifier
 from .seeds import response_seed
 
 __all__ = [

@@ -7,28 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from .commands import (
-    audit_verifier,
-    difficulty,
-    evaluate,
-    generate,
-    mix,
-    problems,
-    resampling,
-    score,
-    serve_check,
-    split,
-)
+from .commands import difficulty, evaluate, generate, problems, score, split
 from .contract import command_line
 
-COMMANDS = (problems, generate, evaluate, difficulty, split, mix, score, audit_verifier, resampling, serve_check)
+COMMANDS = (problems, generate, evaluate, difficulty, split, score)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``isocompute-rollout``.
-
-    Args:
-        argv: The arguments, by default those of the process.
 
     Returns:
         As ``command_line.run``.

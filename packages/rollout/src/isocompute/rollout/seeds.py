@@ -11,7 +11,6 @@ def response_seed(seed: int, phase: str, step: int, problem_id: str, sample: int
     n and the batch are not part of it, so runs that differ in these share their luck (common random numbers).
 
     Args:
-        seed: The run's seed.
         phase: What the response is for: ``train``, ``eval``, ``difficulty``, ``baseline`` or ``canary``.
         step: Update step, or cumulative rollouts for phase ``eval``.
         sample: Index of the response among those to its problem.

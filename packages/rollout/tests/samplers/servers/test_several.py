@@ -149,5 +149,5 @@ def test_waiting_for_the_only_server_ends_when_it_is_told_to() -> None:
 def test_servers_are_named_once_and_there_is_one() -> None:
     with pytest.raises(RolloutError, match="must name at least one"):
         Servers([])
-    with pytest.raises(RolloutError, match="names the server http://a/v1 twice"):
+    with pytest.raises(RolloutError, match="server http://a/v1 twice"):
         Servers([Client("http://a"), Client("http://a/v1/")])

@@ -19,16 +19,12 @@ class Answers:
 
     Attributes:
         counts: ``problem_id``, ``successes`` and ``samples`` of the questions with enough completed responses.
-        k: Responses drawn.
         left_out: Questions with fewer.
         responses: Responses to all questions, the aborted ones included.
         aborted: Those that the engine failed.
         truncated: Those that were cut off at the longest length.
         errors: Those that broke their verifier.
         faults: What went wrong, in words.
-        run_id: The run.
-        step: Its step.
-        phase: What the responses were for.
     """
 
     counts: pl.DataFrame
@@ -57,13 +53,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which of several runs is meant.
-
-    Attributes:
-        run_id: Only responses of this run, or None.
-        step: Only responses of this step, or None.
-        phase: Only responses of this phase, or None.
-    """
+    """Which of several runs is meant."""
 
     run_id: str | None = None
     step: int | None = None
@@ -83,9 +73,7 @@ def answers_of(
     What selects never measures: responses of phase ``difficulty`` say nothing of a set that they have chosen.
 
     Args:
-        rollouts: A ``rollouts`` table.
         problems: The questions; None for all that were answered.
-        where: Where the rollouts come from, for messages.
         k: Responses drawn; None for as many as most questions have.
         choice: Which run is meant; None where flags cannot say.
 

@@ -12,11 +12,11 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..journal import Journal
 from ..scoring.difficulty import with_pass_rates
 from .output import SOURCE, Output, Source, add_flags, deliver, faults, read
-from .sampling import flags
-from .sampling.work import begin, place_shard
+from .settings import add_sampling, add_shard, refuse_unused
+from .store import Store
+from .work import begin, place_shard
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,8 +33,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="measure problems that earlier responses selected, with seeds of their own: add fresh pass rates",
     )  # fmt: skip
     difficulty.add_argument("--rollouts-out", type=Path, metavar="FILE", help="also write the responses sampled")
-    flags.add_sampling(difficulty, required=False, samples=16)
-    flags.add_shard(difficulty)
+    add_sampling(difficulty, required=False, samples=16)
+    add_shard(difficulty)
     add_flags(difficulty)
     difficulty.set_defaults(run=partial(run, parser=difficulty))
 
@@ -42,17 +42,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
     """Measure the problems and say their mean pass rate.
 
-    Args:
-        arguments: The command's arguments.
-        parser: The command's parser, which knows the defaults.
-
     Raises:
         RolloutError: The arguments contradict one another, or the responses cannot be counted.
     """
     if (arguments.rollouts is None) == (arguments.model is None):
         raise RolloutError("difficulty needs either rollouts to count in or --model to measure with")
     if arguments.model is None:
-        flags.refuse_unused(arguments, parser)
+        refuse_unused(arguments, parser)
         if arguments.rollouts_out is not None:
             raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
     else:
@@ -65,7 +61,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
     problems = read(arguments.problems, "problems")
     sources: dict[str, Source] = {"problems": problems}
     params: Mapping[str, Any] = {"fresh": arguments.fresh}
-    journal: Journal | None = None
+    store: Store | None = None
     dropped: pl.DataFrame | None = None
     if arguments.model is None:
         given = read(arguments.rollouts, "rollouts")
@@ -76,7 +72,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         work = begin(arguments, stack, problems=problems, phase=phase)
         wanted, params = work.problems, {**params, **work.params}
         rollouts = work.rollouts()
-        journal, dropped = work.finished(rollouts), work.dropped
+        store, dropped = work.finished(rollouts), work.dropped
     measured = with_pass_rates(wanted, rollouts, fresh=arguments.fresh)
     if measured.is_empty() and arguments.model is None:
         raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
@@ -84,7 +80,7 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         raise RolloutError(f"all {len(rollouts):,} responses were aborted: nothing was measured")
     besides = [] if arguments.rollouts_out is None else [("rollouts", rollouts, arguments.rollouts_out)]
     return Output(
-        name="problems", table=measured, sources=sources, params=params, besides=besides, journal=journal,
+        name="problems", table=measured, sources=sources, params=params, besides=besides, store=store,
         dropped=dropped,
         **_figures(measured, rollouts, fresh=arguments.fresh, asked_for=len(wanted)),
     )  # fmt: skip

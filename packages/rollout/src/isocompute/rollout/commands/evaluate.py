@@ -13,14 +13,14 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..journal import Journal
 from ..scoring.evaluation import evaluate
 from ..scoring.scores import Score, differences, scores, usual_samples
 from .answers import Answers, Choice, answers_of
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, read
 from .problems import add_set_flags, load_set
-from .sampling import flags
-from .sampling.work import begin
+from .settings import add_sampling, refuse_unused
+from .store import Store
+from .work import begin
 
 PHASES = ("eval", "baseline")
 OF_ROLLOUTS = ("run_id", "step")
@@ -48,17 +48,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--step", type=int, help="with --rollouts: only the responses of this step")
     command.add_argument("--pass-rates", type=Path, metavar="FILE", help="also write successes per question")
     command.add_argument("--rollouts-out", type=Path, metavar="FILE", help="also write the responses sampled")
-    flags.add_sampling(command, required=False, samples=4)
+    add_sampling(command, required=False, samples=4)
     add_flags(command, out="the .json file to write")
     command.set_defaults(run=partial(run, parser=command), files=DOCUMENT_FILES)
 
 
 def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
     """Score the responses and print a table of the scores.
-
-    Args:
-        arguments: The command's arguments.
-        parser: The command's parser, which knows the defaults.
 
     Raises:
         RolloutError: The arguments contradict one another, or the responses cannot be scored.
@@ -82,7 +78,7 @@ def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     if arguments.k is not None and min(arguments.k) < 1:
         raise RolloutError(f"--k is {min(arguments.k)}; it must be at least 1")
     if arguments.model is None:
-        flags.refuse_unused(arguments, parser)
+        refuse_unused(arguments, parser)
         if arguments.rollouts_out is not None:
             raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
         return
@@ -101,7 +97,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     if problems is not None and problems.files:
         sources["problems"] = problems
     params: dict[str, Any] = {**where, "k": " ".join(map(str, arguments.k or ()))}
-    journal: Journal | None = None
+    store: Store | None = None
     dropped: pl.DataFrame | None = None
     besides: list[tuple[str, pl.DataFrame, Path]] = []
     others: Answers | None = None
@@ -111,16 +107,16 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     if arguments.model is not None:
         assert problems is not None
         work = begin(arguments, stack, problems=problems, phase=arguments.phase or "eval")
-        k = arguments.k or [work.asked.samples]
+        k = arguments.k or [work.settings.samples]
         # Whatever is wrong with the other run should be known before anything is sampled.
         if theirs is not None:
-            others = _others(_among(theirs, problems, work.problems), work.problems, arguments, work.asked.samples)
+            others = _others(_among(theirs, problems, work.problems), work.problems, arguments, work.settings.samples)
         with contextlib.closing(work.sampler):
             found = evaluate(
-                work.sampler, work.problems, samples=work.asked.samples, seed=work.asked.seed, at=0,
+                work.sampler, work.problems, samples=work.settings.samples, seed=work.settings.seed, at=0,
                 run_id=work.run_id, phase=work.phase,
             )  # fmt: skip
-        journal, params, dropped = work.journal, {**params, **work.params}, work.dropped
+        store, params, dropped = work.store, {**params, **work.params}, work.dropped
         if arguments.rollouts_out is not None:
             besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
         ours = answers_of(found.rollouts, work.problems, where="the responses sampled", k=k)
@@ -136,7 +132,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
         besides.append(("pass_rates", ours.pass_rates(), arguments.pass_rates))
     paired = None if others is None else differences(ours.counts, others.counts, ours.k)
     return _output(
-        ours, paired, arguments, sources=sources, params=params, besides=besides, journal=journal, dropped=dropped
+        ours, paired, arguments, sources=sources, params=params, besides=besides, store=store, dropped=dropped
     )
 
 

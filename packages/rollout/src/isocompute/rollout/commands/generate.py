@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
-from .sampling import flags
-from .sampling.work import begin, place_shard
+from .settings import add_sampling, add_shard
+from .work import begin, place_shard
 
 PHASES = ("difficulty", "baseline", "eval")
 
@@ -27,8 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="what the responses are for: to select problems (difficulty, the default), to measure those selected "
         "(baseline) or to evaluate; each has seeds of its own",
     )  # fmt: skip
-    flags.add_sampling(generate, required=True, samples=16)
-    flags.add_shard(generate)
+    add_sampling(generate, required=True, samples=16)
+    add_shard(generate)
     add_flags(generate, out="the .parquet file to write")
     generate.set_defaults(run=run, files=ROLLOUT_FILES)
 
@@ -45,6 +45,6 @@ def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     work = begin(arguments, stack, problems=problems, phase=arguments.phase, kept=True)
     rollouts = work.rollouts()
     return rewarded(
-        rollouts, sources={"problems": problems}, params=work.params, journal=work.finished(rollouts),
+        rollouts, sources={"problems": problems}, params=work.params, store=work.finished(rollouts),
         dropped=work.dropped,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from ..contract import tables
 from ..contract.errors import IsoComputeError
 from ..contract.files import write_text
 from ..errors import RolloutError
-from ..journal import Journal
+from .store import Store
 
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
 """What a command reads a table from."""
@@ -33,7 +33,6 @@ class Source:
 
     Attributes:
         address: Where it was read from, as given.
-        table: Its rows.
         files: The files read; those of an MLflow source are copies.
     """
 
@@ -49,14 +48,12 @@ class Output:
     Attributes:
         name: Which table or document it is.
         summary: What it holds, in a few words.
-        table: Its rows, of a table.
-        document: Its content, of a document.
         lines: What is printed before the summary.
         metrics: Figures to log with it.
         sources: Tables it was made from, by name.
         params: Settings to log with it.
         besides: Further tables with the names and files to write them to.
-        journal: Unfinished work that it makes superfluous once it is written.
+        store: Unfinished work that it makes superfluous once it is written.
         dropped: Problems that it leaves out since they cannot be scored (``scoring.unusable``); None where it never
             does.
     """
@@ -70,15 +67,12 @@ class Output:
     sources: Mapping[str, Source] = field(default_factory=dict)
     params: Mapping[str, Any] = field(default_factory=dict)
     besides: Sequence[tuple[str, pl.DataFrame, Path]] = ()
-    journal: Journal | None = None
+    store: Store | None = None
     dropped: pl.DataFrame | None = None
 
 
 def read(address: str, name: str) -> Source:
     """Read a table from wherever it is, and remember the files that it came from.
-
-    Args:
-        address: As ``tables.read`` takes it.
 
     Raises:
         IsoComputeError: There is no such source, or what it holds is not the table.
@@ -118,9 +112,6 @@ def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:
     """Say how many responses were cut off, failed, or broke their verifiers, and why.
 
-    Args:
-        rollouts: A ``rollouts`` table.
-
     Yields:
         A few words for each that there is.
     """
@@ -145,21 +136,13 @@ def _reasons(rollouts: pl.DataFrame, column: str, *, most: int = 3) -> str:
 
 
 def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .csv file to write") -> None:
-    """Add the flags that say where the output goes.
-
-    Args:
-        out: What ``--out`` is.
-    """
+    """Add the flags that say where the output goes."""
     command.add_argument("--out", required=True, type=Path, help=out)
     command.add_argument("--log", metavar="EXPERIMENT", help="also log it to MLflow (MLFLOW_TRACKING_URI)")
 
 
 def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], Output]) -> Iterator[str]:
     """Make something, write it to ``--out`` and log it to ``--log``.
-
-    Args:
-        arguments: The command's arguments.
-        make: Makes the output of the command from its arguments.
 
     Yields:
         Lines to print.
@@ -190,9 +173,9 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
     yield f"{output.summary}, in {arguments.out}"
     if arguments.log:
         yield f"logged as runs:/{_log(arguments, output)}"
-    if output.journal is not None:
+    if output.store is not None:
         # Not before it is logged: where that fails, the same command must not sample everything again.
-        output.journal.discard()
+        output.store.discard()
 
 
 def _listed(dropped: pl.DataFrame, path: Path) -> Iterator[str]:
@@ -237,7 +220,7 @@ def _log(arguments: argparse.Namespace, output: Output) -> str:
             inputs=inputs,
         )
     except IsoComputeError as error:
-        if output.journal is None:
+        if output.store is None:
             raise
         raise RolloutError(
             f"{error}; {arguments.out} is written, and the same command with --overwrite logs it without sampling again"

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from ..problems import NAMED, Loaded, load_checked, named_set, source_from
+from ..problems.loading import Loaded, joined, load_checked
+from ..problems.named import NAMED, named_set
+from ..problems.sources import source_from
 from .output import Output, add_flags, deliver
-from .values import add_scoring, scorer_of, yaml_mapping
+from .values import add_scoring, scorer_of, yaml_mappings
 
 EXAMPLES = 3
 """Dropped problems that are named."""
@@ -22,7 +24,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     problems = commands.add_parser(
         "problems", help="make a problems table from a YAML or JSON description, or from a set known by name"
     )
-    problems.add_argument("config", type=Path, nargs="?", help="the description: kind, and settings of that kind")
+    problems.add_argument("config", type=Path, nargs="?", help="a source (kind and its settings), or a list of them")
     add_set_flags(problems)
     problems.add_argument("--train", type=int, metavar="N", help="training problems of a training set")
     problems.add_argument("--validation", type=int, metavar="N", help="validation problems of a training set")
@@ -40,9 +42,6 @@ def add_set_flags(command: argparse.ArgumentParser) -> None:
 
 def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
     """Load the set that the flags name, and say from where.
-
-    Args:
-        arguments: The command's arguments.
 
     Raises:
         RolloutError: There is no such set, or it cannot be loaded.
@@ -66,8 +65,9 @@ def _problems(arguments: argparse.Namespace) -> Output:
         for name in OF_A_SET:
             if getattr(arguments, name) is not None:
                 raise RolloutError(f"--{name} needs --set NAME")
-        settings = yaml_mapping(arguments.config)
-        loaded = load_checked(source_from(settings), scorer=scorer_of(arguments))
+        described, scorer = yaml_mappings(arguments.config), scorer_of(arguments)
+        loaded = joined([load_checked(source_from(each), scorer=scorer) for each in described])
+        settings = described[0] if len(described) == 1 else {f"sources.{i}": each for i, each in enumerate(described)}
     else:
         loaded, settings = load_set(arguments)
     summary = f"{len(loaded.problems):,} problems"

@@ -79,7 +79,7 @@ def _score(arguments: argparse.Namespace) -> Output:
     unknown = joined.filter(pl.col("verifier").is_null())["problem_id"].unique().sort()
     if len(unknown):
         raise RolloutError(f"{arguments.problems}: lacks {len(unknown)} problems answered, such as {unknown[0]}")
-    texts = response_texts(rollouts, arguments)
+    texts = _texts(rollouts, arguments)
     answered = (rollouts["finish_reason"] != "aborted").to_list()
     columns = (joined[name].to_list() for name in ("answer", "verifier", "metadata"))
     items = [
@@ -99,7 +99,7 @@ def _score(arguments: argparse.Namespace) -> Output:
     )
 
 
-def response_texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:
+def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:
     """The responses' texts: those that the table holds, others from their tokens."""
     held: Sequence[str | None] = [None] * len(rollouts)
     if "text" in rollouts.columns:

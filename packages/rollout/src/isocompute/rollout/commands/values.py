@@ -19,9 +19,6 @@ from ..scoring.scorer import Scorer, default_scorer
 def pairs(given: Sequence[str], *, flag: str) -> dict[str, Any]:
     """Return the values of a repeatable flag ``KEY=VALUE``; a value is read as YAML.
 
-    Args:
-        flag: Its name, for the message.
-
     Raises:
         RolloutError: One is not a pair, or a key is given twice.
     """
@@ -47,15 +44,32 @@ def yaml_mapping(path: Path) -> dict[str, Any]:
     Raises:
         RolloutError: It cannot be read, or holds something else.
     """
-    import yaml
-
-    try:
-        settings = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
+    settings = _yaml(path)
     if not isinstance(settings, dict):
         raise RolloutError(f"{path}: must be a mapping of settings")
     return settings
+
+
+def yaml_mappings(path: Path) -> list[dict[str, Any]]:
+    """Return the mappings of a YAML (or JSON) file that holds one, or a list of them.
+
+    Raises:
+        RolloutError: It cannot be read, or holds something else.
+    """
+    settings = _yaml(path)
+    found = settings if isinstance(settings, list) else [settings]
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise RolloutError(f"{path}: must be a mapping of settings, or a list of such mappings")
+    return found
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
 
 
 def error_of(error: BaseException) -> str:
@@ -75,9 +89,6 @@ def add_scoring(command: argparse.ArgumentParser) -> None:
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
     """Return the scorer that the flag asks for, or that of the process without it.
-
-    Args:
-        arguments: The command's arguments.
 
     Raises:
         RolloutError: A setting is unknown or out of its range.
@@ -104,7 +115,6 @@ def chosen(problems: pl.DataFrame, *, limit: int | None, shard: str | None) -> p
     Which shard a problem belongs to depends on its id alone. The shards of a limited run partition its problems.
 
     Args:
-        problems: A ``problems`` table.
         limit: How many; None for all.
         shard: ``I/K``; None for all.
 

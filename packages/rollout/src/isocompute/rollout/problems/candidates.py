@@ -11,9 +11,6 @@ class Candidate:
     """A problem before it has a place in a table.
 
     Attributes:
-        prompt: Text given to the policy.
-        answer: Reference answer.
-        verifier: Rule for the reward.
         metadata: What the rule needs besides (``scoring.metadata.encode``), or nothing.
     """
 
@@ -33,7 +30,6 @@ def problem_id(source: str, prompt: str) -> str:
 
     Args:
         source: Name of the source in the table; for a set known by name, that of its dataset without the revision.
-        prompt: Text given to the policy.
 
     Returns:
         16 hexadecimal digits.

@@ -16,9 +16,6 @@ from .sources import HubSource
 def candidates(source: HubSource) -> Iterator[Candidate]:
     """Yield each row, in shuffled order.
 
-    Args:
-        source: Where the problems come from.
-
     Raises:
         RolloutError: ``datasets`` is not installed, the revision is missing, the dataset cannot be loaded,
             or it lacks a column.
@@ -75,7 +72,6 @@ def reach(row: Any, column: str, where: str) -> Any:
 
     Args:
         column: A column, or a path into nested ones such as ``reward_model.ground_truth``.
-        where: Name of the source, for the message.
 
     Raises:
         RolloutError: There is no such column.

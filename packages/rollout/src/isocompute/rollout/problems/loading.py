@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -42,10 +42,6 @@ class Loaded:
 def load_problems(source: Source, *, scorer: Scorer | None = None) -> pl.DataFrame:
     """Make the ``problems`` table, as ``load_checked`` does, and leave out what was dropped.
 
-    Args:
-        source: Where the problems come from.
-        scorer: As for ``load_checked``.
-
     Returns:
         A ``problems`` table.
 
@@ -63,7 +59,6 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     not asked, since it may expect more than the bare answer.
 
     Args:
-        source: Where the problems come from.
         scorer: Scores the answers; by default the one of this process.
 
     Returns:
@@ -114,11 +109,21 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
     return Loaded(problems=_table(source, kept), dropped=pl.DataFrame(dropped, schema=DROPPED))
 
 
+def joined(parts: Sequence[Loaded]) -> Loaded:
+    """Join what several sources gave, each problem once: one that is on both sides stays on the validation side."""
+    same = pl.col("prompt").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
+    problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
+    problems = problems.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
+    return Loaded(
+        problems=tables.check(problems, "problems", where="the sources"),
+        dropped=pl.concat([part.dropped for part in parts]),
+    )
+
+
 def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candidate]:
     """Yield the problems of a source one after another; they may repeat.
 
     Args:
-        source: Where they come from.
         scorer: In whose sandbox generators execute programs; by default the one of this process.
 
     Raises:

@@ -16,9 +16,6 @@ from .sources import LocalSource
 def candidates(source: LocalSource) -> Iterator[Candidate]:
     """Yield each row, in shuffled order.
 
-    Args:
-        source: Where the problems come from.
-
     Raises:
         RolloutError: The file is missing or unreadable, or it lacks a column or a value.
     """

@@ -32,7 +32,6 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
     prompt of their own (``PROMPTS``), and their scorers need only the answer.
 
     Args:
-        source: The task and its settings.
         scorer: In whose sandbox programs are executed; by default the one of this process.
 
     Raises:

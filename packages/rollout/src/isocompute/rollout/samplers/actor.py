@@ -59,13 +59,7 @@ class SamplerActor:
         self._sampler.use(sampling)
 
     def begin(self, problems: pl.DataFrame, draw: Mapping[str, Any], verifiers: Verifiers) -> None:
-        """Begin to answer problems.
-
-        Args:
-            problems: A ``problems`` table.
-            draw: The fields of ``Draw``.
-            verifiers: The caller's own.
-        """
+        """Begin to answer problems."""
         self.end()
         verifiers.adopt()
         self._stream = self._sampler.stream(problems, **draw)

@@ -26,10 +26,6 @@ class Sampler:
     A subclass says how problems are answered (``_batches``), which tensors its model has (``manifest``) and how weights
     reach its engine (``_load``).
 
-    Args:
-        model: Directory or name of a model in the Hugging Face format.
-        sampling: How responses are sampled.
-
     Attributes:
         plan: What the engine needs of its device's memory, as a table to be read; empty where that is not known.
         faults: Problems that could not be scored so far.
@@ -100,10 +96,6 @@ class Sampler:
         """Answer each problem ``samples`` times, and yield each group as soon as it is complete and scored.
 
         Args:
-            problems: As for ``sample``, as are the others.
-            samples: Responses per problem.
-            seed: The run's seed.
-            step: Update step the responses are for.
             first_sample: Index of a problem's first response.
 
         Yields:
@@ -152,7 +144,6 @@ class Sampler:
 
         Args:
             weights: A mapping or an iterable of (name, tensor).
-            version: Policy version of these weights.
 
         Raises:
             RolloutError: A stream is open; or a tensor is missing, unknown or of another shape, two tied ones differ,
@@ -184,11 +175,7 @@ class Sampler:
             self._load(payload)
 
     def end_sync(self, version: int) -> None:
-        """Take note that all parts came, and stamp what is sampled with ``version``.
-
-        Args:
-            version: Policy version of the weights.
-        """
+        """Take note that all parts came, and stamp what is sampled with ``version``."""
         with loading():
             self._end_load()
         self._stamp(version)
@@ -231,9 +218,6 @@ class Sampler:
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         """Return the length of each problem's prompt (tokens), after every check that ``sample`` makes beforehand.
-
-        Args:
-            problems: A ``problems`` table.
 
         Raises:
             RolloutError: As ``sample``, before anything is sampled.

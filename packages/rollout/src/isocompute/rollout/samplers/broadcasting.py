@@ -24,9 +24,6 @@ class Rendezvous:
 
     Attributes:
         backend: One of ``BACKENDS``.
-        host: Address of the sender's machine.
-        port: Port of its store.
-        world: Number of ranks.
         seconds: Timeout of the rendezvous and of each broadcast.
     """
 
@@ -42,9 +39,6 @@ class BroadcastGroup:
 
     Args:
         key: Which processes it connects.
-        rendezvous: Where they met.
-        store: The rendezvous store.
-        rank: This process's.
 
     Attributes:
         on_gpus: Whether tensors must be on a GPU.

@@ -18,14 +18,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a packed bucket holds, in its order.
-
-    Attributes:
-        names: Hugging Face names.
-        dtypes: Types, such as ``float32``.
-        shapes: Shapes.
-        nbytes: Length of the run.
-    """
+    """What a packed bucket holds, in its order."""
 
     names: list[str]
     dtypes: list[str]

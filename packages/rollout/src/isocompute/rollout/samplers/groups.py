@@ -20,10 +20,6 @@ class Group:
 
     Attributes:
         row: Index of the problem.
-        problem_id: The problem.
-        prompt_ids: Tokens of its prompt.
-        responses: Its responses, by sample.
-        texts: Their texts.
     """
 
     row: int
@@ -55,12 +51,7 @@ class Layout:
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
-        """Return the rows of one group.
-
-        Args:
-            verdicts: Its rewards, by sample.
-            version: Policy version that sampled.
-        """
+        """Return the rows of one group."""
         responses, rows = group.responses, len(group.responses)
         columns: dict[str, Any] = {
             "run_id": [draw.run_id] * rows,

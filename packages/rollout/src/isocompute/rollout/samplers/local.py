@@ -35,9 +35,6 @@ class LocalSampler(Sampler):
     """A sampler with a tokenizer of its own; a subclass turns requests into responses (``_generate``).
 
     Args:
-        model: Directory or name of a model in the Hugging Face format.
-        sampling: How responses are sampled.
-        prompting: How prompts are made.
         scorer: Scores responses while others are generated; by default the one of this process.
 
     Raises:

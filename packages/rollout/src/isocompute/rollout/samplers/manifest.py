@@ -36,9 +36,6 @@ class Manifest:
 def manifest(model: str) -> Manifest:
     """Return which tensors a model has, from its configuration alone: nothing is allocated.
 
-    Args:
-        model: Directory or name of a model in the Hugging Face format.
-
     Raises:
         RolloutError: The configuration cannot be read.
     """
@@ -75,7 +72,6 @@ def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tu
 
     Args:
         weights: Pairs of a Hugging Face name and a tensor, read once.
-        wanted: The model's tensors.
 
     Raises:
         RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied

@@ -17,9 +17,6 @@ their CUDA builds, with which importing vLLM and parts of transformers fails."""
 def load_tokenizer(model: str) -> Any:
     """Load a model's tokenizer.
 
-    Args:
-        model: Directory or name of a model in the Hugging Face format.
-
     Raises:
         RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
     """
@@ -37,11 +34,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def stop_tokens(model: str, tokenizer: Any) -> list[int]:
-    """Return the tokens at which a model's responses end: those of its generation config and of its tokenizer.
-
-    Args:
-        model: Directory or name of a model.
-    """
+    """Return the tokens at which a model's responses end: those of its generation config and of its tokenizer."""
     from transformers import GenerationConfig
 
     stated = {tokenizer.eos_token_id}
@@ -57,9 +50,6 @@ def stop_tokens(model: str, tokenizer: Any) -> list[int]:
 def check_folder(model: str | Path) -> None:
     """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
 
-    Args:
-        model: Directory or name of a model.
-
     Raises:
         RolloutError: The folder has no ``config.json``.
     """
@@ -71,7 +61,6 @@ def not_loaded(model: str, error: BaseException) -> RolloutError:
     """Return what to raise for a model that a library could not load, or for the library that is to blame.
 
     Args:
-        model: Directory or name of the model.
         error: What the library raised; the message quotes its first line.
     """
     for name in COMPANIONS:

@@ -58,12 +58,7 @@ class InProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InObjectStore:
-    """Bytes that Ray's object store shares without a copy.
-
-    Attributes:
-        contents: What they are.
-        array: The bytes.
-    """
+    """Bytes that Ray's object store shares without a copy."""
 
     contents: Contents
     array: NDArray[np.uint8]
@@ -80,7 +75,6 @@ class InSharedMemory:
     """Memory of another process on the same device, which stays as it is until the payload has been taken.
 
     Attributes:
-        contents: What it holds.
         place: Its device, as ``place_of`` names it.
         handle: Where it is: ``torch.multiprocessing``'s function that maps it and its arguments, pickled.
     """
@@ -111,11 +105,7 @@ class InSharedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broadcast:
-    """What the first rank of this process's broadcast group is about to broadcast.
-
-    Attributes:
-        contents: What that is.
-    """
+    """What the first rank of this process's broadcast group is about to broadcast."""
 
     contents: Contents
 

@@ -100,7 +100,6 @@ class PromptMaker:
     """Makes prompts with one tokenizer.
 
     Args:
-        prompting: How prompts are made.
         max_prompt_tokens: Longest prompt (tokens).
 
     Raises:
@@ -127,11 +126,7 @@ class PromptMaker:
         self._made: dict[str, list[int]] = {}
 
     def messages(self, text: str) -> Sequence[Mapping[str, str]]:
-        """Return a prompt as chat messages.
-
-        Args:
-            text: The problem's text.
-        """
+        """Return a prompt as chat messages."""
         asked = [{"role": "system", "content": self._prompting.system}] if self._prompting.system else []
         for question, answer in self._prompting.examples:
             asked += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -139,9 +134,6 @@ class PromptMaker:
 
     def digest(self, problems: pl.DataFrame) -> str:
         """Return a hash of what the prompts of problems say, whatever their order and length.
-
-        Args:
-            problems: A ``problems`` table.
 
         Raises:
             RolloutError: A text is empty, or the chat template refuses it.
@@ -153,9 +145,6 @@ class PromptMaker:
 
     def ids(self, problem_id: str, text: str) -> list[int]:
         """Return the token ids of a prompt.
-
-        Args:
-            problem_id: The problem, for the message.
 
         Raises:
             RolloutError: The text is empty, the chat template refuses it, or the prompt is longer than

@@ -70,7 +70,7 @@ def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str
     """Open replicas of a sampler."""
     if kind not in REPLICATED:
         raise RolloutError(f"a sampler {kind!r} has no replicas; {' and '.join(REPLICATED)} have")
-    from .replicas import Replicas
+    from .replicas.pool import Replicas
 
     settings = dict(replicas)
     if "num_gpus" not in settings and (kind == "vllm" or str(options.get("device")).startswith("cuda")):

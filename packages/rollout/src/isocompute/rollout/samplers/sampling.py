@@ -178,8 +178,6 @@ class Draw:
         samples: Responses per problem.
         seed: The run's seed.
         step: Update step, or cumulative rollouts for phase ``eval``.
-        phase: What the responses are for.
-        run_id: The run.
         first_sample: Index of a problem's first response.
     """
 

@@ -32,11 +32,7 @@ class TransformersSampler(LocalSampler):
     tokens do not depend on the batch.
 
     Args:
-        model: Directory or name of a model in the Hugging Face format.
-        sampling: How responses are sampled.
         dtype: Type of the weights: ``float32``, ``bfloat16`` or ``float16``.
-        batch_size: Most responses generated at a time.
-        prompting: How prompts are made.
         scorer: Scores responses; by default the one of this process.
 
     Raises:

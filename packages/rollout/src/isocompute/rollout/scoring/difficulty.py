@@ -49,7 +49,6 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
     (regression to the mean); fresh ones do not.
 
     Args:
-        problems: A ``problems`` table.
         fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
 
     Returns:
@@ -84,8 +83,6 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
 
     Args:
         problems: A ``problems`` table with ``pass_rate``.
-        lowest: Smallest pass rate.
-        highest: Largest pass rate.
         min_samples: Responses that a problem must have been measured with.
 
     Returns:

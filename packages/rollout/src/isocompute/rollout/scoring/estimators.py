@@ -32,11 +32,6 @@ def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.flo
 def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
 
-    Args:
-        successes: Responses with reward 1, per problem.
-        samples: Responses sampled, per problem.
-        k: Responses drawn; at most ``samples``.
-
     Returns:
         One value per problem.
 
@@ -49,11 +44,6 @@ def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.fl
 
 def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
     """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
-
-    Args:
-        successes: Responses with reward 1, per problem.
-        samples: Responses sampled, per problem.
-        k: Responses drawn; at most ``samples``.
 
     Returns:
         One value per problem.

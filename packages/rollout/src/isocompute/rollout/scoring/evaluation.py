@@ -34,8 +34,6 @@ class Sampler(Protocol):
         """Return a ``rollouts`` table.
 
         Args:
-            problems: A ``problems`` table.
-            samples: Responses per problem.
             step: Cumulative rollouts trained on.
             first_sample: Index of a problem's first response; given only where earlier responses were aborted.
         """
@@ -51,7 +49,6 @@ class EvaluationResult:
         rollouts: The ``rollouts`` table behind them, aborted responses included.
         pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
         questions: Number of problems with at least k completed responses; the metrics are means over these.
-        samples: Responses per problem, k.
     """
 
     metrics: Mapping[str, float]
@@ -70,7 +67,6 @@ def evaluate(
     left out of the metrics; the estimators use all completed responses.
 
     Args:
-        problems: A ``problems`` table.
         samples: Responses per problem, k.
         at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
             seed share them, whatever their n.
@@ -111,8 +107,6 @@ def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, 
     """Answer every problem ``samples`` times, and ask again, at most twice, where responses were aborted.
 
     Args:
-        problems: A ``problems`` table.
-        samples: Responses per problem.
         **asked: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
 
     Returns:
@@ -136,7 +130,6 @@ def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.
     """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``.
 
     Args:
-        problems: A ``problems`` table.
         samples: Responses asked for per problem.
     """
     completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))

@@ -59,11 +59,7 @@ def anchored(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def written(words: Sequence[str], answer: str) -> str:
-    """Return a response from which the words extract an answer; a pattern cannot be reversed and is left out.
-
-    Args:
-        words: As for ``extraction``.
-    """
+    """Return a response from which the words extract an answer; a pattern cannot be reversed and is left out."""
     for word in reversed(words):
         if word == "boxed":
             answer = f"\\boxed{{{answer}}}"
@@ -105,9 +101,6 @@ def after(mark: str) -> Extraction:
 
 def regex(pattern: str) -> Extraction:
     """Return a function that gives the last match of a pattern: its first group, or all of it where there is none.
-
-    Args:
-        pattern: A regular expression.
 
     Raises:
         RolloutError: It cannot be read.

@@ -33,7 +33,6 @@ def decode(text: str, *, where: str) -> dict[str, Any]:
 
     Args:
         text: What ``encode`` made of a mapping.
-        where: The task it belongs to, for the message.
 
     Raises:
         RolloutError: The text is not JSON, or not a mapping.
@@ -49,9 +48,6 @@ def decode(text: str, *, where: str) -> dict[str, Any]:
 
 def from_column(value: Any, *, where: str) -> str:
     """Return the text for what a user's column holds: a mapping, the JSON text of one, or nothing.
-
-    Args:
-        where: The source, for the message.
 
     Raises:
         RolloutError: It is neither.

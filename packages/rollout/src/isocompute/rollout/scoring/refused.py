@@ -50,9 +50,6 @@ EXTRACTION: Mapping[str, tuple[str, ...]] = {
 def check_task(task: str) -> None:
     """Refuse a task that is on the list.
 
-    Args:
-        task: reasoning-gym's name of it.
-
     Raises:
         RolloutError: It is on the list; the message names the task and says why.
     """

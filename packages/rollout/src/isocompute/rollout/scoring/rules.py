@@ -33,7 +33,6 @@ class Rule:
     """A rule as its name describes it.
 
     Attributes:
-        name: The name.
         base: The rule without words; a registered one as ``python:MODULE:FUNCTION``.
         words: How the answer is extracted.
         partial: A fraction counts as the reward.

@@ -43,9 +43,6 @@ class Scorer:
 
     It may be shared by threads; after a fork the child starts processes of its own. ``exact`` needs no process: it
     compares two texts, and is done at once.
-
-    Args:
-        config: Limits of the processes, and what counts as a reward.
     """
 
     def __init__(self, config: ScoringConfig | None = None) -> None:
@@ -59,9 +56,6 @@ class Scorer:
 
     def check(self, verifiers: Iterable[str]) -> None:
         """Refuse rules that are unknown, refused or lack their library, before anything is sampled.
-
-        Args:
-            verifiers: Names of rules.
 
         Raises:
             RolloutError: One of them cannot be used, or needs an isolation that this machine's kernel does not give.

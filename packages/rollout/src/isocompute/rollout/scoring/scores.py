@@ -79,8 +79,6 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
     Pairing removes what the questions have in common: their standard error is that of the differences.
 
     Args:
-        ours: As for ``scores``.
-        theirs: The other policy's.
         ks: Responses drawn.
 
     Raises:

@@ -22,10 +22,6 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     Each problem's own answer is scored, and what is said of it as a response does not matter. A function of the user's
     own is not called; its metadata must be readable.
 
-    Args:
-        problems: A ``problems`` table.
-        scorer: Scores the answers.
-
     Returns:
         The problems that can be scored, in their order, and the others with the ``reason`` (``DROPPED``).
 

@@ -20,7 +20,6 @@ class Item:
     """A response to be scored.
 
     Attributes:
-        verifier: Rule for the reward.
         response: The response's text.
         answer: The reference answer.
         metadata: What the rule needs besides (``metadata.encode``), or nothing.
@@ -127,7 +126,6 @@ def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
     """Return what a reply comes to.
 
     Args:
-        reply: From a scoring process.
         partial: Fractions count.
 
     Raises:

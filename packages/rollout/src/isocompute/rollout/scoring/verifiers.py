@@ -13,12 +13,7 @@ class Verifier(Protocol):
     """A binary reward function: whether a response is right."""
 
     def __call__(self, response: str, answer: str, metadata: str = "") -> bool:
-        """Say whether the response is right.
-
-        Args:
-            response: The response's text.
-            metadata: The problem's ``metadata`` (``metadata.encode``).
-        """
+        """Say whether the response is right."""
         ...
 
 

@@ -1,5 +1,1 @@
 """Replicas of a sampler, each in a Ray actor of its own, behind the interface of one."""
-
-from .pool import Replicas
-
-__all__ = ["Replicas"]

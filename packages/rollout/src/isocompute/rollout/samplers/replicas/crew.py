@@ -82,11 +82,8 @@ class Crew:
     """Starts replicas in their places, asks them, and replaces those that die or hang.
 
     Args:
-        ray: Ray, connected.
         opener: Opens a replica's sampler, in its process.
         places: For each replica the options of its Ray actor: its place and its devices.
-        timeouts: How long a replica may take.
-        restarts: How often in a row a replica may end before it is left out for good.
     """
 
     def __init__(

@@ -25,14 +25,7 @@ SHOWN = 5
 
 
 class Dispatch:
-    """Answers problems with all replicas that hold the current weights.
-
-    Args:
-        pool: Whose replicas.
-        problems: A ``problems`` table.
-        works: Its groups.
-        draw: What is asked for.
-    """
+    """Answers problems with all replicas that hold the current weights."""
 
     def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[Work], draw: Draw) -> None:
         self._pool, self._crew = pool, pool.crew

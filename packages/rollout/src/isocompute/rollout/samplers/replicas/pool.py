@@ -39,13 +39,9 @@ class Replicas(Sampler):
     Args:
         opener: Opens one replica's sampler, in its process; it is pickled (``functools.partial`` of ``open_sampler``).
         model: Directory or name of the model, for messages.
-        sampling: How responses are sampled: that of ``opener``.
-        replicas: How many.
-        num_gpus: GPUs of each.
         placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
             with a bundle for each.
         bundles: The bundle of each replica in it; by default the first ones.
-        num_cpus: Processors of each.
         transport: How weights travel; see ``sending.transport_of``.
         bucket_bytes: Most bytes of weights that are sent at a time.
         keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that

@@ -33,8 +33,6 @@ class Opened:
     Attributes:
         plan: ``Sampler.plan``.
         probe: ``Sampler.probe`` of the model's own weights.
-        process: Its process id.
-        host: Its machine.
         place: The device that its model is on (``Sampler.place``).
         workers: Processes that share its model.
         sleeps: Whether it is to sleep after each training batch.
@@ -56,7 +54,6 @@ class Synced:
     """What a replica says once it has taken over the weights of a sync.
 
     Attributes:
-        sync: The sync's number.
         probe: ``Sampler.probe`` of these weights.
     """
 
@@ -82,11 +79,7 @@ class Answered:
 
 
 class Replica(SamplerActor):
-    """A sampler that answers only with the weights of the sync that it is asked to answer with.
-
-    Args:
-        opener: Opens its sampler.
-    """
+    """A sampler that answers only with the weights of the sync that it is asked to answer with."""
 
     def __init__(self, opener: Opener) -> None:
         super().__init__()
@@ -134,9 +127,6 @@ class Replica(SamplerActor):
         """Begin to answer problems.
 
         Args:
-            problems: A ``problems`` table.
-            draw: The fields of ``Draw``.
-            verifiers: The caller's own.
             sync: Number of the sync whose weights must answer; 0 is the model's own.
 
         Raises:
@@ -183,7 +173,6 @@ class Replica(SamplerActor):
         """Answer with the weights of a sync from now on.
 
         Args:
-            version: Their policy version.
             buckets: How many buckets they came in.
 
         Raises:

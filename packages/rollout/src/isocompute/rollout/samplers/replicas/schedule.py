@@ -17,7 +17,6 @@ class Work:
     """One group that is to be sampled.
 
     Attributes:
-        problem_id: Its problem.
         cost: Tokens that it is expected to take, prompts included.
         failed_on: The replica that died or hung over it, if one did; another one tries it once more.
     """
@@ -56,18 +55,12 @@ class Expected:
 
         Args:
             prompts: Tokens of each problem's prompt.
-            samples: Responses per problem.
         """
         return [Work(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
 
 
 class Queue:
-    """Groups that wait for a replica.
-
-    Args:
-        works: The groups.
-        replicas: How many replicas there are.
-    """
+    """Groups that wait for a replica."""
 
     def __init__(self, works: Iterable[Work], replicas: int) -> None:
         self._waiting = sorted(works, key=_longest_first)
@@ -80,9 +73,6 @@ class Queue:
         """Return the next groups for a replica that is free: the longest, up to its share of a chunk, at least one.
 
         What failed on this replica is left to others.
-
-        Args:
-            replica: Its index.
         """
         # One replica has nobody to leave work to.
         chunks = CHUNKS * self._replicas if self._replicas > 1 else 1
@@ -100,9 +90,6 @@ class Queue:
 
     def put_back(self, works: Iterable[Work], replica: int) -> list[Work]:
         """Let other replicas try the groups that one died or hung over.
-
-        Args:
-            replica: Its index.
 
         Returns:
             Those that another one has failed over before, which do not wait again.

@@ -20,7 +20,6 @@ class Sync:
 
     Attributes:
         number: Which one, from 1; unlike versions, numbers never repeat.
-        version: Policy version of the weights.
     """
 
     number: int
@@ -33,7 +32,6 @@ def transport_of(asked: str, *, num_gpus: float, keep: bool = False) -> str:
     Args:
         asked: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
             those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
-        num_gpus: GPUs of each replica.
         keep: Whether the weights are kept in the object store.
 
     Raises:
@@ -58,8 +56,6 @@ class Sender:
     """Sends weights to replicas.
 
     Args:
-        ray: Ray, connected.
-        crew: The replicas.
         transport: One of ``TRANSPORTS``.
         size: Most bytes in a bucket.
         seconds: How long a replica may take over a bucket.
@@ -78,7 +74,6 @@ class Sender:
         Args:
             weights: Pairs of a Hugging Face name and a tensor, read once. Where it has a method ``on_ranks``, as the
                 weights of learner ranks do, they are sent from these, and none passes through this process.
-            wanted: The model's tensors.
 
         Returns:
             The probe of each replica that has taken all of them over, by its index.

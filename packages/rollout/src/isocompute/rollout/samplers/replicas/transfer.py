@@ -22,7 +22,6 @@ class Receiver:
 
     Attributes:
         index: Its place among the others.
-        actor: Ray's handle.
         process: Names its process.
         place: The device that its model is on.
         workers: Processes that share its model.
@@ -63,10 +62,7 @@ class Transfer:
 
     Attributes:
         transport: One of ``sending.TRANSPORTS``.
-        receivers: The replicas.
-        number: Number of the sync.
         task: The sync in words, as a verb.
-        wanted: The model's tensors.
         size: Most bytes in a bucket.
         seconds: How long a replica may take over a bucket.
         keep: Whether the buckets stay in the object store.

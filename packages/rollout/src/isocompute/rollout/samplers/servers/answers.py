@@ -26,8 +26,6 @@ class Answer:
     """What both protocols say about a response; None where a server does not.
 
     Attributes:
-        finish_reason: Why it ended.
-        text: Its text.
         ids: Its token ids, as vLLM gives them.
         tokens: The text of each token.
         logprobs: The log-probability of each token.
@@ -49,9 +47,6 @@ class Answer:
 def only_choice(answer: Any) -> Mapping[str, Any]:
     """Return an answer's one choice.
 
-    Args:
-        answer: The answer's JSON.
-
     Raises:
         Wrong: It is not an answer, or has another number of choices.
     """
@@ -65,11 +60,7 @@ def only_choice(answer: Any) -> Mapping[str, Any]:
 
 
 def counted(answer: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a server says that it sampled, or None.
-
-    Args:
-        answer: The answer's JSON.
-    """
+    """Return how many tokens a server says that it sampled, or None."""
     usage = answer.get("usage")
     count = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return count if isinstance(count, int) else None

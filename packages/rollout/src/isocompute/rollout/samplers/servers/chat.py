@@ -21,10 +21,6 @@ def asked(
     """Return what to send for a request.
 
     Args:
-        sampling: How responses are sampled.
-        request: The request, with messages.
-        served_model: The model's name at the server.
-        stop_token_ids: Tokens at which a response ends.
         chat_options: Further arguments of the chat template.
     """
     # Servers that know only the newer name say so; those that know only the older would ignore the newer.
@@ -41,9 +37,6 @@ def asked(
 
 def read(answer: Any, request: Request) -> Answer:
     """Return what an answer says.
-
-    Args:
-        answer: The answer's JSON.
 
     Raises:
         RolloutError: The server's chat template makes another prompt of the messages than the tokenizer here.

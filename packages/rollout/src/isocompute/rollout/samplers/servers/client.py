@@ -27,11 +27,7 @@ AGAIN = {408, 409, 425, 429}
 
 
 class Refused(Exception):  # noqa: N818
-    """The server says that a request is wrong; sending it again does not help.
-
-    Args:
-        reason: What the server says.
-    """
+    """The server says that a request is wrong; sending it again does not help."""
 
     def __init__(self, reason: str, *, status: int) -> None:
         super().__init__(reason)

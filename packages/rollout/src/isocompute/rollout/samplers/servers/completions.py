@@ -20,9 +20,6 @@ def asked(
     """Return what to send for a request.
 
     Args:
-        sampling: How responses are sampled.
-        served_model: The model's name at the server.
-        stop_token_ids: Tokens at which a response ends.
         chat_options: Not used: the prompt is rendered here.
     """
     del chat_options
@@ -36,9 +33,6 @@ def asked(
 
 def read(answer: Any, request: Request) -> Answer:
     """Return what an answer says.
-
-    Args:
-        answer: The answer's JSON.
 
     Raises:
         Wrong: It is not an answer of this protocol, or it is one to another prompt.

@@ -39,11 +39,7 @@ class Body:
     own: tuple[str, ...] = ()
 
     def without(self, refused: frozenset[str]) -> dict[str, Any]:
-        """Return the body without some groups.
-
-        Args:
-            refused: Names of groups.
-        """
+        """Return the body without some groups."""
         sent = dict(self.fields)
         for group, fields in self.optional.items():
             sent |= self.instead.get(group, {}) if group in refused else fields
@@ -53,7 +49,6 @@ class Body:
         """Return the groups to leave out next: those that a refusal names, or else all.
 
         Args:
-            reason: What the server says.
             refused: Groups already left out.
 
         Raises:
@@ -77,9 +72,6 @@ def body(
     """Return what both protocols have in common.
 
     Args:
-        sampling: How responses are sampled.
-        served_model: The model's name at the server.
-        stop_token_ids: Tokens at which a response ends.
         length: The field that limits the length.
     """
     fields: dict[str, Any] = {

@@ -46,9 +46,6 @@ class OpenAISampler(LocalSampler):
 
     Args:
         model: Directory or name of the model whose tokenizer encodes prompts and decodes responses.
-        sampling: How responses are sampled.
-        prompting: How prompts are made.
-        scorer: Scores responses while others are sampled.
         base_url: The server's address, such as ``http://localhost:8000/v1``.
         base_urls: The addresses of several servers of one model, instead.
         protocol: ``completions`` (prompts as token ids) or ``chat`` (as messages, for servers that have nothing else).
@@ -101,9 +98,6 @@ class OpenAISampler(LocalSampler):
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on; see ``Sampler.use``.
 
-        Args:
-            sampling: How responses are sampled.
-
         Raises:
             RolloutError: Responses or prompts may be longer, or it asks for what the protocol cannot do.
         """
@@ -112,10 +106,6 @@ class OpenAISampler(LocalSampler):
 
     def sync(self, weights: Any, version: int) -> None:
         """Refuse: a server's weights cannot be replaced.
-
-        Args:
-            weights: Not used.
-            version: Not used.
 
         Raises:
             RolloutError: Always.
@@ -177,7 +167,6 @@ class _Batch:
 
     Args:
         response: Asks one server for one response.
-        control: Says whether a response is finished.
     """
 
     def __init__(self, servers: Servers, response: Any, requests: Sequence[Request], control: Continue) -> None:

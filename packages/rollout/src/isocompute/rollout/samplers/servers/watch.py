@@ -17,7 +17,6 @@ class Limit:
     """An exchange under way.
 
     Attributes:
-        connection: Its socket.
         deadline: When it is ended (``time.monotonic``).
         halt: Ends it as soon as it is set.
         ended: Whether it was ended.

@@ -31,9 +31,6 @@ def has_cuda() -> bool:
 def available_to(engine: Engine) -> float:
     """Return the memory that an engine may take on each of its devices (bytes).
 
-    Args:
-        engine: How it runs.
-
     Raises:
         RolloutError: Other processes hold what it may take of the GPU.
     """

@@ -16,7 +16,6 @@ def keep(llm: Any, owner: Any) -> weakref.finalize[Any, Any]:
 
     Args:
         llm: vLLM's ``LLM``.
-        owner: Who uses it.
     """
     client = llm.llm_engine.engine_core
     core = getattr(client, "engine_core", None)

@@ -18,7 +18,6 @@ class EngineLoop:
 
     Args:
         engine: vLLM's ``LLMEngine``.
-        name: What it is called in errors.
         ahead: Most requests given to the engine at a time: as many as it generates together and some that wait.
     """
 
@@ -36,8 +35,6 @@ class EngineLoop:
 
         Args:
             control: Takes a response as finished or asks for more.
-            sampling: How responses are sampled.
-            stop_token_ids: Tokens at which they end.
 
         Raises:
             RolloutError: The engine fails, has failed before, or still answers another stream.

@@ -27,7 +27,6 @@ class ModelSize:
         parameters: Number of parameters, tied ones counted once.
         weights: Its weights where they are quantised (bytes); None where each parameter is of the engine's type.
         dtype: The type its checkpoint states.
-        layers: Number of layers.
         hidden: Width of the residual stream.
         intermediate: Width of the feed-forward layer; of all experts that one token uses.
         vocabulary: Number of tokens.
@@ -155,9 +154,7 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
     to load where it leaves little to spare.
 
     Args:
-        engine: How the engine runs.
         sampling: How long prompts and responses are.
-        model: Name of the model, for the messages.
         available: Memory that the engine may take on each device (bytes).
 
     Raises:

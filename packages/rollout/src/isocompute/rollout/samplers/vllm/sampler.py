@@ -48,9 +48,6 @@ UNKNOWN_KV_GIB = 4.0
 def engine_class(model: str) -> Any:
     """Import the engine of vLLM.
 
-    Args:
-        model: The model that it is for, for the error.
-
     Raises:
         RolloutError: vLLM is not installed, or cannot be imported.
     """

@@ -43,7 +43,6 @@ def step(state: State, event: Event, *, level: int, name: str) -> tuple[State, t
 
     Args:
         level: 1 where the weights are in the host's memory while it sleeps, 2 where they are nowhere.
-        name: What the engine is called in errors.
 
     Raises:
         RolloutError: The event cannot happen in this state.
@@ -65,7 +64,6 @@ class Sleep:
     Args:
         llm: vLLM's ``LLM``.
         level: 0 where it never sleeps, else as for ``step``.
-        name: What it is called in errors.
 
     Attributes:
         state: Where it is.

@@ -32,7 +32,6 @@ class Judge(Protocol):
 
         Args:
             base: Name of the rule, without answer extraction.
-            metadata: The problem's ``metadata``.
 
         Raises:
             RolloutError: The problem cannot be scored, whatever the response.

@@ -46,9 +46,6 @@ class MathJudge(NoGenerator):
     def equivalent(self, response: str, answer: str) -> bool:
         """Say whether math-verify finds the answer's value in the response, without a limit of its own.
 
-        Args:
-            response: The response's text.
-
         Raises:
             RolloutError: It finds no value in the answer itself, so that no response could be right.
         """

@@ -68,13 +68,7 @@ def checked(text: str, names: frozenset[str] = FUNCTIONS, *, letters: bool = Tru
 def guarded_parser(
     parse: Callable[..., Any], names: frozenset[str] = FUNCTIONS, *, letters: bool = True
 ) -> Callable[..., Any]:
-    """Return sympy's ``parse_expr`` for expressions that ``checked`` lets pass.
-
-    Args:
-        parse: The function itself.
-        names: As for ``checked``.
-        letters: As for ``checked``.
-    """
+    """Return sympy's ``parse_expr`` for expressions that ``checked`` lets pass."""
 
     def parse_expr(text: str, *values: Any, **options: Any) -> Any:
         return parse(checked(text, names, letters=letters), *values, **options)

@@ -9,7 +9,3 @@ An engine's process (``process``, ``pool``) starts ``boot``, which becomes three
 * the ``worker`` reads groups of responses and writes one line for each response (``frames``). What a rule may execute
   it scores in a ``child`` of its own, which is killed with all its descendants before the next response.
 """
-
-from .summary import report, sandbox_layers
-
-__all__ = ["report", "sandbox_layers"]

@@ -37,7 +37,6 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
     """Return how programs are run: namespaces of their own, a few folders that can be read, a filter of system calls.
 
     Args:
-        program: From ``path``.
         readable: Folders that interpreter and libraries are in.
 
     Raises:

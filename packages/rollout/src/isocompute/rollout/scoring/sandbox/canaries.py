@@ -19,9 +19,6 @@ def canaries(lane: str) -> tuple[Group, Group]:
 
     A lane of a user's own function has those of a comparison of texts, in the processes that call the function: what is
     right for the function itself, nobody here knows.
-
-    Args:
-        lane: As for ``judges.load``.
     """
     number = random.SystemRandom().randrange(ANSWERS)
     if lane == "runs":
@@ -35,10 +32,6 @@ def canaries(lane: str) -> tuple[Group, Group]:
 
 def check(lane: str, reply: Reply, *, right: bool) -> str:
     """Return how a known response could not be scored; an empty text where it got its score.
-
-    Args:
-        lane: As for ``canaries``.
-        reply: What came back.
 
     Raises:
         RolloutError: It got another score.

@@ -41,8 +41,6 @@ class Limits:
     """What a child may take.
 
     Attributes:
-        seconds: Processor time.
-        wall_seconds: Time by the clock.
         contained: The sandbox has a process namespace: all that a child leaves behind can be killed at once.
         landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
         filter: What it may call of the kernel (``seccomp.compiled``); empty where the sandbox filters no calls.
@@ -63,13 +61,7 @@ class Limits:
 
 
 def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
-    """Return the limits of children in a sandbox.
-
-    Args:
-        seconds: As in ``Limits``.
-        wall_seconds: As in ``Limits``.
-        processes: As in ``Limits``.
-    """
+    """Return the limits of children in a sandbox."""
     contained = layers.contained(report)
     version = landlock.version_in(report["files"])
     filtered = b""
@@ -96,8 +88,6 @@ def in_a_child(
     """Run a function in a forked process; return its reply, or one that says how it broke.
 
     Args:
-        work: Returns a line.
-        limits: What it may take.
         kinds: What its reply may say besides a score.
         largest: Bytes of the longest line.
 
@@ -185,7 +175,6 @@ def confine(limits: Limits, keep: Collection[int]) -> None:
     """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
 
     Args:
-        limits: What it may take.
         keep: The only file descriptors above 2 that stay open.
 
     Raises:

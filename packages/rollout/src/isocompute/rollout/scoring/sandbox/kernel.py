@@ -77,9 +77,6 @@ def make_mounts_read_only() -> None:
 def capabilities(kept: int = 0) -> None:
     """Give up capabilities; those kept are also those of programs that this process runs.
 
-    Args:
-        kept: Bits of the capabilities that stay.
-
     Raises:
         OSError: The kernel refuses, or the machine is of an unknown kind.
     """

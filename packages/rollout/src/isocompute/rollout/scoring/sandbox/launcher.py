@@ -20,11 +20,7 @@ POLL_SECONDS = 0.2
 
 
 def launch(settings: dict[str, Any]) -> None:
-    """Start the nursery and wait until it ends, or until the engine's process closes its end of the pipe.
-
-    Args:
-        settings: As ``process`` writes them.
-    """
+    """Start the nursery and wait until it ends, or until the engine's process closes its end of the pipe."""
     with contextlib.suppress(OSError):
         # Where the machine's memory is short, a sandbox ends before any engine; it can be started again.
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -26,7 +26,6 @@ def nurse(settings: dict[str, Any], report: layers.Report) -> None:
     """Load the library of a lane, give up all rights, and keep one worker running.
 
     Args:
-        settings: As ``process`` writes them.
         report: The layers entered so far.
     """
     layers.die_with_parent()

@@ -27,7 +27,6 @@ class _Job:
     Attributes:
         groups: Responses to be scored; or empty.
         ask: What else is asked.
-        future: The replies.
     """
 
     groups: Sequence[Group] = ()
@@ -41,12 +40,7 @@ class _Job:
 
 
 class Lane:
-    """The processes of one library, each with a thread that feeds it.
-
-    Args:
-        name: As for ``ScoringProcess``.
-        config: How many, and their limits.
-    """
+    """The processes of one library, each with a thread that feeds it."""
 
     def __init__(self, name: str, config: ScoringConfig) -> None:
         self._name = name
@@ -61,19 +55,11 @@ class Lane:
             thread.start()
 
     def score(self, groups: Sequence[Group]) -> Future[list[Reply]]:
-        """Score responses in the background.
-
-        Args:
-            groups: Responses by problem.
-        """
+        """Score responses in the background."""
         return self._put(_Job(groups=groups, future=Future()))
 
     def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
-        """Ask for something else, as ``ScoringProcess.each``.
-
-        Args:
-            values: What is asked, one by one.
-        """
+        """Ask for something else, as ``ScoringProcess.each``."""
         return self._put(_Job(ask=lambda process: process.each(kind, values), future=Future()))
 
     def report(self) -> Future[Report]:

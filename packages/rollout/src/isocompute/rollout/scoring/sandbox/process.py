@@ -75,9 +75,6 @@ class ScoringProcess:
     def score(self, groups: Sequence[Group]) -> list[Reply]:
         """Score responses, whatever becomes of the processes that do it, with two whose scores are known.
 
-        Args:
-            groups: Responses by problem.
-
         Returns:
             A reply for each response, in order.
 
@@ -111,9 +108,6 @@ class ScoringProcess:
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
         """Ask for something else than scores: ``check`` for rules, ``draws`` for problems.
-
-        Args:
-            values: What is asked, one by one.
 
         Returns:
             A reply for each value, in order.

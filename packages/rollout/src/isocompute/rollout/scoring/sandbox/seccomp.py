@@ -31,9 +31,6 @@ ALLOWED: Line = (_RETURN, 0, 0, _ALLOW)
 def restrict(program: bytes) -> None:
     """Enter a filter, with all children; ``no_new_privs`` must be set.
 
-    Args:
-        program: From ``compiled``.
-
     Raises:
         OSError: The kernel refuses.
     """

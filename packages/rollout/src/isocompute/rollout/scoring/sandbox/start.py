@@ -25,12 +25,7 @@ def bubblewrap_for(lane: str, config: ScoringConfig) -> str:
 
 
 def command(lane: str, config: ScoringConfig, program: str) -> list[str]:
-    """Return the command of a lane's first process.
-
-    Args:
-        lane: As for ``judges.load``.
-        program: From ``bubblewrap_for``.
-    """
+    """Return the command of a lane's first process."""
     user_code = lane.startswith("python:")
     executes = user_code or lane == "runs"
     path = _path(user_code=user_code)

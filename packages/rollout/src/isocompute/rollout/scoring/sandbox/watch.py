@@ -68,11 +68,7 @@ class Watch:
 
 
 def descendants(ancestor: int) -> Iterator[Running]:
-    """Yield the running descendants of a process.
-
-    Args:
-        ancestor: Its process id.
-    """
+    """Yield the running descendants of a process."""
     waiting = _children(ancestor)
     while waiting:
         pid = waiting.pop()

@@ -36,7 +36,6 @@ class Worker:
 
     Args:
         judge: What scores the rules of this lane.
-        settings: As ``process`` writes them.
         given: File descriptor of the requests, a JSON line each.
         replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
             the request asks for it, so that it shows which response ended the process.

@@ -15,9 +15,9 @@ from typing import Any
 
 import polars as pl
 
-from ...scoring.config import scoring_from
-from ...scoring.rules import rule
-from .asked import Asked
+from ..scoring.config import scoring_from
+from ..scoring.rules import rule
+from .settings import RunSettings
 
 WHOLE = 256 * 2**20
 """Bytes up to which a model's file is hashed whole; of a larger one blocks are, evenly spaced."""
@@ -33,7 +33,7 @@ PROBLEM_COLUMNS = ("problem_id", "prompt", "answer", "verifier", "metadata")
 """Columns of a problem that its responses and rewards depend on."""
 
 
-def described(asked: Asked, problems: pl.DataFrame, *, phase: str, prompts: str) -> dict[str, Any]:
+def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prompts: str) -> dict[str, Any]:
     """Return all that a run's rows depend on, as plain values.
 
     The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
@@ -41,47 +41,37 @@ def described(asked: Asked, problems: pl.DataFrame, *, phase: str, prompts: str)
     servers, requests in flight, memory, GPUs, processes that score.
 
     Args:
-        problems: The ``problems`` table, before any choice from it.
         prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
             a tokenizer's chat template have a say.
 
     Raises:
         RolloutError: A verifier is unknown or refused, or lacks its library.
     """
-    scoring = scoring_from(asked.scoring)
+    scoring = scoring_from(settings.scoring)
     columns = [name for name in PROBLEM_COLUMNS if name in problems.columns]
     content = problems.sort("problem_id").select(columns).write_json()
     return {
-        "model": asked.model, "content": content_of(asked.model), "sampler": asked.kind,
-        "served_model": asked.server.get("served_model"), "protocol": asked.server.get("protocol"),
-        "engine": {name: asked.engine[name] for name in ARITHMETIC if name in asked.engine},
+        "model": settings.model, "content": content_of(settings.model), "sampler": settings.kind,
+        "served_model": settings.server.get("served_model"), "protocol": settings.server.get("protocol"),
+        "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
         "scoring": {name: getattr(scoring, name) for name in LIMITS},
         "verifiers": verifiers_of(problems["verifier"].unique().to_list()), "version": _version("isocompute-rollout"),
-        "sampling": asdict(asked.sampling), "prompting": asdict(asked.prompting),
-        "prompts": prompts, "samples": asked.samples, "seed": asked.seed, "phase": phase,
+        "sampling": asdict(settings.sampling), "prompting": asdict(settings.prompting),
+        "prompts": prompts, "samples": settings.samples, "seed": settings.seed, "phase": phase,
         "problems": hashlib.sha256(content.encode()).hexdigest(),
     }  # fmt: skip
 
 
 def run_id(description: Mapping[str, Any]) -> str:
-    """Return the id of a run, 16 hexadecimal digits.
-
-    Args:
-        description: What ``described`` returns.
-    """
+    """Return the id of a run that is ``described`` so: 16 hexadecimal digits."""
     text = json.dumps(description, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return what tells the code of verifiers from other code of the same name.
+    """Return the version of each library that rules use, and a hash of the file of each module of the user's own.
 
-    Args:
-        names: Rules, as in the ``verifier`` column.
-
-    Returns:
-        The version of each library that they use, and a hash of the file of each module of the user's own. What such a
-        module imports is not in it.
+    What such a module imports is not in it.
 
     Raises:
         RolloutError: A rule is unknown or refused, or lacks its library.
@@ -101,9 +91,6 @@ def content_of(model: str) -> str:
 
     A folder may be overwritten by the next checkpoint, and a name on the hub moves with its main branch. Without the
     hub it is the commit in the local cache, and nothing when there is none.
-
-    Args:
-        model: Directory or name of a model.
     """
     return _hash_of(Path(model)) if Path(model).is_dir() else _commit(model)
 

@@ -7,18 +7,20 @@ from typing import Any
 
 import polars as pl
 import pytest
-from isocompute.rollout.commands.sampling import identity
-from isocompute.rollout.commands.sampling.asked import Asked
-from isocompute.rollout.samplers import Sampling
+from isocompute.rollout import Sampling
+from isocompute.rollout.commands import identity
+from isocompute.rollout.commands.settings import RunSettings
 from isocompute.rollout.samplers.prompts import Prompting
 
 PROBLEMS = pl.DataFrame(
     {name: ["a", "b"] for name in ("problem_id", "prompt", "answer", "source", "split")}
 ).with_columns(verifier=pl.lit("exact"))
-ASKED = Asked(model="m", kind="vllm", sampling=Sampling(), prompting=Prompting(), samples=4, seed=0)
+ASKED = RunSettings(model="m", kind="vllm", sampling=Sampling(), prompting=Prompting(), samples=4, seed=0)
 
 
-def of(asked: Asked = ASKED, problems: pl.DataFrame = PROBLEMS, phase: str = "eval", prompts: str = "of today") -> str:
+def of(
+    asked: RunSettings = ASKED, problems: pl.DataFrame = PROBLEMS, phase: str = "eval", prompts: str = "of today"
+) -> str:
     return identity.run_id(identity.described(asked, problems, phase=phase, prompts=prompts))
 
 

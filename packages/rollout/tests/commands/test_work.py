@@ -1,0 +1,252 @@
+"""Runs that a command does or goes on with: what is asked again, files that are there already, what the flags open."""
+
+import argparse
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.rollout import RolloutError, evaluate, open_sampler
+from isocompute.rollout.cli import main
+from isocompute.rollout.commands import settings
+from isocompute.rollout.commands.store import Store
+from isocompute.rollout.commands.values import chosen
+from isocompute.rollout.commands.work import Progress, StoredSampler
+from isocompute.rollout.contract import tables
+from isocompute.rollout.samplers.sampling import aborted
+
+ASKED: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
+Run = Callable[..., list[int]]
+
+
+class Unsteady:
+    """A sampler whose engine loses responses or breaks down, and that remembers what it was asked."""
+
+    def __init__(self, tiny: Any) -> None:
+        self.inner = open_sampler("transformers", str(tiny.folder), tiny.sampling)
+        self.generate = self.inner._generate
+        self.inner._generate = self._generate
+        self.asked: list[int] = []
+        self.lost: set[int] = set()
+        self.breaks_after: int | None = None
+
+    def _generate(self, requests: Any, control: Any) -> Any:
+        self.asked.append(len(requests))
+        for done, (i, response) in enumerate(self.generate(requests, control)):
+            if done == self.breaks_after:
+                raise RolloutError("the engine broke down")
+            yield i, aborted("the engine failed") if i in self.lost else response
+
+
+@contextlib.contextmanager
+def process(engine: Unsteady, out: Path) -> Iterator[StoredSampler]:
+    """What a process has."""
+    with Store(out, {}) as store:
+        yield StoredSampler(lambda: engine.inner, store, Progress(stream=io.StringIO()))
+
+
+def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(tiny: Any, tmp_path: Path) -> None:
+    engine, out = Unsteady(tiny), tmp_path / "r.parquet"
+    engine.breaks_after = 14
+    with pytest.raises(RolloutError, match=r"\d of 6 groups are kept"), process(engine, out) as sampler:
+        sampler.sample(tiny.problems, samples=4, **ASKED)
+    engine.breaks_after = None
+    with process(engine, out) as sampler:
+        found = sampler.sample(tiny.problems, samples=4, **ASKED)
+    assert engine.asked[1] < 24
+    assert found.drop("logprobs").equals(engine.inner.sample(tiny.problems, samples=4, **ASKED).drop("logprobs"))
+
+
+def test_an_evaluation_that_asks_lost_responses_again_is_resumed_too(tiny: Any, tmp_path: Path) -> None:
+    engine, asked = Unsteady(tiny), {"samples": 4, "seed": 1, "at": 0, "run_id": "r"}
+    engine.lost = {1}
+    with process(engine, tmp_path / "r.parquet") as sampler:
+        first = evaluate(sampler, tiny.problems, **asked)
+    assert engine.asked == [24, 1]
+    engine.lost = set()
+    with process(engine, tmp_path / "r.parquet") as sampler:
+        second = evaluate(sampler, tiny.problems, **asked)
+    assert engine.asked == [24, 1, 4]
+    assert first.pass_rates.equals(second.pass_rates.with_columns(successes=first.pass_rates["successes"]))
+    assert (len(first.rollouts), len(second.rollouts)) == (25, 24)
+
+
+@given(st.sets(st.text(min_size=1, max_size=5), min_size=1, max_size=40), st.integers(1, 5), st.integers(1, 40))
+def test_shards_are_a_partition_of_what_the_limit_leaves(ids: set[str], parts: int, limit: int) -> None:
+    problems = pl.DataFrame({"problem_id": list(ids)})
+    found: list[str] = []
+    for part in range(1, parts + 1):
+        with contextlib.suppress(RolloutError):
+            found += chosen(problems, limit=limit, shard=f"{part}/{parts}")["problem_id"].to_list()
+    assert sorted(found) == sorted(ids)[:limit]
+
+
+@pytest.fixture
+def run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a command with an engine that loses the responses to certain requests of a call."""
+    tiny.problems.write_parquet(tmp_path / "problems.parquet")
+    flags = ["--sampler", "transformers", "--samples", "4", "--max-new-tokens", "8", "--model", str(tiny.folder)]
+
+    def run(command: str, *more: str, lost: set[int], code: int = 0) -> list[int]:
+        calls: list[int] = []
+
+        def opened(*given: Any, **options: Any) -> Any:
+            sampler: Any = open_sampler(*given, **options)
+            generate = sampler._generate
+
+            def unsteady(requests: Any, control: Any) -> Any:
+                calls.append(len(requests))
+                for i, response in generate(requests, control):
+                    yield i, aborted("the engine failed") if i in lost else response
+
+            sampler._generate = unsteady
+            return sampler
+
+        monkeypatch.setattr(settings, "open_sampler", opened)
+        problems, out = str(tmp_path / "problems.parquet"), str(tmp_path / f"{command}.parquet")
+        assert main([command, *flags, "--problems", problems, "--out", out, *more]) == code
+        return calls
+
+    return run
+
+
+def test_lost_responses_are_asked_again_at_once(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("difficulty", lost={1}) == [24, 1]
+    assert set(pl.read_parquet(tmp_path / "difficulty.parquet")["pass_rate_samples"]) == {4}
+    assert "fewer than" not in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize(("command", "again"), [("generate", []), ("difficulty", ["--overwrite"])])
+def test_a_run_that_lacks_responses_says_so_and_goes_on_with_the_problems_that_lack_them(
+    command: str, again: list[str], run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The first request of every call: one response of a single problem, three times.
+    assert run(command, lost={0}) == [24, 1, 1]
+    assert "1 of 6 problems have fewer" in capsys.readouterr().err
+    assert run(command, *again, lost=set()) == [4]
+    assert "fewer than" not in capsys.readouterr().err
+    whole = pl.read_parquet(tmp_path / f"{command}.parquet")
+    assert not list(tmp_path.glob("*.partial"))
+    if command == "generate":
+        # A finished table is this run's, and nothing of it is asked again.
+        assert run(command, lost=set()) == []
+    assert run(command, "--overwrite", lost=set()) == [24]
+    anew = pl.read_parquet(tmp_path / f"{command}.parquet")
+    assert whole.drop("logprobs", strict=False).equals(anew.drop("logprobs", strict=False))
+
+
+def test_unfinished_work_with_other_settings_is_refused_and_stays(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("generate", lost={0})
+    for flags in (["--temperature", "0.5"], ["--phase", "eval"]):
+        before = (tmp_path / "generate.parquet").read_bytes()
+        assert run("generate", "--overwrite", *flags, lost=set(), code=2) == []
+        assert flags[0].strip("-").replace("temperature", "sampling") in capsys.readouterr().err
+        assert (tmp_path / "generate.parquet").read_bytes() == before
+    assert run("generate", lost=set()) == [4]
+
+
+def test_a_kill_between_two_files_is_gone_on_from(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    besides = tmp_path / "besides.parquet"
+    write = tables.write
+
+    def killed(table: pl.DataFrame, name: str, path: Path) -> None:
+        if name == "problems":
+            raise KeyboardInterrupt
+        write(table, name, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("isocompute.rollout.contract.tables.write", killed)
+        run("difficulty", "--rollouts-out", str(besides), lost=set(), code=130)
+    before = besides.read_bytes()
+    assert run("difficulty", "--rollouts-out", str(besides), "--seed", "1", lost=set(), code=2) == []
+    assert run("difficulty", "--rollouts-out", str(besides), lost=set()) == []
+    assert besides.read_bytes() == before
+    assert (tmp_path / "difficulty.parquet").exists()
+
+
+def test_addresses_and_protocol_of_servers_reach_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(settings, "open_sampler", lambda *given, **named: opened.append((given, named)))
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    parser = argparse.ArgumentParser()
+    settings.add_sampling(parser, required=True, samples=4)
+    given = "--model m --sampler openai --base-url http://a/v1 --base-url http://b/v1 --protocol chat --top-k 5"
+    settings.settings_from(parser.parse_args(given.split())).open()
+    [((kind, model, sampling), options)] = opened
+    assert (kind, model, sampling.top_k) == ("openai", "m", 5)
+    urls = ["http://a/v1", "http://b/v1"]
+    assert options == {"base_urls": urls, "protocol": "chat", "api_key": "secret"}
+
+
+def test_prompts_and_texts_are_as_the_flags_say_and_scored_again_from_the_texts(tiny: Any, tmp_path: Path) -> None:
+    problems, out, again = (str(tmp_path / f"{name}.parquet") for name in ("problems", "rollouts", "again"))
+    tiny.problems.write_parquet(problems)
+    (tmp_path / "examples.jsonl").write_text('{"prompt": "3+3=", "answer": "6"}\n')
+    asked = f"generate --model {tiny.folder} --sampler transformers --problems {problems} --samples 2 --out {out}"
+    few = f"--max-new-tokens 4 --few-shot {tmp_path}/examples.jsonl --system 9 --separator + --keep-text"
+    assert main([*asked.split(), *few.split()]) == 0
+    rollouts = pl.read_parquet(out)
+    prompt = tiny.tokenizer.decode(rollouts.filter(pl.col("problem_id") == "p0")["prompt_ids"][0].to_list())
+    assert prompt == "9+3+3=6+1+1="
+    texts = rollouts["text"].to_list()
+    answer = texts[0].strip() or "none"
+    tiny.problems.with_columns(answer=pl.lit(answer)).write_parquet(problems)
+    assert main(["score", out, "--problems", problems, "--out", again]) == 0
+    assert pl.read_parquet(again)["reward"].to_list() == [float(text.strip() == answer) for text in texts]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def group(*, aborted: int = 0, errors: int = 0) -> pa.RecordBatch:
+    """Four responses of five tokens."""
+    return pa.record_batch(
+        {
+            "finish_reason": ["aborted"] * aborted + ["stop"] * (4 - aborted),
+            "response_ids": [[1] * 5] * 4,
+            "score_error": pa.array(["timeout"] * errors + [None] * (4 - errors), pa.string()),
+        }
+    )
+
+
+def said(stream: io.StringIO, *, kept: int = 0, groups: int = 60) -> str:
+    """What is said of groups that take a second each."""
+    seconds = iter(range(groups + 10))
+    progress = Progress(stream=stream, clock=lambda: float(next(seconds)))
+    progress.total += groups + kept
+    for _ in range(kept):
+        progress.add(group(), kept=True)
+    progress.start()
+    for number in range(groups):
+        progress.add(group(aborted=number == 0, errors=number == 1))
+    progress.close()
+    return stream.getvalue()
+
+
+def test_progress_is_a_line_every_ten_seconds_and_one_that_is_rewritten_on_a_terminal() -> None:
+    lines = said(io.StringIO()).splitlines()
+    assert lines[0] == "10/60 groups, 40 responses, 20 tokens/s, 1 aborted, 1 score errors, 50 s left"
+    assert len(lines) == 7
+    assert lines[-1].startswith("60/60 groups, 240 responses, ")
+    assert "left" not in lines[-1]
+    text = said(Terminal())
+    assert (text.count("\r"), text.count("\n"), text[-1]) == (61, 1, "\n")
+
+
+def test_what_an_earlier_process_sampled_says_nothing_of_the_speed() -> None:
+    lines = said(io.StringIO(), kept=100).splitlines()
+    assert lines[0] == "110/160 groups, 440 responses, 20 tokens/s, 1 aborted, 1 score errors, 50 s left"
+    assert said(io.StringIO(), kept=3, groups=0) == ""
