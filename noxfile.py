@@ -192,7 +192,7 @@ def test_wheel(session: nox.Session, package: str, python: str) -> None:
     pins = [
         r for r in environment.of_this_machine(uv=True).requirements if r.startswith("torch") and package == "learner"
     ]
-    also = {"budget": ["tokenizers"], "learner": ["ray", "peft"]}.get(package, [])
+    also = {"learner": ["ray", "peft"]}.get(package, [])
     tools = [*also, "pytest", "pytest-xdist", "hypothesis", "pyyaml"]
     needed = [wheel, *pins, *tools, "-c", str(ROOT / environment.DIRECT)]
     session.run("uv", "pip", "install", "-q", "--python", executable, *needed, env=uv)

@@ -16,14 +16,13 @@ from .commands import (
     plan,
     read,
     repair,
-    rollouts,
     run,
     show,
     waste,
 )
 from .contract import command_line
 
-COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair, rollouts, waste)
+COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair, waste)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
