@@ -56,7 +56,6 @@ FILES = {
     "brackets.sh": "--max_steps " + "[" * 5_000 + "]" * 5_000,
     "script.sh": "echo nothing",
     "a.csv": "run_id,step\na,1\n",
-    "words.csv": "run_id,step,problem_id,reward\na,one,p,1\n",
     "empty.csv": "",
     "plain.ledger": "not a ledger",
 }
@@ -170,7 +169,7 @@ WRONG = [
     ("read --from trl -- words alone", "words: cannot be read"),
     ("read --from prime-rl --json x.json -- --batch_size 8", "no allocation to write: update steps"),
     ("read --from trl --world-size 0 -- --max_steps 5", "world_size is 0"),
-    # show and export
+    # show
     ("show none.ledger", "none.ledger: "),
     ("show .", "plain.ledger: not a ledger"),
     ("show plain.ledger", "not a ledger"),
@@ -179,19 +178,6 @@ WRONG = [
     ("show none.parquet", "no such file or folder"),
     ("show a.ledger --by day", "invalid choice: 'day'"),
     ("show a.ledger --json pipe", "it is a special file"),
-    ("export a.ledger --out ledger.txt", "ledger.txt: a table is a .parquet or a .csv file"),
-    ("export a.ledger --out pipe/x.parquet", "pipe/x.parquet: cannot be written ("),
-    ("export none.ledger --out x.parquet", "none.ledger: "),
-    # waste
-    ("waste none.parquet", "no such file or folder"),
-    ("waste script.sh", "a table is a .parquet or a .csv file"),
-    ("waste a.csv", "lacks the columns problem_id, reward"),
-    ("waste words.csv", "'one' is not i64"),
-    ("waste rollouts.parquet --solved-at 2", "solved_at is 2.0"),
-    ("waste rollouts.parquet --solved-at nan", "'nan' is not a finite number"),
-    ("waste rollouts.parquet --bins 0", "bins is 0"),
-    ("waste rollouts.parquet --ledger other.ledger --json x.json", "only in the ledgers"),
-    ("waste rollouts.parquet --pass-rates a.csv --problems a.csv", "not allowed with argument"),
     ("audit nowhere", "nowhere: no run of a trainer that is known is logged there"),
     ("audit a.csv --trainer verl --ledger none.ledger", "a.csv: "),
     ("run --ledger new.ledger --log logs -- true", "there is no limit to hold the command to"),
@@ -202,7 +188,6 @@ WRONG = [
     ("run --ledger new.ledger --log logs --rollouts 9 -- no-such-program", "there is no such command"),
     ("run --ledger new.ledger --log logs --rollouts 9 --config circle.yaml -- true", "circle.yaml"),
     ("run --ledger a.csv --log logs --rollouts 9 -- true", "a.csv: not a ledger"),
-    ("waste rollouts.parquet --pass-rates rates.csv", "rates.csv: problem p has 5 successes of 4 samples"),
 ]  # fmt: skip
 
 
@@ -217,10 +202,6 @@ def folder(tmp_path, monkeypatch):
     for run_id in ("a", "other"):
         with Ledger.open(tmp_path / f"{run_id}.ledger", run_id=run_id) as ledger:
             ledger.charge(1, {"trained": Counts(rollouts=4)})
-    rewards = pl.DataFrame({"run_id": "a", "step": 1, "problem_id": "p", "reward": [0.0, 1.0]})
-    rewards.write_parquet(tmp_path / "rollouts.parquet")
-    rates = pl.DataFrame({"run_id": "a", "step": 0, "problem_id": "p", "successes": 5, "samples": 4})
-    rates.write_csv(tmp_path / "rates.csv")
     return tmp_path
 
 
@@ -266,7 +247,7 @@ sys.exit(main(sys.argv[2:]))
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-@pytest.mark.parametrize("line", [f"{COST} --json made.json", "export a.ledger --out made.parquet"])
+@pytest.mark.parametrize("line", [f"{COST} --json made.json", "show a.ledger --json made.json"])
 def test_a_write_that_is_interrupted_leaves_nothing(folder, name, line):
     before = sorted(folder.rglob("*"))
     status, err = child(SIGNAL, name, *line.split())
@@ -324,18 +305,10 @@ def test_odd_run_ids_are_shown_as_they_are_and_do_nothing(folder, capsys, run_id
     before = sorted(folder.rglob("*"))
     table = {"run_id": run_id, "step": 1, "rollouts": 4, "prompt_tokens": 0, "response_tokens": 0}
     pl.DataFrame({**table, "cohort": "trained"}).write_parquet(folder / "odd.parquet")
-    rewards = pl.DataFrame({"run_id": run_id, "step": 1, "problem_id": "p", "reward": [0.0, 1.0]})
-    rewards.write_parquet(folder / "rewards.parquet")
     assert main(["show", "odd.parquet", "--by", "run", "--json", "out.json"]) == 0
     lines = capsys.readouterr().out.split("\n")
     assert all(line.isprintable() for line in lines)
     shown = run_id.encode("unicode_escape").decode() if not run_id.isprintable() else run_id
     assert any(line.startswith(shown) and line.split()[-1:] == ["0"] for line in lines)
     assert json.loads((folder / "out.json").read_text())["runs"] == [run_id]
-    assert main(["export", "odd.parquet", "--out", "again.csv"]) == 0
-    assert main(["waste", "rewards.parquet", "--ledger", "a.ledger"]) == 2
-    out, err = capsys.readouterr()
-    assert out.count("\n") == err.count("\n") == 1
-    assert err[:-1].isprintable()
-    made = {folder / name for name in ("odd.parquet", "rewards.parquet", "out.json", "again.csv")}
-    assert set(folder.rglob("*")) == {*before, *made}
+    assert set(folder.rglob("*")) == {*before, folder / "odd.parquet", folder / "out.json"}

@@ -18,11 +18,10 @@ from .commands import (
     repair,
     run,
     show,
-    waste,
 )
 from .contract import command_line
 
-COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair, waste)
+COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
