@@ -11,7 +11,6 @@ from .commands import (
     convert,
     cost,
     doctor,
-    export,
     ingest,
     plan,
     read,
@@ -21,7 +20,7 @@ from .commands import (
 )
 from .contract import command_line
 
-COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair)
+COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, repair)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

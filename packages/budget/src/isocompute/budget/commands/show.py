@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of ``show``; a table that was exported holds no attempts, device time or limits."""
+    """The figures of ``show``; a ledger table holds no attempts, device time or limits."""
     return {
         "runs": sorted(found.ledger["run_id"].unique()),
         "ledgers": [
@@ -124,7 +124,7 @@ def _heading_lines(found: Account) -> Iterable[str]:
             torn = plural(history.torn_bytes, "byte")
             yield f"{history.where}: a torn end of {torn}, which was never synced to the disk, is not counted"
     for source in found.tables:
-        yield f"{source}: an exported table, which does not hold lost work"
+        yield f"{source}: a table, which does not hold lost work"
 
 
 def budget_lines(history: History) -> Iterable[str]:
