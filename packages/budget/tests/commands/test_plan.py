@@ -3,33 +3,19 @@ import json
 import pytest
 from isocompute.budget.cli import main
 
-PLAN = [
-    "plan",
-    "--rollouts",
-    "2e6",
-    "--max-batch",
-    "16384",
-    "--problems",
-    "6000",
-    "--max-epochs",
-    "30",
-    "--sweep-share",
-    "0.2",
-]
+PLAN = ["plan", "--rollouts", "1.6e6", "--max-batch", "16384", "--problems", "6000", "--max-epochs", "30"]
 
 
-def test_the_command_prints_the_grid_and_the_sweep_and_writes_them(tmp_path, capsys):
+def test_the_command_prints_the_grid_and_writes_it(tmp_path, capsys):
     path = tmp_path / "plan.json"
     assert main([*PLAN, "--json", str(path), "--cells"]) == 0
     out = capsys.readouterr().out
-    assert "1,600,000 rollouts (400,000 of the 2,000,000 are kept for a sweep), batches up to 16,384: 28 splits" in out
+    assert "1,600,000 rollouts, batches up to 16,384: 28 splits" in out
     assert "left out: 27 splits with more than 30 epochs" in out
     document = json.loads(path.read_text())
     assert len(document["cells"]) == 28
     assert all(cell["epochs"] <= 30 for cell in document["cells"])
-    sweep = document["sweep"]
-    assert sweep["training"] + sweep["evaluating"] <= sweep["total"] == 400_000
-    assert sum(cell["rollouts"] * cell["seeds"] for cell in sweep["cells"]) == sweep["training"]
+
 
 
 def test_time_and_memory_are_estimated_where_the_model_is_known(tmp_path, capsys):
@@ -51,8 +37,6 @@ def test_time_and_memory_are_estimated_where_the_model_is_known(tmp_path, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--sweep-share", "2"], "must lie between 0 and 1"),
-        (["--sweep-rollouts", "5"], "both say what the sweep may spend"),
         (["--anchor", "1e-3"], "both --anchor and --anchor-batch"),
         (["--device", "h100"], "needs --model-parameters and --response-tokens as well"),
         (["--min-steps", "1e9"], "no split of 1,600,000 rollouts can be run: "),
@@ -63,20 +47,6 @@ def test_what_the_command_cannot_do_is_one_line(arguments, said, capsys):
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
-
-
-def test_a_sweep_that_leaves_nothing_is_refused(capsys):
-    assert main(["plan", "--rollouts", "1e5", "--max-batch", "64", "--sweep-rollouts", "1e5"]) == 2
-    assert "leaves nothing of 100,000 for the run" in capsys.readouterr().err
-
-
-def test_without_a_wish_the_sweep_holds_fixed_what_leaves_something_to_compare(tmp_path):
-    path = tmp_path / "plan.json"
-    small = "plan --rollouts 1e4 --max-batch 8 --problems-per-batch 1,2,4 --sweep-share 0.5 --sweep-min-steps 2"
-    assert main([*small.split(), "--json", str(path)]) == 0
-    cells = json.loads(path.read_text())["sweep"]["cells"]
-    assert {cell["problems_per_batch"] for cell in cells} == {2}
-    assert {cell["rollouts_per_problem"] for cell in cells} == {2, 4}
 
 
 def test_a_budget_that_no_table_can_hold_is_refused(capsys):

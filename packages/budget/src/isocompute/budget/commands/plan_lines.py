@@ -9,14 +9,10 @@ from typing import Any
 
 from ..planning.costs import estimate
 from ..planning.splits import Cell, Grid
-from ..planning.sweep import Sweep
 from ..units import Rollouts
 from . import models
 from .models import format_figure, memory_line
 from .text import aligned_table, plural
-
-LISTED = 4
-"""Up to this number, cells left out for one reason are listed one by one."""
 
 
 def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -53,17 +49,16 @@ def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace, kept: str) -> Iterable[str]:
+def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
     """The splits and what was left out, as lines.
 
     Args:
         rows: The columns of each feasible split, as ``plan_row`` returns them.
         arguments: The command's arguments.
-        kept: The remark on what is kept for a sweep; empty for none.
     """
     limits = found.constraints
     yield (
-        f"{limits.rollouts:,} rollouts{kept}, batches up to {limits.max_batch:,}: "
+        f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
         f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
     )
     yield ""
@@ -116,65 +111,16 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return cells
 
 
-def sweep_lines(sweep: Sweep) -> Iterable[str]:
-    """The sweep, its cells, and what was left out of it."""
-    yield (
-        f"a sweep of {sweep.spent:,} of {sweep.total:,} rollouts: {sweep.training:,} for training and "
-        f"{sweep.evaluating:,} for evaluations"
-    )
-    yield "evaluated at " + ", ".join(f"{point:,}" for point in sweep.evaluations) + " rollouts"
-    if sweep.compared:
-        yield f"compared from {sweep.compared[0]:,} to {sweep.compared[-1]:,} rollouts, where at least two cells are"
-    else:
-        yield "no two cells reach the same evaluation, so nothing can be compared: fewer seeds or steps would help"
-    yield ""
-    yield from aligned_table(
-        ["B_p", "n", "batch", "steps", "rollouts", "runs", "evaluations"],
-        [
-            [
-                f"{cell.allocation.problems_per_batch:,}",
-                cell.allocation.rollouts_per_problem,
-                cell.allocation.batch_rollouts,
-                cell.allocation.update_steps,
-                cell.allocation.rollouts,
-                cell.seeds,
-                cell.points,
-            ]
-            for cell in sweep.cells
-        ],
-    )
-    for limit, outs in sweep.reasons:
-        if len(outs) > LISTED:
-            yield f"left out: {plural(len(outs), 'cell')} with {limit}"
-            continue
-        for out in outs:
-            yield f"left out: B_p {out.problems_per_batch:,}, n {out.rollouts_per_problem:,}: {limit}, {out.reason}"
-
-
-def document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> dict[str, Any]:
+def document(found: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole plan, to be written as JSON.
 
     Args:
         rows: The columns of each feasible split, as ``plan_row`` returns them.
-        sweep: The sweep, or None.
     """
-    plan: dict[str, Any] = {
+    return {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,
         "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
         "assumptions": list(rows[0].get("assumptions", ())),
         "left_out": [asdict(out) for out in found.left_out],
     }
-    if sweep is not None:
-        plan["sweep"] = {
-            "total": sweep.total,
-            "training": sweep.training,
-            "evaluating": sweep.evaluating,
-            "evaluations": list(sweep.evaluations),
-            "cells": [
-                {**asdict(cell.allocation), "rollouts": cell.allocation.rollouts, "seeds": cell.seeds}
-                for cell in sweep.cells
-            ],
-            "left_out": [asdict(out) for out in sweep.left_out],
-        }
-    return plan
