@@ -95,26 +95,10 @@ def test_a_ledger_table_can_be_shown(ledger, tmp_path, capsys):
     assert "which does not hold lost work" in capsys.readouterr().out
 
 
-def test_allocate_splits_a_budget(capsys):
-    arguments = "allocate --budget 2e4 --problems-per-batch 8 --rollouts-per-problem 4 --problems 100"
-    assert main([*arguments.split(), "--anchor", "1e-3", "--anchor-batch", "128"]) == 0
-    out = capsys.readouterr().out
-    assert "update steps          625\n" in out
-    assert "generates             20,000 rollouts (0 unused)\n" in out
-    assert "epochs                50.00 over 100 problems\n" in out
-    assert "learning rate         0.0005 (sqrt scaling from 0.001 at 128 rollouts)\n" in out
-
-
 def test_what_goes_wrong_is_one_line_and_exit_code_2(ledger, tmp_path, capsys):
     assert "No such file" in fails(["show", tmp_path / "none.ledger"], capsys)
     assert "no such file or folder" in fails(["show", tmp_path / "none.parquet"], capsys)
     assert "not a ledger" in fails(["show", __file__], capsys)
-    batch = ["--problems-per-batch", "8", "--rollouts-per-problem", "4"]
-    assert "does not pay for one step of 32" in fails(["allocate", "--budget", "16", *batch], capsys)
-    assert "both --anchor and" in fails(["allocate", "--budget", "64", *batch, "--anchor", "1e-3"], capsys)
-    rest = ["--rollouts-per-problem", "4"]
-    wrong = ["allocate", "--budget", "64", "--problems-per-batch", "0", *rest]
-    assert "problems_per_batch is 0" in fails(wrong, capsys)
 
 
 def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):
@@ -127,7 +111,7 @@ def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys)
 
 @pytest.mark.parametrize("text", ["1.5", "many", "1e-3"])
 def test_a_budget_that_is_no_whole_number_is_refused(text, capsys):
-    arguments = ["allocate", "--budget", text, "--problems-per-batch", "8", "--rollouts-per-problem", "4"]
+    arguments = ["plan", "--rollouts", text, "--max-batch", "8"]
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "whole number" in capsys.readouterr().err
@@ -137,7 +121,7 @@ def test_help_names_the_commands(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
-    assert all(command in out for command in ("show", "audit", "allocate"))
+    assert all(command in out for command in ("show", "audit", "plan"))
 
 
 def test_a_reader_that_stops_reading_gets_no_traceback(ledger):

@@ -14,9 +14,9 @@ from isocompute.budget import Counts, Ledger
 from isocompute.budget.cli import main
 
 SPLIT = "--rollouts-per-problem 4 --problems-per-batch 8 --update-steps 10"
-BATCH = "--problems-per-batch 8 --rollouts-per-problem 4"
+BATCH = "--problems-per-batch 8 --rollouts-per-problem 4 --min-steps 1"
 PLAN = "plan --rollouts 1e5 --max-batch 64"
-COST = "cost --rollouts 1e3 --response-tokens 100 --model-parameters 7B --device h100"
+COST = "plan --rollouts 1e5 --max-batch 64 --response-tokens 100 --model-parameters 7B --device h100"
 LAUGHS = "a: &a {x: 1}\n" + "".join(
     f"{b}: &{b} {{{', '.join(f'k{i}: *{a}' for i in range(9))}}}\n"
     for a, b in zip("abcdefghijk", "bcdefghijkl", strict=True)
@@ -68,21 +68,20 @@ WRONG = [
     ("show", "required: LEDGER"),
     ("show x --bogus", "unrecognized arguments: --bogus"),
     ("show x $'\\x1b[31m' --bogus $'\\x1b[31m'", "\\x1b[31m"),
-    # allocate
-    (f"allocate --budget nan {BATCH}", "'nan' is not a whole number"),
-    (f"allocate --budget inf {BATCH}", "'inf' is not a whole number of at most"),
-    (f"allocate --budget 1e400 {BATCH}", "is not a whole number of at most"),
-    (f"allocate --budget 1e999999999 {BATCH}", "is not a whole number of at most"),
-    (f"allocate --budget {'9' * 5_000} {BATCH}", "is not a whole number of at most"),
-    (f"allocate --budget 1e-999999999 {BATCH}", "'1e-999999999' is not a whole number"),
-    (f"allocate --budget -5 {BATCH}", "the budget is -5"),
-    (f"allocate --budget '' {BATCH}", "'' is not a whole number"),
-    (f"allocate --budget 16 {BATCH}", "does not pay for one step of 32"),
-    (f"allocate --budget 64 {BATCH} --problems 0", "problems is 0"),
-    (f"allocate --budget 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
-    (f"allocate --budget 64 {BATCH} --anchor inf --anchor-batch 8", "'inf' is not a finite number"),
-    (f"allocate --budget 64 {BATCH} --anchor 1e-3 --anchor-batch 0", "anchor_batch is 0"),
-    # plan
+    (f"plan --rollouts nan {BATCH}", "'nan' is not a whole number"),
+    (f"plan --rollouts inf {BATCH}", "'inf' is not a whole number of at most"),
+    (f"plan --rollouts 1e400 {BATCH}", "is not a whole number of at most"),
+    (f"plan --rollouts 1e999999999 {BATCH}", "is not a whole number of at most"),
+    (f"plan --rollouts {'9' * 5_000} {BATCH}", "is not a whole number of at most"),
+    (f"plan --rollouts 1e-999999999 {BATCH}", "'1e-999999999' is not a whole number"),
+    (f"plan --rollouts -5 {BATCH}", "rollouts is -5"),
+    (f"plan --rollouts '' {BATCH}", "'' is not a whole number"),
+    (f"plan --rollouts 16 {BATCH}", "split with fewer than 1 step"),
+    (f"plan --rollouts 64 {BATCH} --problems 0", "problems is 0"),
+    (f"plan --rollouts 64 {BATCH} --anchor 1e-3", "both --anchor and --anchor-batch"),
+    (f"plan --rollouts 64 {BATCH} --anchor inf --anchor-batch 8", "'inf' is not a finite number"),
+    (f"plan --rollouts 64 {BATCH} --anchor 1e-3 --anchor-batch 0", "anchor_batch is 0"),
+    ("plan --rollouts 1e5 --rollouts-per-problem 4", "give --max-batch, or values"),
     (f"{PLAN} --problems 100 --max-epochs inf", "'inf' is not a finite number"),
     (f"{PLAN} --problems 100 --max-epochs nan", "'nan' is not a finite number"),
     (f"{PLAN} --problems 100 --max-epochs 0", "must be positive and finite"),
@@ -96,7 +95,6 @@ WRONG = [
     (f"{PLAN} --json pipe", "pipe: cannot be written (it is a special file)"),
     (f"{PLAN} --json .", "cannot be written (it is a folder)"),
     (f"{PLAN} --json script.sh/plan.json", "script.sh/plan.json: cannot be written ("),
-    # cost
     (f"{COST} --model-parameters 7X", "'7X' is not a whole number"),
     (f"{COST} --model-parameters B", "'B' is not a whole number"),
     (f"{COST} --model-parameters 1e999999999B", "is not a whole number of at most"),
@@ -110,7 +108,7 @@ WRONG = [
     (f"{COST} --training-utilisation 0.3,x,0.5", "'x' is not a finite number"),
     (f"{COST} --training-utilisation 2", "must be in ascending order between 0 and 1"),
     (f"{COST} --tokens-per-second 0", "tokens_per_second is 0.0"),
-    (f"{COST} --price -1", "an amount of money is -1.0"),
+    (f"{COST} --price -1", "the price of a device-hour is -1.0"),
     (f"{COST} --world-size 0", "world_size is 0"),
     # convert
     (f"convert --to rl4lms {SPLIT}", "invalid choice: 'rl4lms'"),
@@ -287,7 +285,7 @@ def test_output_that_cannot_be_written_is_told(folder):
 def test_a_locale_without_unicode_is_no_error(folder, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     code = "import sys; from isocompute.budget.cli import main; sys.exit(main(sys.argv[1:]))"
-    for line in (f"convert --to trl {SPLIT}", "allocate --help", "read --from trl \u00fc.yaml"):
+    for line in (f"convert --to trl {SPLIT}", "plan --help", "read --from trl \u00fc.yaml"):
         status, err = child(code, *line.split())
         assert status == (2 if "read" in line else 0)
         assert "Traceback" not in err

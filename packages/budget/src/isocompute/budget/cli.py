@@ -6,10 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from .commands import (
-    allocate,
     audit,
     convert,
-    cost,
     doctor,
     ingest,
     plan,
@@ -20,7 +18,7 @@ from .commands import (
 )
 from .contract import command_line
 
-COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, repair)
+COMMANDS = (plan, convert, read, run, doctor, ingest, audit, show, repair)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

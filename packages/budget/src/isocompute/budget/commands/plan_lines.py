@@ -7,12 +7,16 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from ..planning.compute import Interval, response_tokens
 from ..planning.costs import estimate
+from ..planning.devices import price
 from ..planning.splits import Cell, Grid
-from ..units import Rollouts
 from . import models
 from .models import format_figure, memory_line
 from .text import aligned_table, plural
+
+INTERVALS = ("seconds_per_step", "device_hours", "cost")
+"""Columns of low, likely and high."""
 
 
 def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -41,12 +45,19 @@ def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     setting = models.setting(arguments)
     if setting is not None:
-        found = estimate(Rollouts(a.batch_rollouts), setting, rollouts_per_problem=a.rollouts_per_problem)
+        found = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem)
         step = found.time
-        row["seconds_per_step"] = [part.amount / arguments.world_size for part in (step.low, step.likely, step.high)]
+        row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
+        row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
+        if arguments.price is not None:
+            money = price(step.times(a.update_steps), arguments.price, arguments.currency)
+            row["cost"], step = _amounts(money), money
         row["assumptions"] = step.assumptions
-        row["device_hours"] = [part.hours * a.update_steps for part in (step.low, step.likely, step.high)]
     return row
+
+
+def _amounts(interval: Interval) -> list[float]:
+    return [interval.low, interval.likely, interval.high]
 
 
 def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
@@ -62,24 +73,26 @@ def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Name
         f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
     )
     yield ""
-    yield from _cell_lines(rows) if arguments.cells else _table_lines(found, rows)
     setting = models.setting(arguments)
+    listed = arguments.cells or setting is not None or arguments.anchor is not None
+    yield from _cell_lines(rows) if listed else _table_lines(found, rows)
     if found.limits or setting is not None:
         yield ""
     for limit, count in found.limits:
         yield f"left out: {plural(count, 'split')} with {limit}"
     if setting is not None:
         held = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
+        tokens = response_tokens(limits.rollouts, setting.lengths)
+        yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         yield memory_line(held, setting.device)
-        if arguments.cells:
-            for sentence in rows[0]["assumptions"]:
-                yield f"assumed: {sentence}"
+        for sentence in rows[0]["assumptions"]:
+            yield f"assumed: {sentence}"
 
 
 def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
     """Every split on a line of its own."""
     header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
-    header += [name for name in ("epochs", "learning_rate", "seconds_per_step", "device_hours") if name in rows[0]]
+    header += [name for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
     names = [name if name == "B_p" else name.replace("_", " ") for name in header]
     return aligned_table(names, [_cells(row) for row in rows])
 
@@ -104,7 +117,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         cells.append(f"{row['epochs']:,.2f}")
     if "learning_rate" in row:
         cells.append(f"{row['learning_rate']:.3g}")
-    for name in ("seconds_per_step", "device_hours"):
+    for name in INTERVALS:
         if name in row:
             low, likely, high = row[name]
             cells.append(f"{format_figure(likely)} ({format_figure(low)}-{format_figure(high)})")
