@@ -206,7 +206,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"isocompute-budget {version('isocompute-budget')}\n"
 
 
-STRICT = ["read", "--from", "verl", "--strict", "--problems", "6400", "--"]
+STRICT = ["convert", "--from", "verl", "--strict", "--problems", "6400", "--"]
 
 
 def test_strict_reading_approves_of_settings_without_a_remark(tmp_path, capsys):

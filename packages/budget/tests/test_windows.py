@@ -46,7 +46,7 @@ assert main(["show", "a.ledger"]) == 0
 data = bytearray(open("a.ledger", "rb").read())
 data[-1] ^= 1
 open("b.ledger", "wb").write(data)
-assert main(["repair", "b.ledger", "--output", "c.ledger"]) == 0
+assert main(["show", "b.ledger", "--repair", "c.ledger"]) == 0
 assert main(["plan", "--rollouts", "1e5", "--max-batch", "1024"]) == 0
 """
 

@@ -54,7 +54,7 @@ def test_reading_a_store_that_does_not_exist_creates_nothing(
     source: str, empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mlflow")
-    assert main(["ingest", "trl", source, "--out", "e.parquet"]) == 2
+    assert main(["doctor", source, "--trainer", "trl", "--out", "out"]) == 2
     assert "there is no MLflow store" in capsys.readouterr().err
     assert everything(empty) == []
 

@@ -5,20 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .commands import (
-    audit,
-    convert,
-    doctor,
-    ingest,
-    plan,
-    read,
-    repair,
-    run,
-    show,
-)
+from .commands import audit, convert, doctor, plan, run, show
 from .contract import command_line
 
-COMMANDS = (plan, convert, read, run, doctor, ingest, audit, show, repair)
+COMMANDS = (plan, convert, run, doctor, audit, show)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, by default those of the process.
 
     Returns:
-        As ``command_line.run``: 1 where a command was asked to judge and did not approve (``read --strict``); after
+        As ``command_line.run``: 1 where a command was asked to judge and did not approve (``convert --strict``); after
         ``run``, that of the command that was run, or 3 where it was ended at its budget.
     """
     description = (

@@ -12,8 +12,7 @@ from ..audit import OF_LEDGER, Audit, audit
 from ..ledger import TRAINING_COHORTS, History
 from ..trainers import TRAINERS, load, trainer
 from ..trainers.evals import plain
-from .ingest import add_constants
-from .text import aligned_table, write_json
+from .text import add_constants, aligned_table, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

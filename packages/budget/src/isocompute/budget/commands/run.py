@@ -18,9 +18,8 @@ from ..ledger import History, Limits
 from ..ledger.naming import run_id_of
 from ..trainers import TRAINERS, load, trainer
 from ..trainers.evals import plain
-from .ingest import add_constants
 from .show import budget_lines
-from .text import number, whole
+from .text import add_constants, number, whole
 
 DESCRIPTION = f"""
 Start a command that trains, follow the log that its trainer's logger writes, charge what each logged step generated to

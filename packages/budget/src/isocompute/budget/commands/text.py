@@ -116,3 +116,32 @@ def write_json(document: Any, path: Path) -> None:
         BudgetError: The file cannot be written.
     """
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
+
+
+def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add ``--set NAME=VALUE``, which may be given several times.
+
+    Args:
+        what: What it is for, in words.
+    """
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=VALUE",
+        help=f"{what}: questions=300, or a setting by the trainer's own name",
+    )
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """The parts of ``NAME=VALUE``.
+
+    Raises:
+        argparse.ArgumentTypeError: It has no ``=``.
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value

@@ -43,7 +43,7 @@ RECORD_FOOT = struct.Struct("<IB")  # 5 bytes
 FRAME = RECORD_HEAD.size + RECORD_FOOT.size
 NEWLINE = 0x0A
 
-ADVICE = "save what is whole with 'isocompute-budget repair', or restore the file from a copy"
+ADVICE = "save what is whole with 'isocompute-budget show --repair', or restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
