@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 FIXTURES = Path(__file__).parents[2] / "packages" / "budget" / "tests" / "fixtures"
 QUESTIONS = {"questions": "16"}

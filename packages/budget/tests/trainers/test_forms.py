@@ -3,8 +3,8 @@ import json
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.trainers import TRAINERS, load, nested, read
-from isocompute.budget.trainers.forms import flags
+from isocompute.budget.trainers.forms import flags, load, nested
+from isocompute.budget.trainers.registry import TRAINERS, read
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1

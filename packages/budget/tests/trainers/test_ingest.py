@@ -8,7 +8,7 @@ import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract import tables
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 from reading_logs import FIXTURES, QUESTIONS, rollouts
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.contract import tables
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 CONFIG = {
     "num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,

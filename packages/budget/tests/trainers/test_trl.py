@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import convert, ingest
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.registry import convert
 from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
 
 whole = st.integers(1, 4)

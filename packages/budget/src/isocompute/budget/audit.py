@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BudgetError
-from .follow import LiveLog
-from .ledger import TRAINING_COHORTS, History
-from .trainers import Batching, Trainer
+from .follow.live import LiveLog
+from .ledger.counts import TRAINING_COHORTS
+from .ledger.history import History
+from .trainers.batching import Batching
 from .trainers.counting import Progressed
 from .trainers.evals import progress_of, reader_of, settings_of
 from .trainers.logs.log import Log
+from .trainers.trainer import Trainer
 
 MECHANISMS = {
     "steps not taken": "the settings allow {planned:,} update steps, and the log ends after {steps:,}",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..audit import OF_LEDGER, Audit, audit
-from ..ledger import TRAINING_COHORTS, History
-from ..trainers import TRAINERS, load, trainer
+from ..ledger.counts import TRAINING_COHORTS
+from ..ledger.history import History
 from ..trainers.evals import plain
+from ..trainers.forms import load
+from ..trainers.registry import TRAINERS, trainer
 from .text import add_constants, aligned_table, write_json
 
 

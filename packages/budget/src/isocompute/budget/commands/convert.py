@@ -10,9 +10,10 @@ from typing import Any
 
 from ..errors import BudgetError
 from ..planning.allocation import Allocation
-from ..trainers import TRAINERS, Batching, Parallelism, Run, convert, nested, read, render, trainer
-from ..trainers.forms import flags, load
-from ..trainers.target import Value
+from ..trainers.batching import Batching
+from ..trainers.forms import flags, load, nested, render
+from ..trainers.registry import TRAINERS, convert, read, trainer
+from ..trainers.target import Parallelism, Run, Value
 from .text import labelled_lines, number, whole, write_json
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..contract import tables
-from ..trainers import TRAINERS, load
 from ..trainers.doctor import Patient, examine, written
 from ..trainers.evals import plain
+from ..trainers.forms import load
+from ..trainers.registry import TRAINERS
 from .text import add_constants, write_json
 
 

@@ -87,7 +87,8 @@ def _max_batch(arguments: argparse.Namespace) -> int:
         return int(arguments.max_batch)
     if not arguments.rollouts_per_problem or not arguments.problems_per_batch:
         raise BudgetError("give --max-batch, or values of --rollouts-per-problem and of --problems-per-batch")
-    return max(1, max(arguments.rollouts_per_problem) * max(arguments.problems_per_batch))
+    most: int = max(arguments.rollouts_per_problem) * max(arguments.problems_per_batch)
+    return max(1, most)
 
 
 def _powers(first: int, most: int) -> Iterable[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..ledger import Limits
+from ..ledger.limits import Limits
 from ..ledger.naming import run_id_of
 from ..wording import shorten
 
