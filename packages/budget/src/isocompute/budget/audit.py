@@ -117,10 +117,8 @@ def audit(
 
     Args:
         source: Its log, see ``LiveLog``.
-        ledger: The ledger's file, if there is one.
         trainer: That logged it, where its metrics do not say.
         shared: Its configuration, with dotted keys, where the log lacks it.
-        given: What neither says.
 
     Raises:
         BudgetError: There is no log or more than one run in it, or it cannot be counted.

@@ -14,9 +14,6 @@ COMMANDS = (plan, convert, run, doctor, audit, show)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``isocompute-budget``.
 
-    Args:
-        argv: The arguments, by default those of the process.
-
     Returns:
         As ``command_line.run``: 1 where a command was asked to judge and did not approve (``convert --strict``); after
         ``run``, that of the command that was run, or 3 where it was ended at its budget.

@@ -97,11 +97,7 @@ def _shares(text: str) -> tuple[float, float, float]:
 
 
 def memory_line(held: Memory, on: Device) -> str:
-    """The memory that a device needs, and whether it has it.
-
-    Args:
-        held: Memory needed on one device.
-    """
+    """The memory that a device needs, and whether it has it."""
     left_out = "" if held.activations else ", without activations (give the layers and the width)"
     verdict = "" if held.total <= on.memory else ", which does not fit"
     return (

@@ -22,9 +22,6 @@ INTERVALS = ("seconds_per_step", "device_hours", "cost")
 def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     """The columns of one split.
 
-    Args:
-        arguments: The command's arguments: learning rate, model and devices.
-
     Returns:
         Values by column; those of the learning rate and of time only where the arguments ask for them.
     """
@@ -61,12 +58,7 @@ def _amounts(interval: Interval) -> list[float]:
 
 
 def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
-    """The splits and what was left out, as lines.
-
-    Args:
-        rows: The columns of each feasible split, as ``plan_row`` returns them.
-        arguments: The command's arguments.
-    """
+    """The splits and what was left out, as lines."""
     limits = found.constraints
     yield (
         f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
@@ -125,11 +117,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def document(found: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole plan, to be written as JSON.
-
-    Args:
-        rows: The columns of each feasible split, as ``plan_row`` returns them.
-    """
+    """The whole plan, to be written as JSON."""
     return {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,

@@ -70,10 +70,6 @@ def _whole(text: str, digits: str, scale: int) -> int:
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
     """A table: the first column to the left, the others to the right, numbers with commas.
 
-    Args:
-        header: Names of the columns.
-        rows: Values, as many in each row as there are columns.
-
     Yields:
         The lines, the header first.
     """
@@ -119,11 +115,7 @@ def write_json(document: Any, path: Path) -> None:
 
 
 def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add ``--set NAME=VALUE``, which may be given several times.
-
-    Args:
-        what: What it is for, in words.
-    """
+    """Add ``--set NAME=VALUE``, which may be given several times."""
     parser.add_argument(
         "--set",
         dest="constants",

@@ -69,7 +69,6 @@ def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> E
     """Estimate what generating rollouts and training on all of them costs.
 
     Args:
-        setting: The model, its lengths and the device.
         rollouts_per_problem: n, responses that share a prompt.
 
     Raises:

@@ -109,7 +109,6 @@ def device_time(
     """Device-seconds of generating and of training.
 
     Args:
-        utilisation: Shares of the peak that are reached.
         tokens: Response tokens generated, where the engine's speed was measured.
         tokens_per_second: Measured throughput of one device in response tokens per second; replaces the
             assumption about utilisation while sampling.

@@ -106,9 +106,7 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     return table(parts, notes, where="the runs", numbered=False)
 
 
-def _examine(
-    known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], used: set[str]
-) -> Patient:
+def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], used: set[str]) -> Patient:
     """What is understood of a run; whatever is missing is all asked for."""
     said, missing, training = dict(given), {}, given.get("train_reward") == "true"
     for _ in range(MOST_QUESTIONS):

@@ -75,9 +75,6 @@ def table(
     """The rows of several runs as one checked table.
 
     Args:
-        parts: Runs by name.
-        notes: What is to be said so far.
-        where: The sources, for messages.
         numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
 
     Raises:

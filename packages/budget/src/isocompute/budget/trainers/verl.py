@@ -166,7 +166,6 @@ def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int 
 
     Args:
         of: Prompts of each part, by its name.
-        ranks: Data-parallel ranks.
     """
     micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     for name, prompts in of.items():

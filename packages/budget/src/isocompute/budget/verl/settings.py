@@ -45,9 +45,6 @@ class Settings:
     def read(cls, config: Any) -> Settings:
         """The settings of a run.
 
-        Args:
-            config: veRL's whole configuration.
-
         Raises:
             BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no
                 ledger, or no limit or one that makes no sense.
