@@ -60,13 +60,14 @@ def examine(
         shared: The configuration of all runs, with dotted keys, where their logs lack it.
 
     Raises:
-        BudgetError: There is no such file or folder, or no run in it.
+        BudgetError: There is no such file or folder, no run in it, or a file of a given trainer cannot be read.
         TrackingError: MLflow does not have it.
     """
     found: dict[str, list[Log]] = {}
     for source in sources:
         for place in places(source):
-            name, logs = read_place(place, trainer, step_column=given.get("step_column"))
+            named = trainer is not None and place == source
+            name, logs = read_place(place, trainer, step_column=given.get("step_column"), named=named)
             found.setdefault(name, []).extend(logs)
     found.pop("", None)
     if not found:
