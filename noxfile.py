@@ -189,7 +189,7 @@ def try_wheel(session: nox.Session, package: str, python: str, *, whole: bool) -
     session.run("uv", "venv", "-q", "--python", python, str(folder / "venv"), env=uv)
     programs = folder / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
     # torch is pinned where only its CPU build is wanted: the registry's newest is the CUDA one.
-    also = {"budget": ["tokenizers"], "learner": ["ray", "peft", *torch_of_this_machine()]}.get(package, [])
+    also = {"learner": ["ray", "peft", *torch_of_this_machine()]}.get(package, [])
     needed = [str(next((folder / "dist").glob("*.whl"))), *also, "pytest", "pytest-xdist", "hypothesis", "pyyaml"]
     into = ("uv", "pip", "install", "-q", "--python", str(programs / "python"), "-c", str(ROOT / environment.DIRECT))
     session.run(*into, *needed, env=uv)

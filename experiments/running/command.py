@@ -12,8 +12,9 @@ from pathlib import Path
 
 import polars as pl
 from isocompute.budget import Allocation
-from isocompute.budget.trainers import Configuration, convert, render, trainer
-from isocompute.budget.trainers.target import Run
+from isocompute.budget.trainers.forms import render
+from isocompute.budget.trainers.registry import convert, trainer
+from isocompute.budget.trainers.target import Configuration, Run
 from isocompute.rollout.contract.files import atomic_write
 
 from ..errors import ExperimentError

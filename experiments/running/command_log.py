@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 from isocompute.budget import TRAINING_COHORTS, History
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 from isocompute.learner import EvaluationRecord
 from isocompute.rollout.contract import tables
 

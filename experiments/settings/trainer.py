@@ -64,9 +64,9 @@ class CommandTrainer(Settings):
     micro_batch: Count | None = None
     """Rollouts that a device holds in one pass; null: the largest divisor of its share of a batch up to 8."""
     logs: str = "{checkpoints}"
-    """Where the trainer's log is, as ``isocompute-budget ingest`` takes it."""
+    """Where the trainer's log is, as ``isocompute-budget doctor`` takes it."""
     log_settings: Mapping[str, str] = {}
-    """What neither log nor command say, as for ``isocompute-budget ingest --set``, such as ``metric`` where there are
+    """What neither log nor command say, as for ``isocompute-budget doctor --set``, such as ``metric`` where there are
     several rewards."""
 
     @model_validator(mode="after")

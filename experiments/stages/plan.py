@@ -10,10 +10,9 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget.planning.compute import Lengths, Model
+from isocompute.budget.planning.compute import Interval, Lengths, Model
 from isocompute.budget.planning.costs import Setting, estimate
 from isocompute.budget.planning.devices import Device, Utilisation, device, price
-from isocompute.budget.units import DeviceSeconds, Interval, Money, Rollouts, merged
 from isocompute.learner.memory.update import parameters_of
 from isocompute.rollout.contract import tables
 
@@ -150,13 +149,12 @@ def cost_lines(
         lengths=Lengths(prompt_tokens=float(preset.sampling.max_prompt_tokens), response_tokens=length, spread=0.0),
         device=terms.device, utilisation=Utilisation(), tokens_per_second=None,
         extra_forwards=int(learner.measures_first) + int(bool(learner.kl.coefficient)), shared_prompt=True,
-        price=Money(terms.price),
     )  # fmt: skip
     sizes = Counter[int]()
     for cell in cells:
         sizes[cell.rollouts_per_problem] += cell.rollouts
-    spent = [estimate(Rollouts(total), setting, rollouts_per_problem=n) for n, total in sizes.items()]
-    asked = estimate(Rollouts(evaluated), setting, rollouts_per_problem=preset.evaluation.samples)
+    spent = [estimate(total, setting, rollouts_per_problem=n) for n, total in sizes.items()]
+    asked = estimate(evaluated, setting, rollouts_per_problem=preset.evaluation.samples)
     sampling, training = reduce(add, (e.sampling for e in spent)), reduce(add, (e.training for e in spent))
     whole = sampling + training + asked.sampling
     yield f"    {_hours(whole)} on {terms.device.name}, {_money(whole, terms)} (unverified)"
@@ -165,15 +163,15 @@ def cost_lines(
         yield "      assumed: an update takes as long as one of all weights; an adapter's takes up to a third less"
     if terms.response_tokens is None:
         yield "      assumed: every response is as long as it may be, which is the most (--response-tokens)"
-    for sentence in merged(whole.assumptions, price(whole, Money(terms.price)).assumptions):
+    for sentence in price(whole, terms.price).assumptions:
         yield f"      assumed: {sentence}"
 
 
-def _hours(time: Interval[DeviceSeconds]) -> str:
-    low, likely, high = (part.hours for part in (time.low, time.likely, time.high))
-    return f"{likely:,.0f} GPU-hours ({low:,.0f} to {high:,.0f})"
+def _hours(device_seconds: Interval) -> str:
+    hours = device_seconds.times(1 / 3600)
+    return f"{hours.likely:,.0f} GPU-hours ({hours.low:,.0f} to {hours.high:,.0f})"
 
 
-def _money(time: Interval[DeviceSeconds], terms: Terms) -> str:
-    money = price(time, Money(terms.price))
-    return f"{money.likely.amount:,.0f} {money.likely.currency} ({money.low.amount:,.0f} to {money.high.amount:,.0f})"
+def _money(device_seconds: Interval, terms: Terms) -> str:
+    money = price(device_seconds, terms.price)
+    return f"{money.likely:,.0f} USD ({money.low:,.0f} to {money.high:,.0f})"

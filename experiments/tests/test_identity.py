@@ -151,7 +151,7 @@ def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
         assert needed in found, needed
     for free in (
         "experiments.report.page", "experiments.settings.model", "isocompute.learner.saving.export",
-        "isocompute.rollout.problems.hub", "isocompute.budget.waste", "isocompute.budget.contract.tracking",
+        "isocompute.rollout.problems.hub", "isocompute.budget.contract.tracking",
         "experiments.running.tracker", "experiments.rates", "experiments.settings.learner",
     ):  # fmt: skip
         assert free not in found, free

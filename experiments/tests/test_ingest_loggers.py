@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 pytestmark = pytest.mark.slow("MLflow")
 

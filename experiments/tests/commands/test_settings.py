@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from isocompute.budget.trainers import TRAINERS
+from isocompute.budget.trainers.registry import TRAINERS
 
 from experiments.errors import ExperimentError
 from experiments.running.command import command_of, configuration_of, flags_of, values_of

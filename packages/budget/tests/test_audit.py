@@ -48,6 +48,9 @@ def test_a_run_that_did_what_its_settings_say_has_no_differences():
     assert changes(found) == {}
     assert (found.planned, found.rollouts) == (7_680, 7_680)
     assert found.evaluated > 0
+    entries = json.loads((DOCS / "n16" / "trainer_state.json").read_text())["log_history"]
+    shares = [entry["frac_reward_zero_std"] for entry in entries if "frac_reward_zero_std" in entry]
+    assert found.without_signal == pytest.approx(sum(shares) / len(shares))
 
 
 def test_steps_that_were_not_taken_are_named(tmp_path):
@@ -155,6 +158,7 @@ def test_the_command_prints_a_table_and_a_line_for_each_difference(tmp_path, cap
     assert "-32 steps not taken: the settings allow 10 update steps, and the log ends after 9" in out
     assert "389 rollouts were paid for training, by the ledger" in out
     assert "+100 evaluations: they are paid for" in out
+    assert "lost in restarts: 24.7% of the 389 rollouts paid for" in out
     written = json.loads((tmp_path / "a.json").read_text())
     assert written["figures"]["rollouts for training"] == {"settings": 320, "log": 288, "ledger": 293}
     assert [d["mechanism"] for d in written["differences"]] == ["steps not taken", "lost work", "failed"]

@@ -5,11 +5,10 @@ import sys
 from datetime import datetime, timedelta
 from importlib.metadata import version
 
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import Counts, Ledger, Limits, Meter
+from isocompute.budget import Counts, Ledger, Limits, Meter, account
 from isocompute.budget.cli import main
 from isocompute.budget.commands import text as text_module
 from isocompute.budget.contract import tables
@@ -89,55 +88,31 @@ def test_show_tells_of_a_torn_record(ledger, capsys):
     assert told in capsys.readouterr().out
 
 
-def test_export_writes_the_ledger_table(ledger, tmp_path, capsys):
-    for name in ("ledger.parquet", "ledger.csv"):
-        assert main(["export", str(ledger), "--out", str(tmp_path / name)]) == 0
-        assert capsys.readouterr().out == f"{tmp_path / name}: 3 rows, 1 run\n"
-        assert tables.read(tmp_path / name, "ledger")["rollouts"].to_list() == [32, 32, 32]
-
-
-def test_an_exported_table_can_be_shown(ledger, tmp_path, capsys):
+def test_a_ledger_table_can_be_shown(ledger, tmp_path, capsys):
     out = tmp_path / "ledger.parquet"
-    assert main(["export", str(ledger), "--out", str(out)]) == 0
+    account([ledger]).ledger.write_parquet(out)
+    assert tables.read(out, "ledger")["rollouts"].to_list() == [32, 32, 32]
     assert main(["show", str(out)]) == 0
-    assert "an exported table, which does not hold lost work" in capsys.readouterr().out
-
-
-def test_allocate_splits_a_budget(capsys):
-    arguments = "allocate --budget 2e4 --problems-per-batch 8 --rollouts-per-problem 4 --problems 100"
-    assert main([*arguments.split(), "--anchor", "1e-3", "--anchor-batch", "128"]) == 0
-    out = capsys.readouterr().out
-    assert "update steps          625\n" in out
-    assert "generates             20,000 rollouts (0 unused)\n" in out
-    assert "epochs                50.00 over 100 problems\n" in out
-    assert "learning rate         0.0005 (sqrt scaling from 0.001 at 128 rollouts)\n" in out
+    assert "which does not hold lost work" in capsys.readouterr().out
 
 
 def test_what_goes_wrong_is_one_line_and_exit_code_2(ledger, tmp_path, capsys):
     assert "No such file" in fails(["show", tmp_path / "none.ledger"], capsys)
     assert "no such file or folder" in fails(["show", tmp_path / "none.parquet"], capsys)
     assert "not a ledger" in fails(["show", __file__], capsys)
-    assert "a .parquet or a .csv file" in fails(["export", ledger, "--out", tmp_path / "a.txt"], capsys)
-    batch = ["--problems-per-batch", "8", "--rollouts-per-problem", "4"]
-    assert "does not pay for one step of 32" in fails(["allocate", "--budget", "16", *batch], capsys)
-    assert "both --anchor and" in fails(["allocate", "--budget", "64", *batch, "--anchor", "1e-3"], capsys)
-    rest = ["--rollouts-per-problem", "4"]
-    wrong = ["allocate", "--budget", "64", "--problems-per-batch", "0", *rest]
-    assert "problems_per_batch is 0" in fails(wrong, capsys)
 
 
-def test_a_damaged_ledger_leaves_an_earlier_export_alone(ledger, tmp_path, capsys):
-    out = tmp_path / "ledger.parquet"
-    pl.DataFrame({"kept": [1]}).write_parquet(out)
-    before = out.read_bytes()
+def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):
+    out = tmp_path / "out.json"
+    out.write_text("kept")
     ledger.write_bytes(ledger.read_bytes()[:-30] + b"?" + ledger.read_bytes()[-29:])
-    assert "is damaged" in fails(["export", ledger, "--out", out], capsys)
-    assert out.read_bytes() == before
+    assert "is damaged" in fails(["show", ledger, "--json", out], capsys)
+    assert out.read_text() == "kept"
 
 
 @pytest.mark.parametrize("text", ["1.5", "many", "1e-3"])
 def test_a_budget_that_is_no_whole_number_is_refused(text, capsys):
-    arguments = ["allocate", "--budget", text, "--problems-per-batch", "8", "--rollouts-per-problem", "4"]
+    arguments = ["plan", "--rollouts", text, "--max-batch", "8"]
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "whole number" in capsys.readouterr().err
@@ -147,7 +122,7 @@ def test_help_names_the_commands(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out
-    assert all(command in out for command in ("show", "export", "allocate"))
+    assert all(command in out for command in ("show", "audit", "plan"))
 
 
 @pytest.mark.slow
@@ -162,9 +137,9 @@ def test_a_reader_that_stops_reading_gets_no_traceback(ledger):
     assert process.wait() == 0
 
 
-def test_logging_without_mlflow_says_what_to_install(ledger, tmp_path, capsys, monkeypatch):
+def test_a_table_of_mlflow_without_it_says_what_to_install(ledger, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    err = fails(["export", ledger, "--out", tmp_path / "ledger.parquet", "--log", "sweep"], capsys)
+    err = fails(["show", "mlflow:sweep"], capsys)
     assert 'pip install "isocompute-budget[mlflow]"' in err
 
 
@@ -233,7 +208,7 @@ def test_the_version_is_the_packages(capsys):
     assert capsys.readouterr().out == f"isocompute-budget {version('isocompute-budget')}\n"
 
 
-STRICT = ["read", "--from", "verl", "--strict", "--problems", "6400", "--"]
+STRICT = ["convert", "--from", "verl", "--strict", "--problems", "6400", "--"]
 
 
 def test_strict_reading_approves_of_settings_without_a_remark(tmp_path, capsys):

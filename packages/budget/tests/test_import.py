@@ -21,22 +21,3 @@ def test_metering_a_run_loads_nothing_heavy(tmp_path):
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"polars", "numpy", "torch", "ray", "mlflow"} & set(loaded)
-
-
-def test_the_names_of_planning_are_loaded_when_they_are_asked_for():
-    code = (
-        "import sys, isocompute.budget; from isocompute.budget import planning\n"
-        "assert 'isocompute.budget.planning.splits' not in sys.modules\n"
-        "from isocompute.budget.planning import *\n"
-        "from isocompute.budget.planning import splits\n"
-        "assert grid is splits.grid and judged is splits.check_split and plural_steps is splits.steps_in_words\n"
-        "assert all(hasattr(planning, name) for name in planning.__all__)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_planning_has_no_other_names():
-    from isocompute.budget import planning
-
-    with pytest.raises(AttributeError, match=r"module 'isocompute.budget.planning' has no attribute 'other'"):
-        planning.other  # noqa: B018

@@ -110,7 +110,7 @@ def damaged(path):
 def test_the_command_writes_a_new_ledger_and_lists_what_is_not_in_it(tmp_path, capsys):
     path, new = tmp_path / "a.ledger", tmp_path / "saved" / "b.ledger"
     data = damaged(path)
-    assert main(["repair", str(path), "--output", str(new)]) == 0
+    assert main(["show", str(path), "--repair", str(new)]) == 0
     out = capsys.readouterr().out
     assert f"{path}: record 3 at byte 275 is damaged (its checksum does not match; the 3 records before" in out
     assert f"{new}: 4 records of run demo, 1 attempt: used 64 rollouts, paid 64" in out
@@ -130,7 +130,7 @@ def test_the_command_never_writes_over_a_file(tmp_path, capsys):
     data = damaged(path)
     new.write_text("mine")
     for output in (new, path):
-        assert main(["repair", str(path), "--output", str(output)]) == 2
+        assert main(["show", str(path), "--repair", str(output)]) == 2
         assert "already exists; a repaired ledger is written to a new file" in capsys.readouterr().err
     assert (new.read_text(), path.read_bytes()) == ("mine", data)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.ledger", "b.ledger"]
@@ -150,7 +150,7 @@ def test_what_cannot_be_repaired_is_said_in_one_line(tmp_path, capsys):
     ):
         with held.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX)
-            assert main(["repair", str(path), "--output", str(tmp_path / "new")]) == 2
+            assert main(["show", str(path), "--repair", str(tmp_path / "new")]) == 2
         said = capsys.readouterr()
         assert said.err == f"error: {path}: {problem}\n"
         assert not said.out

@@ -2,43 +2,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.planning.compute import Lengths, Model, prompt_tokens, response_tokens, rollouts_for, work
+from isocompute.budget.planning.compute import Lengths, Model, response_tokens, work
 from isocompute.budget.planning.devices import GIBIBYTE, Utilisation, device, device_time, memory, price
-from isocompute.budget.units import (
-    DeviceSeconds,
-    Flops,
-    Money,
-    PromptTokens,
-    Rollouts,
-)
 
 SEVEN = Model(parameters=7 * 10**9, layers=32, width=4096)
 
 
 @given(st.integers(1, 10**7), st.floats(1, 10**5), st.floats(0.2, 5), st.floats(0, 0.9))
-def test_tokens_follow_from_rollouts_and_lengths_and_back(count, mean, growth, spread):
+def test_tokens_follow_from_rollouts_and_lengths(count, mean, growth, spread):
     lengths = Lengths(response_tokens=mean, growth=growth, spread=spread)
-    tokens = response_tokens(Rollouts(count), lengths)
-    assert tokens.likely.amount == pytest.approx(count * mean * (1 + growth) / 2, abs=1)
+    tokens = response_tokens(count, lengths)
+    assert tokens.likely == pytest.approx(count * mean * (1 + growth) / 2, abs=1)
     assert tokens.low <= tokens.likely <= tokens.high
-    back = rollouts_for(tokens.likely, lengths)
-    assert abs(back.likely.amount - count) <= 1
-    assert back.low.amount <= count + 1 <= back.high.amount + 2
+
 
 
 def test_flops_are_two_and_six_for_each_parameter_and_token():
     model = Model(parameters=1000)
     lengths = Lengths(prompt_tokens=10, response_tokens=30, spread=0)
-    alone = work(Rollouts(8), model=model, lengths=lengths, shared_prompt=False)
-    assert alone.generation.likely == Flops(8 * 2 * 1000 * 40)
-    assert alone.training.likely == Flops(8 * 6 * 1000 * 40)
-    assert alone.sharing_saved == Flops(0)
-    shared = work(Rollouts(8), model=model, lengths=lengths, rollouts_per_problem=4, extra_forwards=1)
-    assert shared.generation.likely == Flops(8 * 2 * 1000 * 30 + 2 * 2 * 1000 * 10)
-    assert shared.sharing_saved == Flops(6 * 2 * 1000 * 10)
-    assert shared.training.likely == Flops(8 * 8 * 1000 * 40)
-    assert shared.attention_share == 0
-    assert prompt_tokens(Rollouts(8), lengths) == PromptTokens(80)
+    alone = work(8, model=model, lengths=lengths, shared_prompt=False)
+    assert alone.generation.likely == (8 * 2 * 1000 * 40)
+    assert alone.training.likely == (8 * 6 * 1000 * 40)
+    shared = work(8, model=model, lengths=lengths, rollouts_per_problem=4, extra_forwards=1)
+    assert shared.generation.likely == (8 * 2 * 1000 * 30 + 2 * 2 * 1000 * 10)
+    assert shared.training.likely == (8 * 8 * 1000 * 40)
 
 
 def test_the_attention_term_is_what_a_sum_over_positions_gives():
@@ -46,8 +33,8 @@ def test_the_attention_term_is_what_a_sum_over_positions_gives():
     model = Model(parameters=1, layers=layers, width=width)
     bare = Model(parameters=1)
     lengths = Lengths(prompt_tokens=prompt, response_tokens=length, spread=0)
-    ours = work(Rollouts(1), model=model, lengths=lengths).generation.likely.amount
-    ours -= work(Rollouts(1), model=bare, lengths=lengths).generation.likely.amount
+    ours = work(1, model=model, lengths=lengths).generation.likely
+    ours -= work(1, model=bare, lengths=lengths).generation.likely
     # Scores and weighted values over the t positions before each token: 2 · 2 · t · width a layer.
     exact = sum(4 * layers * width * t for t in range(1, prompt + length + 1))
     assert ours == pytest.approx(exact, rel=0.02)
@@ -55,15 +42,15 @@ def test_the_attention_term_is_what_a_sum_over_positions_gives():
 
 def test_sampling_and_training_take_time_and_money():
     lengths = Lengths(response_tokens=1000, spread=0)
-    flops = work(Rollouts(1000), model=SEVEN, lengths=lengths)
+    flops = work(1000, model=SEVEN, lengths=lengths)
     half = Utilisation(generation=(0.5, 0.5, 0.5), training=(0.5, 0.5, 0.5))
     sampling, training = device_time(flops, device("h100"), utilisation=half)
-    assert sampling.likely.amount == pytest.approx(flops.generation.likely.amount / (989e12 / 2))
+    assert sampling.likely == pytest.approx(flops.generation.likely / (989e12 / 2))
     assert training.low == training.high
-    tokens = response_tokens(Rollouts(1000), lengths)
+    tokens = response_tokens(1000, lengths)
     measured, _ = device_time(flops, device("h100"), tokens=tokens, tokens_per_second=5000)
-    assert measured.likely == DeviceSeconds(200)
-    assert price(measured, Money(3.6)).likely.amount == pytest.approx(0.2)
+    assert measured.likely == pytest.approx(200)
+    assert price(measured, 3.6).likely == pytest.approx(0.2)
     with pytest.raises(BudgetError, match="must be positive, and the tokens must be known"):
         device_time(flops, device("h100"), tokens_per_second=5000)
 
@@ -87,9 +74,9 @@ def test_a_mixture_of_experts_is_held_whole_and_costs_its_active_parameters(para
     mixture = Model(parameters=parameters, active_parameters=active)
     lengths = Lengths(response_tokens=1000, spread=0)
     assert memory(mixture, lengths, world_size=1).total / GIBIBYTE == pytest.approx(gibibytes, rel=1e-3)
-    flops = work(Rollouts(8), model=mixture, lengths=lengths)
-    assert flops.generation.likely == Flops(8 * 2 * active * 1000)
-    assert flops.training.likely == Flops(8 * 6 * active * 1000)
+    flops = work(8, model=mixture, lengths=lengths)
+    assert flops.generation.likely == (8 * 2 * active * 1000)
+    assert flops.training.likely == (8 * 6 * active * 1000)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +90,7 @@ def test_a_mixture_of_experts_is_held_whole_and_costs_its_active_parameters(para
         (lambda: Lengths(response_tokens=1, growth=0), "the growth of responses is 0"),
         (lambda: Lengths(response_tokens=1, spread=1), "the spread of lengths is 1"),
         (lambda: Utilisation(training=(0.5, 0.4, 0.6)), "the utilisation in training is 0.5, 0.4, 0.6"),
+        (lambda: price(response_tokens(1, Lengths(response_tokens=1)), -1.0), "price of a device-hour is -1.0"),
         (lambda: device("abacus"), "'abacus' is not a known device; the known ones are a100"),
     ],
 )

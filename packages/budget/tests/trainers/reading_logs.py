@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 from isocompute.budget import Allocation
-from isocompute.budget.trainers import Run, convert, ingest, load, read, render, trainer
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.forms import load, render
+from isocompute.budget.trainers.registry import convert, read, trainer
+from isocompute.budget.trainers.target import Run
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}

@@ -150,3 +150,13 @@ def test_two_mlflow_runs_of_one_seed_that_begin_alike_are_two(
     # Which of them keeps its seed follows from their ids.
     lengths = evals.group_by("seed").len()
     assert (sorted(lengths["seed"]), sorted(lengths["len"])) == ([4, 5], [16, 31])
+
+
+def test_a_table_of_a_named_trainer_needs_a_column_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "run.csv"
+    log.write_text("at,val-core/m/acc/mean@4,response_length/mean\n4,0.25,5\n8,0.5,5\n")
+    command = ["doctor", str(log), "--trainer", "verl", "--config", str(FIXTURES / "verl" / "config.json")]
+    assert main(command) == 2
+    assert "has no column of steps" in capsys.readouterr().err
+    assert main([*command, "--set", "step_column=at", "--set", "questions=9"]) == 0
+    assert "2 evaluations of 9 problems" in capsys.readouterr().out

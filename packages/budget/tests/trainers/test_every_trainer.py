@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.trainers import TRAINERS, Parallelism, Run, convert, read, render, trainer
-from isocompute.budget.trainers.forms import flags
+from isocompute.budget.trainers.forms import flags, render
+from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
+from isocompute.budget.trainers.target import Parallelism, Run
 
 names = st.sampled_from(sorted(TRAINERS))
 worlds = st.integers(1, 64)

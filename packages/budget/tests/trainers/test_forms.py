@@ -3,8 +3,8 @@ import json
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
-from isocompute.budget.trainers import TRAINERS, load, nested, read
-from isocompute.budget.trainers.forms import flags
+from isocompute.budget.trainers.forms import flags, load, nested
+from isocompute.budget.trainers.registry import TRAINERS, read
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1
@@ -66,7 +66,7 @@ def test_references_are_followed_and_circles_left_alone(tmp_path):
 def test_a_file_that_cannot_be_understood_is_one_line_and_exit_code_2(tmp_path, capsys, name, text, said):
     path = tmp_path / name
     path.write_text(text)
-    assert main(["read", "--from", "verl", str(path)]) == 2
+    assert main(["convert", "--from", "verl", str(path)]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert err.startswith(f"error: {path}: ")
@@ -74,10 +74,10 @@ def test_a_file_that_cannot_be_understood_is_one_line_and_exit_code_2(tmp_path, 
 
 
 def test_a_file_that_is_not_there_or_empty_of_flags_is_told(tmp_path, capsys):
-    assert main(["read", "--from", "trl", str(tmp_path / "none.yaml")]) == 2
+    assert main(["convert", "--from", "trl", str(tmp_path / "none.yaml")]) == 2
     assert "No such file" in capsys.readouterr().err
     (tmp_path / "a.sh").write_text("echo nothing")
-    assert main(["read", "--from", "trl", str(tmp_path / "a.sh")]) == 2
+    assert main(["convert", "--from", "trl", str(tmp_path / "a.sh")]) == 2
     assert "no settings were given" in capsys.readouterr().err
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BudgetError, match="it is not text"):
@@ -92,19 +92,20 @@ def test_the_commands_take_an_allocation_there_and_back(name, tmp_path, capsys):
     printed = capsys.readouterr().out
     words = [word for line in printed.splitlines() if not line.startswith("#") for word in line.split()]
     for source in ([str(document)], ["--", *words]):
-        assert main(["read", "--from", name, "--world-size", "16", "--json", str(back), *source]) == 0
+        assert main(["convert", "--from", name, "--world-size", "16", "--json", str(back), *source]) == 0
         assert "rollouts              64,000\n" in capsys.readouterr().out
         assert json.loads(back.read_text())["update_steps"] == 500
 
 
 def test_flags_override_the_file(tmp_path, capsys):
     (tmp_path / "a.json").write_text(json.dumps({"max_steps": 7, "num_generations": 8}))
-    assert main(["read", "--from", "trl", "--world-size", "1", str(tmp_path / "a.json"), "--", "--max_steps", "9"]) == 0
+    arguments = ["convert", "--from", "trl", "--world-size", "1", str(tmp_path / "a.json"), "--", "--max_steps", "9"]
+    assert main(arguments) == 0
     assert "update steps          9\n" in capsys.readouterr().out
 
 
 def test_an_allocation_that_is_not_known_is_not_written(tmp_path, capsys):
     out = tmp_path / "allocation.json"
-    assert main(["read", "--from", "prime-rl", "--json", str(out), "--", "--batch_size", "8"]) == 2
+    assert main(["convert", "--from", "prime-rl", "--json", str(out), "--", "--batch_size", "8"]) == 2
     assert "no allocation to write: update steps" in capsys.readouterr().err
     assert not out.exists()

@@ -8,7 +8,7 @@ import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract import tables
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 from reading_logs import FIXTURES, QUESTIONS, rollouts
 
 
@@ -16,9 +16,10 @@ def test_what_was_ingested_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixt
     log = tmp_path / "run.jsonl"
     lines = [{"step": s, "data": {"val-core/m/acc/mean@4": 0.2 + 0.3 * s / (s + 5)}} for s in range(12)]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table = tmp_path / "evals.parquet"
+    table = tmp_path / "out" / "evals.parquet"
     config = str(FIXTURES / "verl" / "config.json")
-    assert main(["ingest", "verl", str(log), "--config", config, "--set", "questions=300", "--out", str(table)]) == 0
+    given = ["--trainer", "verl", "--config", config, "--set", "questions=300"]
+    assert main(["doctor", str(log), *given, "--out", str(table.parent)]) == 0
     assert len(tables.read(table, "evals")) == 12
     assert f"12 evaluations of 1 run in {table}\n" in capsys.readouterr().out
 
@@ -34,14 +35,11 @@ def test_what_was_ingested_is_a_table(tmp_path: Path, capsys: pytest.CaptureFixt
         ("run.jsonl", '{"step": 1, "loss": 2}\n', "holds no evaluation"),
     ],
 )
-def test_a_file_that_is_not_a_log_is_one_clear_error(
-    name: str, content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_not_a_log_is_one_clear_error(name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    given = ["--set", "actor_rollout_ref.rollout.n=4", "--set", "data.train_batch_size=4", "--set", "questions=9"]
-    assert main(["ingest", "verl", str(tmp_path / name), *given, "--out", str(tmp_path / "o.parquet")]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "o.parquet").exists()
+    given = {"actor_rollout_ref.rollout.n": "4", "data.train_batch_size": "4", "questions": "9"}
+    with pytest.raises(BudgetError, match=message):
+        ingest("verl", [str(tmp_path / name)], constants=given)
 
 
 def test_a_folder_holds_one_run(tmp_path: Path) -> None:

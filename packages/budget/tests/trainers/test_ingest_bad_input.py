@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.contract import tables
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 pytestmark = pytest.mark.slow("random logs")
 

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
           "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16,

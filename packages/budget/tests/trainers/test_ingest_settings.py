@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 VERL: dict[str, Any] = {
     "data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 TRL = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
        "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16, "num_iterations": 1,

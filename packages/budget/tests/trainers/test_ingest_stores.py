@@ -9,7 +9,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.contract import tables
 from isocompute.budget.contract.tracking import TrackingError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 pytestmark = pytest.mark.slow("MLflow")
 
@@ -56,7 +56,7 @@ def test_reading_a_store_that_does_not_exist_creates_nothing(
     source: str, empty: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("mlflow")
-    assert main(["ingest", "trl", source, "--out", "e.parquet"]) == 2
+    assert main(["doctor", source, "--trainer", "trl", "--out", "out"]) == 2
     assert "there is no MLflow store" in capsys.readouterr().err
     assert everything(empty) == []
 

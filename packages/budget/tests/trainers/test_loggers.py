@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.logs.arguments import read_arguments
 from reading_logs import FIXTURES
 

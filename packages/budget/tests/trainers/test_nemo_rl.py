@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from isocompute.budget.trainers import Parallelism, read
+from isocompute.budget.trainers.registry import read
+from isocompute.budget.trainers.target import Parallelism
 from reading_logs import check_override, recorded, run_of
 
 ENGINE = "policy.generation.colocated"

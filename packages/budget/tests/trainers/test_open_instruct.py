@@ -1,7 +1,8 @@
 """open-instruct's settings, as its documentation describes them: no package registry has it."""
 
 import pytest
-from isocompute.budget.trainers import Parallelism, read
+from isocompute.budget.trainers.registry import read
+from isocompute.budget.trainers.target import Parallelism
 from reading_logs import check_override, recorded, run_of
 
 OPEN_INSTRUCT = """#!/bin/bash

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import Parallelism, ingest, read
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.registry import read
+from isocompute.budget.trainers.target import Parallelism
 from reading_logs import QUESTIONS, needed, rollouts, run_of, words
 
 quick = settings(max_examples=40, deadline=None)

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.trainers import TRAINERS, Parallelism, Run, convert, read, trainer
+from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
+from isocompute.budget.trainers.target import Parallelism, Run
 
 degrees = st.builds(
     Parallelism, tensor=st.sampled_from([1, 2, 4]), pipeline=st.sampled_from([1, 2]), context=st.sampled_from([1, 2, 3])

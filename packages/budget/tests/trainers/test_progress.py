@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from isocompute.budget.trainers import ingest, load, trainer
-from isocompute.budget.trainers.evals import plain, progress_of
+from isocompute.budget.trainers.evals import ingest, plain, progress_of
+from isocompute.budget.trainers.forms import load
 from isocompute.budget.trainers.logs.sources import read_logs
+from isocompute.budget.trainers.registry import trainer
 from reading_logs import FIXTURES, QUESTIONS
 
 DOCS = FIXTURES.parents[1] / "docs" / "trl"

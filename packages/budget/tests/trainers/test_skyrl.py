@@ -1,7 +1,8 @@
 """SkyRL's settings, put to SkyRL itself, which needs Python 3.12: ``nox -s trainers``."""
 
 import pytest
-from isocompute.budget.trainers import Parallelism, convert, read
+from isocompute.budget.trainers.registry import convert, read
+from isocompute.budget.trainers.target import Parallelism
 from reading_logs import needed, run_of, words
 
 SPLITS = [(8, 4, 5), (32, 64, 500), (3, 8, 7)]

@@ -5,15 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
-from isocompute.budget.trainers import convert, ingest
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.registry import convert
 from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
-from trl_runs import model_of
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
@@ -200,39 +198,3 @@ def test_what_trl_generated_is_read_or_refused(trl, tmp_path: Path, request: pyt
     refused = sum(outcome.kind == "refused" for outcome in outcomes)
     assert not [outcome for outcome in outcomes if outcome.kind == "wrong"], said
     assert refused <= max(1, 0.05 * runs), said
-
-
-@pytest.mark.parametrize(("own", "every"), [(True, 1), (False, 1), (False, 2)])
-def test_trls_own_completions_become_a_ledger(trl, tmp_path: Path, own: bool, every: int) -> None:
-    """Steps that only go on with a generation batch have a file too."""
-    datasets = needed("datasets")
-    model, tokenizer = model_of()
-    tokenizer.backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
-    seen = []
-
-    def right(prompts, completions, completion_ids, log_extra, **_):
-        seen.extend(zip(prompts, completions, map(len, completion_ids), strict=True))
-        if own:
-            log_extra("prompt_length", list(map(len, prompts)))
-            log_extra("completion_ids", completion_ids)
-        return [float(len(c) % 2) for c in completions]
-
-    trl.GRPOTrainer(
-        model=model, reward_funcs=right, processing_class=tokenizer,
-        train_dataset=datasets.Dataset.from_dict({"prompt": [f"{7**a}+{b}=" for a in range(4) for b in range(4)]}),
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], save_strategy="no", logging_steps=1,
-            max_completion_length=4, disable_tqdm=True, log_completions=True, num_completions_to_print=0, max_steps=4,
-            per_device_train_batch_size=8, num_generations=4, num_iterations=every,
-        ),
-    ).train()  # fmt: skip
-    out = tmp_path / "tables"
-    counted = [] if own else ["--tokenizer", str(tmp_path)]
-    assert main(["rollouts", "trl", str(tmp_path), "--out", str(out), *counted]) == 0
-    ledger = pl.read_parquet(out / "ledger.parquet")
-    assert ledger["rollouts"].to_list() == [8] * (4 // every)
-    assert len(seen) == ledger["rollouts"].sum()
-    assert ledger["prompt_tokens"].sum() == sum(len(prompt) for prompt, *_ in seen)
-    # The texts lack special tokens: the tokens of this tokenizer that are left are their characters.
-    assert ledger["response_tokens"].sum() == sum(number if own else len(text) for _, text, number in seen)
-    assert main(["waste", str(out / "rollouts.parquet"), "--ledger", str(out / "ledger.parquet")]) == 0

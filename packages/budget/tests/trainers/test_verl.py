@@ -1,20 +1,18 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
-import ast
 import json
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.cli import main
-from isocompute.budget.trainers import Parallelism, convert, ingest, read
+from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.registry import convert, read
+from isocompute.budget.trainers.target import Parallelism
 from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
 
 whole = st.integers(1, 4)
@@ -263,31 +261,3 @@ def test_verls_own_configuration_reads_back(stock):
     found = read("verl", flat, problems=10 * flat["data.train_batch_size"])
     assert found.generations == 10 * flat["trainer.total_epochs"]
     assert found.update_steps == 4 * found.generations
-
-
-def writer_of(file: str) -> Callable[..., None]:
-    """veRL's own writer of rollout files, out of a module that imports its engines."""
-    verl = needed("verl")
-    path = Path(verl.__file__).parent / "trainer" / "ppo" / file
-    (found,) = [node for node in ast.walk(ast.parse(path.read_text("utf-8")))
-                if isinstance(node, ast.FunctionDef) and node.name == "_write_generations"]  # fmt: skip
-    found.decorator_list = []
-    names: dict[str, Any] = {"json": json, "os": os, "np": needed("numpy")}
-    exec(compile(ast.Module([found], []), str(path), "exec"), names)
-    writer: Callable[..., None] = names["_write_generations"]
-    return writer
-
-
-@pytest.mark.parametrize("file", ["ray_trainer.py", "v1/trainer_base.py"])
-def test_verls_own_rollout_files_become_a_ledger(tmp_path: Path, file: str) -> None:
-    write = writer_of(file)
-    for step in (1, 2):
-        prompts, responses = [f"{step}+{k // 4}=" for k in range(8)], [str(step + k % 4) for k in range(8)]
-        extra = {"uid": [f"u{k}" for k in range(8)], "prompt_tokens": [4] * 8, "response_length": [*range(1, 9)]}
-        scores = [float(k % 2) for k in range(8)]
-        write(prompts, responses, ["1"] * 8, scores, extra, str(tmp_path / "dumped"), step)
-    out = tmp_path / "tables"
-    assert main(["rollouts", "verl", str(tmp_path / "dumped"), "--out", str(out)]) == 0
-    columns = ("step", "rollouts", "prompt_tokens", "response_tokens")
-    assert pl.read_parquet(out / "ledger.parquet").select(columns).rows() == [(1, 8, 32, 36), (2, 8, 32, 36)]
-    assert pl.read_parquet(out / "pass_rates.parquet")["successes"].to_list() == [2] * 4

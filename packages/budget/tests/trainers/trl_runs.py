@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers import ingest
+from isocompute.budget.trainers.evals import ingest
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"0123456789+="]
 

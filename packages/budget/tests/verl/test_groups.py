@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget.ledger import Counts
+from isocompute.budget.ledger.counts import Counts
 from isocompute.budget.verl.groups import Groups, dispatched, of_prompts
 
 lengths = st.tuples(st.integers(0, 9), st.integers(0, 9))

@@ -14,7 +14,7 @@ import pytest
 from isocompute.rollout.cli import main
 from isocompute.rollout.contract import tables
 
-pytestmark = pytest.mark.slow("1,000 problems measured in processes that are killed")
+pytestmark = pytest.mark.slow("processes that sample and are killed")
 
 PROBLEMS = 300
 

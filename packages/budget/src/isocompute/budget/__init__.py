@@ -6,20 +6,13 @@ MLflow only for an MLflow source or log.
 """
 
 from .errors import BudgetError, LedgerError
-from .ledger import (
-    COHORTS,
-    TRAINING_COHORTS,
-    Account,
-    Admission,
-    Counts,
-    History,
-    Ledger,
-    Limits,
-    Meter,
-    Totals,
-    account,
-    counts_by_cohort,
-)
+from .ledger.accounts import Account, account
+from .ledger.counts import COHORTS, TRAINING_COHORTS, Counts, counts_by_cohort
+from .ledger.fold import Totals
+from .ledger.history import History
+from .ledger.ledger import Ledger
+from .ledger.limits import Admission, Limits
+from .ledger.meter import Meter
 from .planning.allocation import Allocation, Scaling
 
 __all__ = [

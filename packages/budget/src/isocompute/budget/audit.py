@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BudgetError
-from .follow import LiveLog
-from .ledger import TRAINING_COHORTS, History
-from .trainers import Batching, Trainer
+from .follow.live import LiveLog
+from .ledger.counts import TRAINING_COHORTS
+from .ledger.history import History
+from .trainers.batching import Batching
 from .trainers.counting import Progressed
 from .trainers.evals import progress_of, reader_of, settings_of
+from .trainers.logs.log import Log
+from .trainers.trainer import Trainer
 
 MECHANISMS = {
     "steps not taken": "the settings allow {planned:,} update steps, and the log ends after {steps:,}",
@@ -34,6 +38,8 @@ MECHANISMS = {
 """Why one figure is not the next, in words."""
 OF_LEDGER = ("uncharged steps", "unlogged steps", "lost work", "failed", "error of the log", "not explained")
 """Those between the log and the ledger; the others are between the settings and the log."""
+ZERO_VARIANCE = re.compile(r"(?:train/)?frac_reward_zero_std")
+"""TRL's metric of groups whose rewards are all equal, which have no advantages and no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,7 @@ class Audit:
         rollouts_error: By how much that may be wrong.
         tokens: Response tokens of these.
         evaluated: Rollouts of the evaluations that are logged.
+        without_signal: Share of groups whose rewards are all equal, the mean over the entries that say it.
         history: The ledger.
         differences: From B_p · n · M over the log to what was paid for training; they add up.
         notes: What no figure shows.
@@ -77,6 +84,7 @@ class Audit:
     rollouts_error: int
     tokens: int
     evaluated: int | None
+    without_signal: float | None
     history: History | None
     differences: tuple[Difference, ...]
     notes: tuple[str, ...]
@@ -109,10 +117,8 @@ def audit(
 
     Args:
         source: Its log, see ``LiveLog``.
-        ledger: The ledger's file, if there is one.
         trainer: That logged it, where its metrics do not say.
         shared: Its configuration, with dotted keys, where the log lacks it.
-        given: What neither says.
 
     Raises:
         BudgetError: There is no log or more than one run in it, or it cannot be counted.
@@ -144,9 +150,15 @@ def audit(
     return Audit(
         name=log.name, trainer=live.trainer, batching=batching, steps=last.step, rollouts=last.rollouts,
         rollouts_error=last.rollouts_error, tokens=last.tokens, evaluated=evaluated, history=history,
+        without_signal=_without_signal(log),
         differences=tuple(_differences(batching, progressed, history)),
         notes=tuple(_notes(batching, progressed, settings.notes, log.notes)),
     )  # fmt: skip
+
+
+def _without_signal(log: Log) -> float | None:
+    shares = [metrics[key] for _, metrics in log.rows for key in metrics if ZERO_VARIANCE.fullmatch(key)]
+    return sum(shares) / len(shares) if shares else None
 
 
 def _differences(batching: Batching, progressed: Progressed, history: History | None) -> list[Difference]:

@@ -16,10 +16,6 @@ LARGEST = 2**63 - 1
 def whole(value: Any, name: str, *, least: int) -> int:
     """Return ``value`` as an int, or refuse it.
 
-    Args:
-        name: What it is, for the error message.
-        least: The smallest value allowed.
-
     Raises:
         BudgetError: It is not a whole number, or lies outside ``least`` to 2**63 - 1.
     """
@@ -35,10 +31,6 @@ def whole(value: Any, name: str, *, least: int) -> int:
 
 def finite(value: Any, name: str, *, zero: bool = False) -> float:
     """Return ``value`` as a finite float above 0 (or at least 0), or refuse it.
-
-    Args:
-        name: What it is, for the error message.
-        zero: Whether 0 is allowed.
 
     Raises:
         BudgetError: It is not such a number.

@@ -5,35 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .commands import (
-    allocate,
-    audit,
-    convert,
-    cost,
-    doctor,
-    export,
-    ingest,
-    plan,
-    read,
-    repair,
-    rollouts,
-    run,
-    show,
-    waste,
-)
+from .commands import audit, convert, doctor, plan, run, show
 from .contract import command_line
 
-COMMANDS = (plan, allocate, cost, convert, read, run, doctor, ingest, audit, show, export, repair, rollouts, waste)
+COMMANDS = (plan, convert, run, doctor, audit, show)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``isocompute-budget``.
 
-    Args:
-        argv: The arguments, by default those of the process.
-
     Returns:
-        As ``command_line.run``: 1 where a command was asked to judge and did not approve (``read --strict``); after
+        As ``command_line.run``: 1 where a command was asked to judge and did not approve (``convert --strict``); after
         ``run``, that of the command that was run, or 3 where it was ended at its budget.
     """
     description = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Collection
 
 from .contract.errors import printable
 from .contract.files import reason_of
@@ -18,16 +17,6 @@ def shorten(value: object) -> str:
     limits = reprlib.Repr()
     limits.maxlevel, limits.maxstring, limits.maxother, limits.maxlong = 3, LONGEST, LONGEST, LONGEST
     return limits.repr(value)
-
-
-def list_names(names: Collection[str], most: int = 3) -> str:
-    """The first few names in order, and how many more there are.
-
-    Args:
-        most: How many of them are listed.
-    """
-    first = ", ".join(sorted(names)[:most])
-    return first + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def reason(error: BaseException) -> str:

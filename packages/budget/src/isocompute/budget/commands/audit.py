@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..audit import OF_LEDGER, Audit, audit
-from ..ledger import TRAINING_COHORTS
-from ..trainers import TRAINERS, load, trainer
+from ..ledger.counts import TRAINING_COHORTS
+from ..ledger.history import History
 from ..trainers.evals import plain
-from .ingest import add_constants
-from .text import aligned_table, write_json
+from ..trainers.forms import load
+from ..trainers.registry import TRAINERS, trainer
+from .text import add_constants, aligned_table, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,6 +57,11 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     yield from aligned_table(header, [["-" if value is None else value for value in row] for row in shown])
     yield ""
     yield from _bridge(found)
+    if found.without_signal is not None:
+        yield f"without signal: {found.without_signal:.1%} of groups, whose rewards are all equal"
+    if found.history is not None and (paid := _paid(found.history)):
+        lost = found.history.totals().lost_training.rollouts
+        yield f"lost in restarts: {lost / paid:.1%} of the {paid:,} rollouts paid for"
     yield from (f"note: {note}" for note in found.notes)
     if arguments.json is not None:
         write_json(_document(found, rows), arguments.json)
@@ -107,13 +113,17 @@ def _bridge(found: Audit) -> Iterable[str]:
             yield f"{difference.rollouts:+,} {difference.mechanism}: {difference.sentence}"
     if found.history is not None:
         totals = found.history.totals()
-        paid = totals.used.rollouts + totals.lost_training.rollouts
-        yield f"{paid:,} rollouts were paid for training, by the ledger"
+        yield f"{_paid(found.history):,} rollouts were paid for training, by the ledger"
         evaluated = totals.canonical["eval"].rollouts + totals.lost["eval"].rollouts
         if evaluated:
             yield f"{evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
     elif found.evaluated:
         yield f"{found.evaluated:+,} evaluations: they are paid for, and in no budget of rollouts"
+
+
+def _paid(history: History) -> int:
+    totals = history.totals()
+    return totals.used.rollouts + totals.lost_training.rollouts
 
 
 def _document(found: Audit, rows: list[tuple[str, int | None, int | None, int | None]]) -> dict[str, Any]:
@@ -125,6 +135,7 @@ def _document(found: Audit, rows: list[tuple[str, int | None, int | None, int | 
             name.strip(): {"settings": said, "log": logged, "ledger": paid} for name, said, logged, paid in rows
         },
         "rollouts_error": found.rollouts_error,
+        "without_signal": found.without_signal,
         "differences": [asdict(difference) for difference in found.differences],
         "notes": list(found.notes),
     }

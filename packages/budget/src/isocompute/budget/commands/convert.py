@@ -1,33 +1,46 @@
-"""``convert``: an allocation in a trainer's settings."""
+"""``convert``: an allocation as a trainer's settings, and settings as an allocation."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..errors import BudgetError
 from ..planning.allocation import Allocation
-from ..trainers import TRAINERS, Parallelism, Run, convert, nested, render, trainer
-from .text import number, whole, write_json
+from ..trainers.batching import Batching
+from ..trainers.forms import flags, load, nested, render
+from ..trainers.registry import TRAINERS, convert, read, trainer
+from ..trainers.target import Parallelism, Run, Value
+from .text import labelled_lines, number, whole, write_json
+
+ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")
+"""The options that say an allocation."""
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     to = commands.add_parser(
         "convert",
-        help="an allocation as a trainer's settings",
-        description="The batch, micro-batch and step settings with which a trainer generates exactly B_p · n · M "
-        "rollouts and takes M optimizer steps on a number of devices.",
+        help="an allocation as a trainer's settings, or what settings generate",
+        description="With --to: the batch, micro-batch and step settings with which a trainer generates exactly "
+        "B_p · n · M rollouts and takes M optimizer steps on a number of devices. With --from: what settings generate, "
+        "what they leave open, and where they contradict themselves; flags go after --, and override the file.",
     )
-    to.add_argument("--to", choices=TRAINERS, required=True, help="the trainer")
-    to.add_argument("--rollouts-per-problem", type=whole, required=True, metavar="n", help="responses per problem")
-    to.add_argument("--problems-per-batch", type=whole, required=True, metavar="B_p", help="problems per step")
-    to.add_argument("--update-steps", type=whole, required=True, metavar="M", help="optimizer steps")
+    which = to.add_mutually_exclusive_group(required=True)
+    which.add_argument("--to", choices=TRAINERS, help="write an allocation for this trainer")
+    which.add_argument("--from", dest="source", choices=TRAINERS, help="read settings of this trainer")
+    to.add_argument("settings", nargs="*", metavar="FILE|FLAG", help="YAML, JSON, TOML, a launch script, or flags")
+    to.add_argument("--strict", action="store_true", help="with --from: exit with status 1 on any remark, for CI")
+    to.add_argument("--rollouts-per-problem", type=whole, metavar="n", help="responses per problem")
+    to.add_argument("--problems-per-batch", type=whole, metavar="B_p", help="problems per step")
+    to.add_argument("--update-steps", type=whole, metavar="M", help="optimizer steps")
     to.add_argument("--problems", type=whole, metavar="D", help="training problems, where steps follow from epochs")
     devices = to.add_argument_group("the devices, and how one copy of the model is spread over them")
     devices.add_argument(
-        "--world-size", type=whole, default=1, metavar="W", help="devices that train (default: %(default)s)"
+        "--world-size", type=whole, metavar="W", help="devices that train (default: 1, or what the settings say)"
     )
     devices.add_argument("--gpus-per-node", type=whole, default=8, metavar="G", help="at most (default: %(default)s)")
     devices.add_argument(
@@ -43,12 +56,29 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--learning-rate-anchor", type=whole, metavar="B", help="the batch it was tuned at, in rollouts, to scale it"
     )
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt", help="default: %(default)s")
-    to.add_argument("--json", type=Path, metavar="FILE", help="also write the settings as a nested document")
+    to.add_argument("--json", type=Path, metavar="FILE", help="also write the settings, or the allocation")
     to.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the settings."""
+    """Print the settings, or the allocation and remarks on the settings.
+
+    Raises:
+        BudgetError: Something that is needed is not given, or given to the other direction; settings cannot be read or
+            hold a value that is not possible; or a file is asked for and they do not determine an allocation.
+    """
+    given = [name for name in ALLOCATION if getattr(arguments, name[2:].replace("-", "_")) is not None]
+    if arguments.source is not None:
+        if given:
+            raise BudgetError(f"{given[0]} goes with --to; with --from, the settings say it")
+        return _read(arguments)
+    if len(given) < len(ALLOCATION) or arguments.settings:
+        raise BudgetError(f"--to needs {', '.join(ALLOCATION)}, and no settings")
+    return _write(arguments)
+
+
+def _write(arguments: argparse.Namespace) -> Iterable[str]:
+    """The settings of a trainer."""
     allocation = Allocation(
         problems_per_batch=arguments.problems_per_batch,
         rollouts_per_problem=arguments.rollouts_per_problem,
@@ -56,7 +86,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     )
     wanted = Run(
         allocation=allocation,
-        world_size=arguments.world_size,
+        world_size=1 if arguments.world_size is None else arguments.world_size,
         parallelism=Parallelism(
             tensor=arguments.tensor_parallel, pipeline=arguments.pipeline_parallel, context=arguments.context_parallel
         ),
@@ -95,3 +125,60 @@ def _learning_rate(allocation: Allocation, arguments: argparse.Namespace) -> flo
     if rate is None:
         raise BudgetError("--learning-rate-anchor says at which batch a rate was tuned; give --learning-rate as well")
     return allocation.learning_rate(anchor=rate, anchor_batch=arguments.learning_rate_anchor, scaling=arguments.scaling)
+
+
+def _read(arguments: argparse.Namespace) -> Iterable[str]:
+    """The allocation, and remarks on the settings."""
+    settings, where = _settings(arguments.settings)
+    known = trainer(arguments.source)
+    found = read(known.name, settings, world_size=arguments.world_size, problems=arguments.problems, where=where)
+    split = found.problems_generated != found.problems_per_batch
+    spread = found.data_parallel != found.world_size
+    yield from labelled_lines(
+        (label, "unknown" if value is None else f"{value:,}")
+        for label, value in (
+            ("problems per batch", found.problems_per_batch),
+            ("rollouts per problem", found.rollouts_per_problem),
+            ("update steps", found.update_steps),
+            ("rollouts", found.generated),
+            *((("problems generated at once", found.problems_generated),) if split else ()),
+            ("devices", found.world_size),
+            *((("data-parallel ranks", found.data_parallel),) if spread else ()),
+        )
+    )
+    for kind in ("unknown", "inconsistent", "notes"):
+        for remark in getattr(found, kind):
+            yield f"{kind.removesuffix('s')}: {remark}"
+    if arguments.strict and (found.unknown or found.inconsistent or found.notes):
+        arguments.exit_status = 1
+    if arguments.json is not None:
+        if found.allocation is None:
+            raise BudgetError(f"{where}: no allocation to write: {'; '.join(found.unknown or found.inconsistent)}")
+        write_json(_document(found), arguments.json)
+
+
+def _settings(given: Sequence[str]) -> tuple[dict[str, Value], str]:
+    """Settings of a file, which flags after it override, or of flags alone, and where they come from."""
+    first, *rest = given
+    if "=" not in first and not first.startswith("-"):
+        settings, where = {**load(Path(first)), **flags(rest)}, first
+    else:
+        settings, where = flags(given), "the flags"
+    if not settings:
+        raise BudgetError(f"{where}: no settings were given; give a file, or flags after --")
+    return settings, where
+
+
+def _document(found: Batching) -> dict[str, Any]:
+    """A batching with an allocation."""
+    assert found.allocation is not None
+    return {
+        **asdict(found.allocation),
+        "rollouts": found.generated,
+        "baseline_rollouts_per_problem": found.baseline_rollouts,
+        "problems_generated_at_once": found.problems_generated,
+        "devices": found.world_size,
+        "data_parallel_ranks": found.data_parallel,
+        "inconsistent": found.inconsistent,
+        "notes": found.notes,
+    }

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from ..contract import tables
 from ..trainers.doctor import Patient, examine, written
-from .ingest import add_constants
-from .text import write_json
+from ..trainers.evals import plain
+from ..trainers.forms import load
+from ..trainers.registry import TRAINERS
+from .text import add_constants, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,6 +24,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("path", nargs="+", metavar="PATH", help="folders, files, mlflow:EXPERIMENT or a tracking URI")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write evals.parquet and manifest.json there")
+    parser.add_argument(
+        "--trainer",
+        choices=[name for name, known in TRAINERS.items() if known.logs],
+        help="whose logs they are (default: as their metrics say)",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the runs' configuration, where the logs lack it")
     add_constants(parser, "what is missing, for all runs")
     parser.set_defaults(run=run)
 
@@ -32,7 +40,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     Raises:
         BudgetError: There is no run.
     """
-    patients = examine(arguments.path, dict(arguments.constants))
+    patients = examine(
+        arguments.path,
+        dict(arguments.constants),
+        trainer=arguments.trainer,
+        shared={} if arguments.config is None else plain(load(arguments.config)),
+    )
     for patient in patients:
         yield from _lines(patient)
     yield from _missing(patients)

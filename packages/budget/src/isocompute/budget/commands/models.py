@@ -1,4 +1,4 @@
-"""The options and lines that ``cost`` and ``plan`` share: the model, the lengths, the device."""
+"""The options of ``plan`` on the model, the lengths and the device."""
 
 from __future__ import annotations
 
@@ -8,27 +8,18 @@ from ..errors import BudgetError
 from ..planning.compute import SPREAD, Lengths, Model
 from ..planning.costs import Setting
 from ..planning.devices import DEVICES, GIBIBYTE, Device, Memory, Utilisation, device
-from ..units import Money
 from .text import number, parameters, whole
 
 
-def add(command: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the options.
-
-    Args:
-        required: Whether the model, the response tokens and the device must be given.
-    """
-    group = command.add_argument_group(
-        "the model and the device" + ("" if required else ", to estimate time and memory")
-    )
-    group.add_argument(
-        "--model-parameters", type=parameters, required=required, metavar="N", help="parameters, of all experts: 7B"
-    )
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = command.add_argument_group("the model and the device, to estimate time, memory and money")
+    group.add_argument("--model-parameters", type=parameters, metavar="N", help="parameters, of all experts: 7B")
     group.add_argument(
         "--active-parameters", type=parameters, metavar="N", help="those that a token passes through (default: all)"
     )
-    group.add_argument("--response-tokens", type=number, required=required, metavar="T", help="mean response at first")
-    group.add_argument("--device", choices=DEVICES, required=required, help="the accelerator")
+    group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
+    group.add_argument("--device", choices=DEVICES, help="the accelerator")
     group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
     group.add_argument(
         "--response-growth", type=number, default=1.0, metavar="G", help="mean response at the end over that at first"
@@ -94,7 +85,6 @@ def setting(arguments: argparse.Namespace) -> Setting | None:
         tokens_per_second=arguments.tokens_per_second,
         extra_forwards=arguments.extra_forwards,
         shared_prompt=not arguments.no_shared_prompt,
-        price=None if arguments.price is None else Money(arguments.price, arguments.currency),
     )
 
 
@@ -107,11 +97,7 @@ def _shares(text: str) -> tuple[float, float, float]:
 
 
 def memory_line(held: Memory, on: Device) -> str:
-    """The memory that a device needs, and whether it has it.
-
-    Args:
-        held: Memory needed on one device.
-    """
+    """The memory that a device needs, and whether it has it."""
     left_out = "" if held.activations else ", without activations (give the layers and the width)"
     verdict = "" if held.total <= on.memory else ", which does not fit"
     return (

@@ -7,23 +7,20 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from ..planning.compute import Interval, response_tokens
 from ..planning.costs import estimate
+from ..planning.devices import price
 from ..planning.splits import Cell, Grid
-from ..planning.sweep import Sweep
-from ..units import Rollouts
 from . import models
 from .models import format_figure, memory_line
 from .text import aligned_table, plural
 
-LISTED = 4
-"""Up to this number, cells left out for one reason are listed one by one."""
+INTERVALS = ("seconds_per_step", "device_hours", "cost")
+"""Columns of low, likely and high."""
 
 
 def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
     """The columns of one split.
-
-    Args:
-        arguments: The command's arguments: learning rate, model and devices.
 
     Returns:
         Values by column; those of the learning rate and of time only where the arguments ask for them.
@@ -45,46 +42,49 @@ def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
         )
     setting = models.setting(arguments)
     if setting is not None:
-        found = estimate(Rollouts(a.batch_rollouts), setting, rollouts_per_problem=a.rollouts_per_problem)
+        found = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem)
         step = found.time
-        row["seconds_per_step"] = [part.amount / arguments.world_size for part in (step.low, step.likely, step.high)]
+        row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
+        row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
+        if arguments.price is not None:
+            money = price(step.times(a.update_steps), arguments.price, arguments.currency)
+            row["cost"], step = _amounts(money), money
         row["assumptions"] = step.assumptions
-        row["device_hours"] = [part.hours * a.update_steps for part in (step.low, step.likely, step.high)]
     return row
 
 
-def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace, kept: str) -> Iterable[str]:
-    """The splits and what was left out, as lines.
+def _amounts(interval: Interval) -> list[float]:
+    return [interval.low, interval.likely, interval.high]
 
-    Args:
-        rows: The columns of each feasible split, as ``plan_row`` returns them.
-        arguments: The command's arguments.
-        kept: The remark on what is kept for a sweep; empty for none.
-    """
+
+def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
+    """The splits and what was left out, as lines."""
     limits = found.constraints
     yield (
-        f"{limits.rollouts:,} rollouts{kept}, batches up to {limits.max_batch:,}: "
+        f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
         f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
     )
     yield ""
-    yield from _cell_lines(rows) if arguments.cells else _table_lines(found, rows)
     setting = models.setting(arguments)
+    listed = arguments.cells or setting is not None or arguments.anchor is not None
+    yield from _cell_lines(rows) if listed else _table_lines(found, rows)
     if found.limits or setting is not None:
         yield ""
     for limit, count in found.limits:
         yield f"left out: {plural(count, 'split')} with {limit}"
     if setting is not None:
         held = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
+        tokens = response_tokens(limits.rollouts, setting.lengths)
+        yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
         yield memory_line(held, setting.device)
-        if arguments.cells:
-            for sentence in rows[0]["assumptions"]:
-                yield f"assumed: {sentence}"
+        for sentence in rows[0]["assumptions"]:
+            yield f"assumed: {sentence}"
 
 
 def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
     """Every split on a line of its own."""
     header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
-    header += [name for name in ("epochs", "learning_rate", "seconds_per_step", "device_hours") if name in rows[0]]
+    header += [name for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
     names = [name if name == "B_p" else name.replace("_", " ") for name in header]
     return aligned_table(names, [_cells(row) for row in rows])
 
@@ -109,72 +109,19 @@ def _cells(row: dict[str, Any]) -> list[str]:
         cells.append(f"{row['epochs']:,.2f}")
     if "learning_rate" in row:
         cells.append(f"{row['learning_rate']:.3g}")
-    for name in ("seconds_per_step", "device_hours"):
+    for name in INTERVALS:
         if name in row:
             low, likely, high = row[name]
             cells.append(f"{format_figure(likely)} ({format_figure(low)}-{format_figure(high)})")
     return cells
 
 
-def sweep_lines(sweep: Sweep) -> Iterable[str]:
-    """The sweep, its cells, and what was left out of it."""
-    yield (
-        f"a sweep of {sweep.spent:,} of {sweep.total:,} rollouts: {sweep.training:,} for training and "
-        f"{sweep.evaluating:,} for evaluations"
-    )
-    yield "evaluated at " + ", ".join(f"{point:,}" for point in sweep.evaluations) + " rollouts"
-    if sweep.compared:
-        yield f"compared from {sweep.compared[0]:,} to {sweep.compared[-1]:,} rollouts, where at least two cells are"
-    else:
-        yield "no two cells reach the same evaluation, so nothing can be compared: fewer seeds or steps would help"
-    yield ""
-    yield from aligned_table(
-        ["B_p", "n", "batch", "steps", "rollouts", "runs", "evaluations"],
-        [
-            [
-                f"{cell.allocation.problems_per_batch:,}",
-                cell.allocation.rollouts_per_problem,
-                cell.allocation.batch_rollouts,
-                cell.allocation.update_steps,
-                cell.allocation.rollouts,
-                cell.seeds,
-                cell.points,
-            ]
-            for cell in sweep.cells
-        ],
-    )
-    for limit, outs in sweep.reasons:
-        if len(outs) > LISTED:
-            yield f"left out: {plural(len(outs), 'cell')} with {limit}"
-            continue
-        for out in outs:
-            yield f"left out: B_p {out.problems_per_batch:,}, n {out.rollouts_per_problem:,}: {limit}, {out.reason}"
-
-
-def document(found: Grid, rows: list[dict[str, Any]], sweep: Sweep | None) -> dict[str, Any]:
-    """The whole plan, to be written as JSON.
-
-    Args:
-        rows: The columns of each feasible split, as ``plan_row`` returns them.
-        sweep: The sweep, or None.
-    """
-    plan: dict[str, Any] = {
+def document(found: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole plan, to be written as JSON."""
+    return {
         "rollouts": found.constraints.rollouts,
         "max_batch": found.constraints.max_batch,
         "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
         "assumptions": list(rows[0].get("assumptions", ())),
         "left_out": [asdict(out) for out in found.left_out],
     }
-    if sweep is not None:
-        plan["sweep"] = {
-            "total": sweep.total,
-            "training": sweep.training,
-            "evaluating": sweep.evaluating,
-            "evaluations": list(sweep.evaluations),
-            "cells": [
-                {**asdict(cell.allocation), "rollouts": cell.allocation.rollouts, "seeds": cell.seeds}
-                for cell in sweep.cells
-            ],
-            "left_out": [asdict(out) for out in sweep.left_out],
-        }
-    return plan

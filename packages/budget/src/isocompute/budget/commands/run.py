@@ -12,15 +12,18 @@ from pathlib import Path
 from ..checks import finite
 from ..contract.errors import printable
 from ..errors import BudgetError
-from ..follow import AT_BUDGET, Charging, LiveLog, Outcome, follow
+from ..follow.charging import Charging
 from ..follow.command import Command
-from ..ledger import History, Limits
+from ..follow.following import AT_BUDGET, Outcome, follow
+from ..follow.live import LiveLog
+from ..ledger.history import History
+from ..ledger.limits import Limits
 from ..ledger.naming import run_id_of
-from ..trainers import TRAINERS, load, trainer
 from ..trainers.evals import plain
-from .ingest import add_constants
+from ..trainers.forms import load
+from ..trainers.registry import TRAINERS, trainer
 from .show import budget_lines
-from .text import number, whole
+from .text import add_constants, number, whole
 
 DESCRIPTION = f"""
 Start a command that trains, follow the log that its trainer's logger writes, charge what each logged step generated to

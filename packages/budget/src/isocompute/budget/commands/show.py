@@ -1,19 +1,26 @@
-"""``show``: what ledgers hold, summed up."""
+"""``show``: what ledgers hold, summed up, and what is whole of a damaged one."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract import locks
+from ..contract.files import atomic_write
+from ..errors import BudgetError, LedgerError
 from ..ledger.accounts import GROUPS, Account, account
-from ..ledger.counts import COHORTS, TRAINING_COHORTS
+from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts
+from ..ledger.handles import sync_folder
 from ..ledger.history import History
 from ..ledger.limits import overshoot
+from ..ledger.repair import Dropped, salvage
 from ..ledger.tabulation import COUNTED
+from ..wording import reason
 from .text import SOURCES, aligned_table, plural, write_json
 
 if TYPE_CHECKING:
@@ -34,11 +41,27 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--attempts", action="store_true", help="also say when and where each attempt began, and what it went on after"
     )
     show.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")
+    repair = show.add_argument_group("a damaged ledger")
+    repair.add_argument(
+        "--repair",
+        type=Path,
+        metavar="NEW",
+        help="write its whole records to this new file, and list what is not in it",
+    )
+    repair.add_argument("--run-id", metavar="RUN", help="its run, if no whole record names it")
     show.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
-    """Print the sums."""
+    """Print the sums, or what was saved of a damaged ledger."""
+    if arguments.repair is not None:
+        if len(arguments.sources) != 1:
+            raise BudgetError(f"--repair takes one damaged ledger, not {len(arguments.sources)}")
+        return _repair(Path(arguments.sources[0]), arguments.repair, arguments.run_id)
+    return _show(arguments)
+
+
+def _show(arguments: argparse.Namespace) -> Iterable[str]:
     found = account(arguments.sources)
     yield from _heading_lines(found)
     yield ""
@@ -65,7 +88,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _document(found: Account, by: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of ``show``; a table that was exported holds no attempts, device time or limits."""
+    """The figures of ``show``; a ledger table holds no attempts, device time or limits."""
     return {
         "runs": sorted(found.ledger["run_id"].unique()),
         "ledgers": [
@@ -124,7 +147,7 @@ def _heading_lines(found: Account) -> Iterable[str]:
             torn = plural(history.torn_bytes, "byte")
             yield f"{history.where}: a torn end of {torn}, which was never synced to the disk, is not counted"
     for source in found.tables:
-        yield f"{source}: an exported table, which does not hold lost work"
+        yield f"{source}: a table, which does not hold lost work"
 
 
 def budget_lines(history: History) -> Iterable[str]:
@@ -165,3 +188,75 @@ def _column_sums(rows: Iterable[Sequence[int]], like: pl.DataFrame) -> list[int]
     for row in rows:
         sums = [total + value for total, value in zip(sums, row[1:], strict=True)]
     return sums
+
+
+def _repair(path: Path, output: Path, run_id: str | None) -> Iterable[str]:
+    """Save the whole records, and say what is not in the new ledger."""
+    saved = salvage(_read(path), str(path), run_id=run_id)
+    _write(output, saved.content)
+    history = saved.history
+    totals = history.totals()
+    yield f"{path}: {saved.problem}"
+    yield (
+        f"{output}: {plural(history.records, 'record')} of run {history.run_id}, "
+        f"{plural(len(history.resumed_from), 'attempt')}: used {totals.used.rollouts:,} rollouts, paid "
+        f"{totals.paid.rollouts:,}"
+    )
+    for part in saved.dropped:
+        yield _dropped_line(part)
+    for first, last in saved.missing:
+        yield f"not saved: record {first}" if first == last else f"not saved: records {first} to {last}"
+    for note in saved.notes:
+        yield f"note: {note}"
+
+
+def _dropped_line(part: Dropped) -> str:
+    record = "" if part.number is None else f" (record {part.number})"
+    charges = "; ".join(f"step {step}, {cohort}: {_counts_in_words(counts)}" for step, cohort, counts in part.charges)
+    return f"dropped: bytes {part.begin} to {part.end}{record}: {part.reason}" + (
+        f"; it seems to charge {charges}" if charges else ""
+    )
+
+
+def _counts_in_words(counts: Counts) -> str:
+    return (
+        f"{counts.rollouts:,} rollouts, {counts.prompt_tokens:,} prompt tokens, "
+        f"{counts.response_tokens:,} response tokens"
+    )
+
+
+def _read(path: Path) -> bytes:
+    """Read a ledger that no process is writing to.
+
+    Raises:
+        LedgerError: It cannot be read, or a run is charging it.
+    """
+    try:
+        with path.open("rb") as stream:
+            try:
+                locks.lock(stream.fileno(), shared=True)
+            except BlockingIOError:
+                raise LedgerError(f"{path}: a run has this ledger open; stop it first") from None
+            except OSError:
+                # A file system without locks has no writer either: it refuses to open a ledger there.
+                pass
+            stream.seek(0)
+            return stream.read()
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a new file, whole or not at all, and return once its name is on the disk.
+
+    Raises:
+        LedgerError: It cannot be written, or it exists already.
+    """
+    if os.path.lexists(path):
+        raise LedgerError(f"{path}: already exists; a repaired ledger is written to a new file")
+    with atomic_write(path, error=LedgerError, replace=False) as stream:
+        stream.write(content)
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be written ({reason(error)})") from None

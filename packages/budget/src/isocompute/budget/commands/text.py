@@ -70,10 +70,6 @@ def _whole(text: str, digits: str, scale: int) -> int:
 def aligned_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterable[str]:
     """A table: the first column to the left, the others to the right, numbers with commas.
 
-    Args:
-        header: Names of the columns.
-        rows: Values, as many in each row as there are columns.
-
     Yields:
         The lines, the header first.
     """
@@ -116,3 +112,28 @@ def write_json(document: Any, path: Path) -> None:
         BudgetError: The file cannot be written.
     """
     write_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", error=BudgetError)
+
+
+def add_constants(parser: argparse._ActionsContainer, what: str) -> None:
+    """Add ``--set NAME=VALUE``, which may be given several times."""
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=VALUE",
+        help=f"{what}: questions=300, or a setting by the trainer's own name",
+    )
+
+
+def assignment(text: str) -> tuple[str, str]:
+    """The parts of ``NAME=VALUE``.
+
+    Raises:
+        argparse.ArgumentTypeError: It has no ``=``.
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..ledger import Counts, History, Ledger, Limits, handles
+from ..ledger import handles
+from ..ledger.counts import Counts
 from ..ledger.fold import Fold
-from ..ledger.ledger import MOST_SHARES
-from ..ledger.limits import admission
+from ..ledger.history import History
+from ..ledger.ledger import MOST_SHARES, Ledger
+from ..ledger.limits import Limits, admission
 from ..trainers.counting import Progressed
 from ..trainers.evals import joined, progress_of, reader_of, settings_of
 from ..trainers.logs.log import Log

@@ -76,7 +76,6 @@ def follow(
         first: Signal that asks the command to end.
         grace: Seconds that it has to do so before SIGTERM, and then again before SIGKILL.
         silence: Seconds without a new entry in the log after which a warning is said.
-        say: Takes what is to be known while the command runs.
 
     Raises:
         BudgetError: Nothing was started, since nothing could be counted or no step fits; or the command was ended,

@@ -12,12 +12,13 @@ from pathlib import Path
 from ..contract import tracking
 from ..contract.errors import TrackingError
 from ..errors import BudgetError
-from ..trainers import TRAINERS, Trainer
 from ..trainers.evals import join_restarts, reader_of
 from ..trainers.finding import LOGS, SKIPPED, once, places, read_place
 from ..trainers.logs.events import read_events
 from ..trainers.logs.log import Log, TwoRunsError
 from ..trainers.logs.sources import read_logs
+from ..trainers.registry import TRAINERS
+from ..trainers.trainer import Trainer
 
 EVENTS, STATE = "events.out.tfevents.", "trainer_state.json"
 Stamp = tuple[tuple[str, int, int], ...]

@@ -28,7 +28,7 @@ class Account:
         ledger: The ``ledger`` table: the canonical attempts.
         lost_work: The columns of the ``ledger`` table and ``attempt``: paid for and lost.
         histories: The ledgers it was read from; a table that was read as such has none.
-        tables: The sources that were exported tables, which hold no lost work.
+        tables: The sources that were tables, which hold no lost work.
     """
 
     ledger: pl.DataFrame

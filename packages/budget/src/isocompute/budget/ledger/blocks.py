@@ -19,10 +19,6 @@ TOGETHER = 65_536
 def read_blocks(data: bytes, where: str) -> Iterator[tuple[int, int, bytes]]:
     """Read a ledger's records as ``frames.payloads`` does, but many charges of one size at once where possible.
 
-    Args:
-        data: The file's content.
-        where: The file, for error messages.
-
     Yields:
         The offset after the last of some records, their number, and their payload; for several charges, the payload
         of one charge with the entries of all of them.

@@ -43,7 +43,7 @@ RECORD_FOOT = struct.Struct("<IB")  # 5 bytes
 FRAME = RECORD_HEAD.size + RECORD_FOOT.size
 NEWLINE = 0x0A
 
-ADVICE = "save what is whole with 'isocompute-budget repair', or restore the file from a copy"
+ADVICE = "save what is whole with 'isocompute-budget show --repair', or restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,6 @@ def frame(number: int, payload: bytes) -> bytes:
     """One record, ready to be appended as record ``number`` (counted from 0).
 
     Args:
-        number: The record's place in the file.
         payload: Its content, at most 65,535 bytes.
     """
     body = RECORD_HEAD.pack(len(payload), len(payload) ^ 0xFFFF, number) + payload
@@ -89,10 +88,6 @@ def is_ledger(data: bytes) -> bool:
 
 def read_head(data: bytes, where: str) -> Head:
     """Read the head of a ledger.
-
-    Args:
-        data: The file's content.
-        where: The file, for error messages.
 
     Raises:
         LedgerError: The bytes are not a ledger's, or the watermark is damaged or beyond the end.
@@ -130,7 +125,6 @@ def record_at(data: bytes, position: int) -> tuple[int, int, bytes] | None:
     """Read the record at a position.
 
     Args:
-        data: The file's content.
         position: Offset at which the record begins.
 
     Returns:
@@ -152,10 +146,6 @@ def record_at(data: bytes, position: int) -> tuple[int, int, bytes] | None:
 def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
     """Take a ledger's bytes apart.
 
-    Args:
-        data: The file's content.
-        where: The file, for error messages.
-
     Yields:
         The offset after each whole record, and its payload; a torn end is left out.
 
@@ -167,11 +157,7 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def without_padding(data: bytes, found: Head) -> bytes:
-    """A file's content without what can only be bytes that were never written, where the version has such.
-
-    Args:
-        data: The file's content.
-    """
+    """A file's content without what can only be bytes that were never written, where the version has such."""
     # Every whole record ends in a newline, so trailing zeros can only be bytes that were never written.
     return data.rstrip(b"\0") if found.version == 1 else data
 
@@ -181,7 +167,6 @@ def payloads_after(data: bytes, where: str, found: Head, *, position: int, numbe
 
     Args:
         data: The file's content, as ``without_padding`` returns it.
-        where: The file, for error messages.
         position: Offset of the first record to be read.
 
     Yields:

@@ -69,10 +69,6 @@ class History:
     def decode(cls, data: bytes, where: str) -> History:
         """Read a ledger's bytes.
 
-        Args:
-            data: The file's content.
-            where: The file, for error messages.
-
         Raises:
             LedgerError: They are not a ledger's, or a record is damaged, missing or repeated.
         """

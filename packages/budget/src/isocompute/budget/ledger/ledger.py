@@ -60,7 +60,6 @@ class Ledger:
 
         Args:
             path: The file, created if it does not exist. A file of an earlier version is converted to this version.
-            run_id: The run; a file holds one.
             resumed_from: Last update step that is not done again: that of the checkpoint, 0 when the run starts from
                 its beginning, ``"last"`` for the last one in the ledger. May be left out while nothing was charged.
 

@@ -124,7 +124,6 @@ def admission(
     """Whether a step may be taken.
 
     Args:
-        step: The update step, for the reason.
         rollouts: Rollouts that the step would generate for training; 0 in a step that goes on with what it has, which
             only device time and money can refuse.
         used: C_used before the step.
@@ -179,11 +178,7 @@ def overshoot(counted: Counts, limits: Limits) -> Counts:
 
 
 def time_overshoot(device_seconds: float, limits: Limits) -> float:
-    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none.
-
-    Args:
-        limits: The limits; those on device time and money apply.
-    """
+    """Device-seconds beyond the tighter of the limits on device time and money; zero where there is none."""
     most = limits.device_seconds
     if limits.money is not None and limits.price_per_device_hour is not None:
         bought = limits.money / limits.price_per_device_hour * 3600

@@ -67,9 +67,6 @@ class Reading:
     def take(self, payload: bytes, number: int) -> None:
         """Take the next record, or several charges as one.
 
-        Args:
-            number: Number of the record, for error messages.
-
         Raises:
             LedgerError: It is of another run, or not a record that this version knows; an unknown ancillary one
                 (``records``) is left out.

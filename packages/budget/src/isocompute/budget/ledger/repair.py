@@ -69,8 +69,6 @@ def salvage(data: bytes, where: str, *, run_id: str | None = None) -> Salvage:
     have been paid for.
 
     Args:
-        data: The file's content.
-        where: The file, for error messages.
         run_id: The run, for a ledger in which no record names it any more.
 
     Raises:

@@ -109,7 +109,6 @@ class Writer:
         written that never reached the disk.
 
         Args:
-            data: The file's content.
             whole: Length of the part that is whole.
 
         Raises:
@@ -151,7 +150,6 @@ class Writer:
         """Add a record to the file, whole or not at all.
 
         Args:
-            what: What the record is, for error messages.
             sync: Whether to return only once it is on the disk, and everything before.
 
         Raises:

@@ -41,10 +41,6 @@ class Allocation:
     def within(cls, rollouts: int, *, problems_per_batch: int, rollouts_per_problem: int) -> Allocation:
         """Return the allocation with the most update steps that a budget allows.
 
-        Args:
-            rollouts: The budget C, in rollouts.
-            problems_per_batch: B_p.
-
         Raises:
             BudgetError: The budget does not pay for one step.
         """

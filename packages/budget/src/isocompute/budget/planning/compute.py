@@ -13,13 +13,51 @@ from dataclasses import dataclass
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..units import Flops, Interval, PromptTokens, ResponseTokens, Rollouts, merged
 
 SPREAD = 0.25
 """Relative uncertainty of mean lengths that is assumed unless one is given."""
 
 LONGEST = 10**9
 """The largest mean response accepted, in tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """An amount that is not known exactly; its unit is that of what returns it.
+
+    Attributes:
+        low: Lower end.
+        likely: Best estimate.
+        high: Upper end.
+        assumptions: What the three rest on, one sentence each.
+    """
+
+    low: float
+    likely: float
+    high: float
+    assumptions: tuple[str, ...] = ()
+
+    def __add__(self, other: Interval) -> Interval:
+        """The sum, as wide as if both were off in the same direction."""
+        return Interval(
+            low=self.low + other.low,
+            likely=self.likely + other.likely,
+            high=self.high + other.high,
+            assumptions=_each_once(*self.assumptions, *other.assumptions),
+        )
+
+    def times(self, factor: float, *assumptions: str) -> Interval:
+        """The interval in another unit, and what the factor assumes."""
+        return Interval(
+            low=self.low * factor,
+            likely=self.likely * factor,
+            high=self.high * factor,
+            assumptions=_each_once(*self.assumptions, *assumptions),
+        )
+
+
+def _each_once(*sentences: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(sentences))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,25 +160,10 @@ class Lengths:
         )
 
 
-def response_tokens(rollouts: Rollouts, lengths: Lengths) -> Interval[ResponseTokens]:
+def response_tokens(rollouts: int, lengths: Lengths) -> Interval:
     """Response tokens of a number of rollouts, as uncertain as their mean length."""
     low, likely, high = (
-        ResponseTokens(round(rollouts.amount * lengths.mean_response * (1 + off)))
-        for off in (-lengths.spread, 0, lengths.spread)
-    )
-    return Interval(low=low, likely=likely, high=high, assumptions=(lengths.assumption,))
-
-
-def prompt_tokens(rollouts: Rollouts, lengths: Lengths) -> PromptTokens:
-    """Prompt tokens of a number of rollouts, counted once per response."""
-    return PromptTokens(round(rollouts.amount * lengths.prompt_tokens))
-
-
-def rollouts_for(tokens: ResponseTokens, lengths: Lengths) -> Interval[Rollouts]:
-    """Rollouts that a number of response tokens pays for."""
-    low, likely, high = (
-        Rollouts(int(tokens.amount / (lengths.mean_response * (1 + off))))
-        for off in (lengths.spread, 0, -lengths.spread)
+        round(rollouts * lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread)
     )
     return Interval(low=low, likely=likely, high=high, assumptions=(lengths.assumption,))
 
@@ -152,23 +175,14 @@ class Work:
     Attributes:
         generation: Prefill and sampling.
         training: Forward and backward passes of the trainer, and its other forward passes.
-        attention_share: Share of the attention term in the likely sum; 0 where it was left out.
-        sharing_saved: Prefill saved because a group shares its prompt.
     """
 
-    generation: Interval[Flops]
-    training: Interval[Flops]
-    attention_share: float
-    sharing_saved: Flops
-
-    @property
-    def total(self) -> Interval[Flops]:
-        """Generation and training together."""
-        return self.generation + self.training
+    generation: Interval
+    training: Interval
 
 
 def work(
-    rollouts: Rollouts,
+    rollouts: int,
     *,
     model: Model,
     lengths: Lengths,
@@ -192,29 +206,21 @@ def work(
     """
     n = whole(rollouts_per_problem, "rollouts_per_problem", least=1)
     forwards = whole(extra_forwards, "extra_forwards", least=0)
-    prompt, count = lengths.prompt_tokens, rollouts.amount
-    prefills = count / n if shared_prompt else float(count)
+    prompt = lengths.prompt_tokens
+    prefills = rollouts / n if shared_prompt else rollouts
 
-    def prefill(times: float) -> float:
-        return times * (2.0 * model.active * prompt + model.attention(0, prompt))
-
-    def parts(length: float) -> tuple[float, float, float]:
+    def parts(length: float) -> tuple[float, float]:
         end = prompt + length
         once = 2.0 * model.active * end + model.attention(0, end)
-        generating = prefill(prefills) + count * (2.0 * model.active * length + model.attention(prompt, end))
-        attention = prefills * model.attention(0, prompt) + count * (
-            model.attention(prompt, end) + (3 + forwards) * model.attention(0, end)
-        )
-        return generating, count * (3 + forwards) * once, attention
+        prefill = prefills * (2.0 * model.active * prompt + model.attention(0, prompt))
+        generating = prefill + rollouts * (2.0 * model.active * length + model.attention(prompt, end))
+        return generating, rollouts * (3 + forwards) * once
 
     low, likely, high = (parts(lengths.mean_response * (1 + off)) for off in (-lengths.spread, 0, lengths.spread))
     assumptions = _assumptions(model, lengths, shared_prompt=shared_prompt and n > 1, forwards=forwards)
-    total = likely[0] + likely[1]
     return Work(
-        generation=Interval(low=Flops(low[0]), likely=Flops(likely[0]), high=Flops(high[0]), assumptions=assumptions),
-        training=Interval(low=Flops(low[1]), likely=Flops(likely[1]), high=Flops(high[1]), assumptions=assumptions),
-        attention_share=likely[2] / total if total else 0.0,
-        sharing_saved=Flops(prefill(count - prefills)),
+        generation=Interval(low=low[0], likely=likely[0], high=high[0], assumptions=assumptions),
+        training=Interval(low=low[1], likely=likely[1], high=high[1], assumptions=assumptions),
     )
 
 
@@ -242,4 +248,4 @@ def _assumptions(model: Model, lengths: Lengths, *, shared_prompt: bool, forward
             if shared_prompt
             else "every response prefills its own prompt"
         )
-    return merged(tuple(said))
+    return tuple(said)

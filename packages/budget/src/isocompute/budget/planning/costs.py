@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..units import DeviceSeconds, Interval, Money, ResponseTokens, Rollouts
-from .compute import Lengths, Model, Work, response_tokens, work
+from .compute import Interval, Lengths, Model, Work, response_tokens, work
 from .devices import Device, Memory, Utilisation, device_time, memory
 
 
@@ -21,7 +20,6 @@ class Setting:
         tokens_per_second: Measured speed of sampling on one device, or None.
         extra_forwards: Further forward passes of the trainer over each token (a reference policy, say).
         shared_prompt: Whether the engine prefills a group's prompt once (prefix caching).
-        price: Price of a device-hour, or None.
     """
 
     model: Model
@@ -31,7 +29,6 @@ class Setting:
     tokens_per_second: float | None
     extra_forwards: int
     shared_prompt: bool
-    price: Money | None
 
     def memory(self, *, world_size: int, micro_batch: int) -> Memory:
         """Memory of one device while training.
@@ -53,26 +50,25 @@ class Estimate:
     Attributes:
         tokens: Response tokens.
         flops: FLOPs of both.
-        sampling: Device time of generating.
-        training: Device time of training.
+        sampling: Device-seconds of generating.
+        training: Device-seconds of training.
     """
 
-    tokens: Interval[ResponseTokens]
+    tokens: Interval
     flops: Work
-    sampling: Interval[DeviceSeconds]
-    training: Interval[DeviceSeconds]
+    sampling: Interval
+    training: Interval
 
     @property
-    def time(self) -> Interval[DeviceSeconds]:
-        """Device time of both together."""
+    def time(self) -> Interval:
+        """Device-seconds of both together."""
         return self.sampling + self.training
 
 
-def estimate(rollouts: Rollouts, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
+def estimate(rollouts: int, setting: Setting, *, rollouts_per_problem: int) -> Estimate:
     """Estimate what generating rollouts and training on all of them costs.
 
     Args:
-        setting: The model, its lengths and the device.
         rollouts_per_problem: n, responses that share a prompt.
 
     Raises:

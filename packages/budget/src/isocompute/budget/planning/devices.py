@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
-from ..checks import whole
+from ..checks import finite, whole
 from ..errors import BudgetError
-from ..units import DeviceSeconds, Flops, Interval, Money, ResponseTokens, merged
-from .compute import Lengths, Model, Work
+from .compute import Interval, Lengths, Model, Work
 
 GIBIBYTE = 2**30
 
@@ -79,10 +78,8 @@ class Utilisation:
                 )
 
 
-def seconds(
-    flops: Interval[Flops], on: Device, shares: tuple[float, float, float], doing: str
-) -> Interval[DeviceSeconds]:
-    """Device time of a number of FLOPs.
+def seconds(flops: Interval, on: Device, shares: tuple[float, float, float], doing: str) -> Interval:
+    """Device-seconds of a number of FLOPs.
 
     Args:
         shares: Low, likely and high share of its peak that is reached.
@@ -91,11 +88,12 @@ def seconds(
     slow, likely, fast = shares
     reached = f"{slow:.0%} to {fast:.0%} (likely {likely:.0%})" if slow < fast else f"{likely:.0%}"
     return Interval(
-        low=DeviceSeconds(flops.low.amount / (on.peak * fast)),
-        likely=DeviceSeconds(flops.likely.amount / (on.peak * likely)),
-        high=DeviceSeconds(flops.high.amount / (on.peak * slow)),
-        assumptions=merged(
-            flops.assumptions, (f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}",)
+        low=flops.low / (on.peak * fast),
+        likely=flops.likely / (on.peak * likely),
+        high=flops.high / (on.peak * slow),
+        assumptions=(
+            *flops.assumptions,
+            f"{doing} reaches {reached} of the {on.peak / 1e12:,.0f} TFLOP/s of {on.name}",
         ),
     )
 
@@ -105,13 +103,12 @@ def device_time(
     on: Device,
     *,
     utilisation: Utilisation | None = None,
-    tokens: Interval[ResponseTokens] | None = None,
+    tokens: Interval | None = None,
     tokens_per_second: float | None = None,
-) -> tuple[Interval[DeviceSeconds], Interval[DeviceSeconds]]:
-    """Device time of generating and of training.
+) -> tuple[Interval, Interval]:
+    """Device-seconds of generating and of training.
 
     Args:
-        utilisation: Shares of the peak that are reached.
         tokens: Response tokens generated, where the engine's speed was measured.
         tokens_per_second: Measured throughput of one device in response tokens per second; replaces the
             assumption about utilisation while sampling.
@@ -127,15 +124,14 @@ def device_time(
         raise BudgetError(
             f"tokens_per_second is {tokens_per_second!r}; it must be positive, and the tokens must be known"
         )
-    return tokens.convert(
-        lambda t: DeviceSeconds(t.amount / tokens_per_second),
-        f"a device generates {tokens_per_second:,.0f} response tokens per second",
-    ), training
+    said = f"a device generates {tokens_per_second:,.0f} response tokens per second"
+    return tokens.times(1 / tokens_per_second, said), training
 
 
-def price(time: Interval[DeviceSeconds], per_hour: Money) -> Interval[Money]:
-    """What device time costs at a price per device-hour."""
-    return time.convert(lambda t: per_hour * t.hours, f"{per_hour} per device-hour")
+def price(device_seconds: Interval, per_hour: float, currency: str = "USD") -> Interval:
+    """What device time costs, in the currency of the price per device-hour."""
+    per_hour = finite(per_hour, "the price of a device-hour", zero=True)
+    return device_seconds.times(per_hour / 3600, f"{per_hour:,.2f} {currency} per device-hour")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,10 +132,6 @@ def grid(constraints: Constraints) -> Grid:
 def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_problem: int) -> Cell | LeftOut:
     """One split, feasible or not.
 
-    Args:
-        limits: The limits that it must respect.
-        problems_per_batch: B_p.
-
     Returns:
         The split, or the first limit that it exceeds.
     """

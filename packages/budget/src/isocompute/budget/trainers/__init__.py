@@ -5,26 +5,3 @@ takes M optimizer steps; ``read`` understands such settings, and says what they 
 each other; ``ingest`` counts from logs what was generated. The keys and metrics were read in each trainer's own source;
 all that is known of a trainer stands in its module.
 """
-
-from .batching import Batching
-from .evals import ingest
-from .forms import load, nested, render
-from .registry import TRAINERS, convert, read, trainer
-from .target import Configuration, Parallelism, Run
-from .trainer import Trainer
-
-__all__ = [
-    "TRAINERS",
-    "Batching",
-    "Configuration",
-    "Parallelism",
-    "Run",
-    "Trainer",
-    "convert",
-    "ingest",
-    "load",
-    "nested",
-    "read",
-    "render",
-    "trainer",
-]

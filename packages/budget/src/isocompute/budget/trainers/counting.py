@@ -160,7 +160,6 @@ class Tally:
 
         Args:
             step: Optimizer steps taken.
-            scores: Metric columns.
         """
         return Evaluation(
             step=step, rollouts=self.rollouts, rollouts_error=self.rollouts_error, tokens=int(self.tokens),

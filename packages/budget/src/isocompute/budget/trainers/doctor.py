@@ -44,21 +44,30 @@ class Patient:
     problem: str = ""
 
 
-def examine(sources: Sequence[str], given: Mapping[str, str]) -> list[Patient]:
+def examine(
+    sources: Sequence[str],
+    given: Mapping[str, str],
+    *,
+    trainer: str | None = None,
+    shared: Mapping[str, Any] | None = None,
+) -> list[Patient]:
     """Find runs and say what is understood of each.
 
     Args:
         sources: Folders, files, MLflow experiments or tracking URIs.
         given: What the user says of all runs.
+        trainer: Whose logs they are; None where their metrics say it.
+        shared: The configuration of all runs, with dotted keys, where their logs lack it.
 
     Raises:
-        BudgetError: There is no such file or folder, or no run in it.
+        BudgetError: There is no such file or folder, no run in it, or a file of a given trainer cannot be read.
         TrackingError: MLflow does not have it.
     """
     found: dict[str, list[Log]] = {}
     for source in sources:
         for place in places(source):
-            name, logs = read_place(place)
+            named = trainer is not None and place == source
+            name, logs = read_place(place, trainer, step_column=given.get("step_column"), named=named)
             found.setdefault(name, []).extend(logs)
     found.pop("", None)
     if not found:
@@ -69,7 +78,7 @@ def examine(sources: Sequence[str], given: Mapping[str, str]) -> list[Patient]:
     for name, logs in found.items():
         known = TRAINERS[name]
         for log in join_restarts(once(logs, reader_of(known)), reader_of(known)):
-            patients.append(_examine(known, log, given, used))
+            patients.append(_examine(known, log, shared or {}, given, used))
     unused = sorted(set(given) - used)
     if unused and not any(p.missing or p.problem for p in patients):
         raise BudgetError(f"no run is read by a setting {unused[0]}; there are {', '.join(sorted(used))}")
@@ -98,12 +107,12 @@ def written(patients: Sequence[Patient]) -> tuple[pl.DataFrame, list[str]]:
     return table(parts, notes, where="the runs", numbered=False)
 
 
-def _examine(known: Trainer, log: Log, given: Mapping[str, str], used: set[str]) -> Patient:
+def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping[str, str], used: set[str]) -> Patient:
     """What is understood of a run; whatever is missing is all asked for."""
     said, missing, training = dict(given), {}, given.get("train_reward") == "true"
     for _ in range(MOST_QUESTIONS):
         try:
-            rows, notes = rows_of(known, log, {}, said, used=used)
+            rows, notes = rows_of(known, log, shared, said, used=used)
         except MissingSettingError as error:
             # What is asked for next does not depend on the value.
             missing[error.name] = error.choices

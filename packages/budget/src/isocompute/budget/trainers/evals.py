@@ -75,9 +75,6 @@ def table(
     """The rows of several runs as one checked table.
 
     Args:
-        parts: Runs by name.
-        notes: What is to be said so far.
-        where: The sources, for messages.
         numbered: Whether runs of one n and B_p get the seeds 0, 1, 2, … in their order.
 
     Raises:
@@ -306,7 +303,7 @@ def _refuse_one_seed(parts: Sequence[tuple[str, pl.DataFrame]]) -> None:
             if other != name:
                 raise BudgetError(
                     f"{other} and {name} have one seed, {cell[2]}, at n = {cell[0]} and B_p = {cell[1]}, so that one "
-                    "curve would be drawn through both: leave one out if they are the same run, else ingest them "
+                    "curve would be drawn through both: leave one out if they are the same run, else read them "
                     "apart with --set seed=NUMBER each, or number them all with --set seed=auto"
                 )
 

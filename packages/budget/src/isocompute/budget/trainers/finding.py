@@ -39,15 +39,28 @@ def places(source: str) -> Iterator[str]:
         yield from sorted(str(Path(folder, f)) for f in files if f.endswith(LOGS))
 
 
-def read_place(place: str) -> tuple[str, list[Log]]:
-    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known."""
+def read_place(
+    place: str, trainer: str | None = None, *, step_column: str | None = None, named: bool = False
+) -> tuple[str, list[Log]]:
+    """The trainer that left a log, and its runs; an empty name where it is no log of one that is known.
+
+    Args:
+        trainer: The only one that may have left it, if it is known.
+        step_column: Column of steps, where the trainer's own is missing.
+        named: Whether the user named place and trainer, so that what cannot be read is an error.
+
+    Raises:
+        BudgetError: It was named, and cannot be read.
+    """
     source = str(Path(place).parent) if Path(place).name.startswith("events.out.tfevents.") else place
     for name, known in TRAINERS.items():
-        if known.logs is None:
+        if known.logs is None or trainer not in (None, name):
             continue
         try:
-            logs = read_logs(source, known.logs.layout)
+            logs = read_logs(source, known.logs.layout, step_column=step_column)
         except BudgetError:
+            if named:
+                raise
             continue
         marks = known.logs.marks
         logs = [log for log in logs if any(marks.match(key) for _, metrics in log.rows for key in metrics)]

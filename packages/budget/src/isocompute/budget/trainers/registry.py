@@ -66,7 +66,6 @@ def read(
         settings: Dotted keys and their values; those that have nothing to do with batches or steps are ignored.
         world_size: Devices that train, where the settings do not say (TRL).
         problems: D, problems in the training set, where steps follow from epochs.
-        where: The file, for error messages.
 
     Raises:
         BudgetError: There is no such trainer, or a value is not a number of the right kind.

@@ -35,9 +35,7 @@ def success_rates(points: Sequence[Point], name: str, declared: str, *, where: s
     """Means as success rates, by step.
 
     Args:
-        name: Of the metric, for messages.
         declared: The scale that the user says it has, or an empty text.
-        where: The run, for messages.
 
     Returns:
         The rates, and what is to be said of the scale; an empty text where it is 0 and 1.

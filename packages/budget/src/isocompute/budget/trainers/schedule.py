@@ -103,10 +103,8 @@ def count(
     """What a log says of the batches generated.
 
     Args:
-        last: Last optimizer step.
         evidence: By optimizer step.
         restarts: Of each start from a checkpoint that is known, the first and the last step that it may have been from.
-        where: The run, for messages.
 
     Raises:
         BudgetError: No history fits the log, or only one with many restarts.

@@ -130,9 +130,6 @@ class Settings:
     def check_whole(self, value: Value, name: str) -> int:
         """A value as a whole number of at least 1.
 
-        Args:
-            name: Name of the setting, for the error message.
-
         Raises:
             BudgetError: It is not such a number.
         """
@@ -168,7 +165,6 @@ class Settings:
 
         Args:
             what: What remains unknown.
-            names: Names of the settings that would say it.
         """
         self.unknown.append(f"{what}: {names} is not set")
 
@@ -192,7 +188,6 @@ class Settings:
         """Data-parallel ranks: devices over tensor × pipeline × context parallelism.
 
         Args:
-            world: Devices that train, or None.
             tensor: Names of the setting of tensor parallelism; none where the trainer has no such setting.
             pipeline: Likewise of pipeline parallelism.
             context: Likewise of context, ring-attention or Ulysses sequence parallelism.
@@ -221,10 +216,7 @@ class Settings:
         """Note a batch that cannot be split evenly over the data-parallel ranks.
 
         Args:
-            batch: Rollouts in a batch, or None.
-            ranks: Data-parallel ranks, or None.
             world: Devices that train, or None; where there are as many ranks, the note says devices.
-            key: Name of the setting of the batch.
         """
         if batch and ranks and batch % ranks:
             what = "devices" if ranks == world else "data-parallel ranks"
@@ -248,10 +240,7 @@ class Settings:
         """Batches of a run that stops at a number of steps or of epochs, whichever comes first.
 
         Args:
-            limit: The number of steps, or None.
-            epochs: The number of epochs, or None.
             problems_per_batch: Problems of a step.
-            key: Name of the setting of epochs.
         """
         batches = self.problems // problems_per_batch if self.problems and problems_per_batch else None
         if epochs is None or batches is None:
@@ -328,10 +317,5 @@ class Settings:
 
 
 def exact_quotient(batch: int | None, part: int | None) -> int | None:
-    """``batch`` / ``part`` if it is a whole number and both are known, or None.
-
-    Args:
-        batch: The number that is divided, or None.
-        part: The number to divide by, or None.
-    """
+    """``batch`` / ``part`` if it is a whole number and both are known, or None."""
     return batch // part if batch and part and batch % part == 0 else None

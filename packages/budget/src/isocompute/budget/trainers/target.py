@@ -189,7 +189,6 @@ def largest_divisor(number: int, most: int) -> int:
     """The largest divisor of ``number`` that is not above ``most``.
 
     Args:
-        number: A number of at least 1.
         most: The largest divisor allowed, at least 1.
     """
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from .batching import Batching
 from .counting import Evaluation, Progressed
 from .logs.log import Layout, Log
-from .rollout_files import RolloutFiles
 from .settings import Settings
 from .target import Configuration, Run, Style
 
@@ -47,7 +46,6 @@ class Trainer:
         write: Returns the settings for a run.
         parse: Interprets settings.
         logs: How its logs are read, or None where only its settings are known.
-        rollouts: The files that it writes responses to, or None.
         parallelism: The kinds of parallelism that it supports, by their names in ``Parallelism``.
     """
 
@@ -57,5 +55,4 @@ class Trainer:
     write: Callable[[Run], Configuration]
     parse: Callable[[Settings], Batching]
     logs: LogReader | None = None
-    rollouts: RolloutFiles | None = None
     parallelism: tuple[str, ...] = ()

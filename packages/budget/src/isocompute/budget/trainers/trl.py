@@ -25,7 +25,6 @@ from .batching import Batching
 from .counting import Evaluation, whole_of
 from .logs.log import Layout, Log
 from .rewards import Point, success_rates
-from .rollout_files import RolloutFiles
 from .schedule import Schedule
 from .settings import MissingSettingError, Settings, exact_quotient
 from .target import Configuration, Run
@@ -194,15 +193,6 @@ TRL = Trainer(
     style="dashes",
     write=write,
     parse=parse,
-    rollouts=RolloutFiles(
-        pattern="completions_*.parquet",
-        prompt="prompt",
-        response="completion",
-        others=("advantage",),
-        repeats=True,
-        note="TRL keeps the last generation batch before each entry, an evaluation's where one came last: use "
-        "logging_steps=1, and no evaluation, for all of them",
-    ),
     logs=LogReader(
         layout=Layout(
             steps=("train/global_step", "global_step", "step"),

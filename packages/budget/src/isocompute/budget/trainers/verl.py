@@ -22,7 +22,6 @@ from ..errors import BudgetError
 from .batching import Batching
 from .counting import Evaluation, best_samples, lengths
 from .logs.log import Layout, Log
-from .rollout_files import RolloutFiles
 from .settings import Settings, exact_quotient
 from .target import Configuration, Run, Value
 from .trainer import LogReader, Trainer
@@ -167,7 +166,6 @@ def _check_micro_batch(settings: Settings, of: Mapping[str, int | None], n: int 
 
     Args:
         of: Prompts of each part, by its name.
-        ranks: Data-parallel ranks.
     """
     micro = settings.whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     for name, prompts in of.items():
@@ -245,13 +243,6 @@ VERL = Trainer(
     style="hydra",
     write=write,
     parse=parse,
-    rollouts=RolloutFiles(
-        pattern="*.jsonl",
-        prompt="input",
-        response="output",
-        rewards=("score",),
-        note="veRL writes what it trains on: what dynamic sampling discarded is in no file",
-    ),
     logs=LogReader(
         layout=Layout(
             # veRL hands its own step to W&B, also in the rows of evaluations, which have no training/global_step.

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError
-from ..ledger import Limits
-from ..ledger.limits import Counted
+from ..ledger.limits import Counted, Limits
 from ..ledger.naming import run_id_of
 from ..wording import shorten
 from .attachment import Attachment

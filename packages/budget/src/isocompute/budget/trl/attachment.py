@@ -11,9 +11,11 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..ledger import Counts, History, Ledger, Limits, Standing
-from ..ledger.counts import split
-from ..ledger.limits import admission
+from ..ledger.counts import Counts, split
+from ..ledger.history import History
+from ..ledger.ledger import Ledger
+from ..ledger.limits import Limits, admission
+from ..ledger.standing import Standing
 from .passes import Passes
 
 LOGGER = logging.getLogger(__name__)

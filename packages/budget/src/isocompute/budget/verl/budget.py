@@ -11,8 +11,10 @@ from typing import Any
 
 from ..contract.files import atomic_write
 from ..errors import BudgetError, LedgerError
-from ..ledger import Counts, Ledger, Limits, Standing
-from ..ledger.limits import admission
+from ..ledger.counts import Counts
+from ..ledger.ledger import Ledger
+from ..ledger.limits import Limits, admission
+from ..ledger.standing import Standing
 from .groups import SINGLE_TURN, Groups, dispatched, of_prompts, session_of
 from .settings import KEYS, MANAGER, Settings
 

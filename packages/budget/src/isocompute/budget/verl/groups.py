@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from ..ledger import Counts
+from ..ledger.counts import Counts
 
 Tag = TypeVar("Tag")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..checks import whole
 from ..errors import BudgetError
-from ..ledger import Limits
+from ..ledger.limits import Limits
 from ..ledger.naming import run_id_of
 from ..wording import shorten
 
@@ -44,9 +44,6 @@ class Settings:
     @classmethod
     def read(cls, config: Any) -> Settings:
         """The settings of a run.
-
-        Args:
-            config: veRL's whole configuration.
 
         Raises:
             BudgetError: Another version of veRL is installed, rollouts are replayed, a key is unknown, there is no

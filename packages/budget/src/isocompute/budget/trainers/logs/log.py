@@ -60,7 +60,6 @@ def join(name: str, starts: Sequence[Iterable[Row]], layout: Layout, config: Map
     on, so what the earlier one logged from that step on is dropped.
 
     Args:
-        name: Where the entries come from.
         starts: Metrics by step, for each time that the trainer is known to have been started.
         config: The configuration that the log holds, with dotted keys.
 

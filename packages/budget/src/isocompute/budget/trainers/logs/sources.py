@@ -21,7 +21,6 @@ def read_logs(source: str, layout: Layout, *, step_column: str | None = None) ->
 
     Args:
         source: A file, a folder, ``runs:/ID``, ``mlflow:EXPERIMENT`` or a tracking URI.
-        layout: Of the trainer that logged it.
         step_column: Column that counts the trainer's steps, where a file's own say something else.
 
     Raises:

@@ -19,7 +19,6 @@ def step_columns(names: Collection[str], layout: Layout, named: str | None, wher
     Args:
         names: Columns of a table, or keys of a line.
         named: Column that the user says it is.
-        where: The log, for messages.
 
     Returns:
         The columns; none where the log has no steps at all.
@@ -46,7 +45,6 @@ def step_of(entry: Mapping[str, Any], columns: tuple[str, ...], where: str) -> i
 
     Args:
         columns: Columns that count steps, the preferred one first.
-        where: The row, for messages.
 
     Raises:
         BudgetError: The value there is not a step.
