@@ -4,13 +4,15 @@ from typing import Any
 
 import pytest
 from isocompute.learner.memory.update import parameters_of
+from safetensors.torch import load_file
 
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan
 from experiments.stages.plan import Terms
-from experiments.tiny import model as tiny_model
-from experiments.tiny.config import ChainsModelConfig
 
+from .made import BASE, ROOT
+
+PREPARED = ROOT / "experiments" / "studies" / "panel" / "inputs" / "chains-0" / "base"
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
 
@@ -21,12 +23,9 @@ def parameters(preset: Preset) -> int:
 
 
 def test_a_model_has_as_many_parameters_as_its_memory_is_traced_with() -> None:
-    preset = load(preset="smoke")
-    assert isinstance(preset.base, ChainsModelConfig)
-    assert parameters(preset) == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())
-    # One that was prepared is as large as its folder says.
-    made = tiny_model.new_model(ChainsModelConfig())
-    assert parameters(load(preset="tiny")) == sum(p.numel() for p in made.parameters())
+    for preset, folder in (("smoke", BASE), ("tiny", PREPARED)):
+        weights = load_file(folder / "model.safetensors")
+        assert parameters(load(preset=preset)) == sum(tensor.numel() for tensor in weights.values())
     assert parameters(load(preset="paper")) == 7_615_616_512
 
 

@@ -17,7 +17,7 @@ from isocompute.budget import History
 from experiments.running.foreign import CommandCell
 from experiments.settings import load
 
-from ..made import PARAMS
+from ..made import BASE, PARAMS
 from ..test_pipeline import clone, environment, modified, run
 from .made import ROOT, cells, home_of, last_step, problems, same, started
 
@@ -25,15 +25,6 @@ SCRIPT = "experiments/trainers/trl_grpo.py"
 pytestmark = pytest.mark.skipif(
     os.environ.get("ISOCOMPUTE_TRL") != "installed", reason="nox -s tests-trl, where TRL is installed"
 )
-
-
-def base_model(folder: Path) -> str:
-    """An untrained model, for which addition is chance."""
-    from experiments.tiny import model
-
-    config = load(PARAMS, "trl").base
-    model.save(model.new_model(config), model.new_tokenizer(), folder)  # type: ignore[arg-type]
-    return str(folder)
 
 
 def last_cell(folder: Path) -> CommandCell:
@@ -44,7 +35,7 @@ def last_cell(folder: Path) -> CommandCell:
 
 
 def test_a_cell_that_is_killed_twice_ends_as_one_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, homes = base_model(tmp_path / "base"), []
+    base, homes = str(BASE), []
     for place, deaths in (("alone", ()), ("killed", (3, 7))):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)

@@ -14,7 +14,7 @@ from isocompute.frontier.fitting.forms import Parameters
 from scipy.optimize import brentq
 
 DOCS = Path(__file__).parents[2] / "docs"
-RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
+RESULTS = Path(__file__).parents[4] / "experiments/studies/panel/results/hard-0"
 GRID = np.arange(1, 41) * 4096
 
 
