@@ -42,6 +42,7 @@ def main(
     rollouts: int,
     checkpoints: dict[str, int],
     with_adapter: bool = False,
+    sampler: Literal["vllm", "transformers"] = "transformers",
 ) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
@@ -53,7 +54,7 @@ def main(
     config = WorkerConfig(
         models={base: model}, generation={"sampling": SAMPLING},
         resources=ResourcesConfig(
-            sampler="vllm", placement=placement, learner_ranks=ranks,
+            sampler=sampler, placement=placement, learner_ranks=ranks,
             checkpoints=CheckpointsConfig(**checkpoints), keep_policies="none",
         ),
     )  # fmt: skip

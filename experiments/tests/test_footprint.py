@@ -30,10 +30,11 @@ def test_a_model_has_as_many_parameters_as_its_memory_is_traced_with() -> None:
 
 
 def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
-    """The paper's preset with a model of two layers, which is traced in a moment."""
+    """The paper's preset with one problem set and a model of two layers, which is traced in a moment."""
     monkeypatch.setitem(footprint.PUBLISHED, QWEN, {**footprint.PUBLISHED[QWEN], "num_hidden_layers": 2})
     preset = load(preset="paper")
-    return preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
+    own = preset.resources.model_copy(update=resources)
+    return preset.model_copy(update={"resources": own, "sweep": {"hard": preset.sweep["hard"]}, "prescribe": {}})
 
 
 def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_costs(
@@ -41,7 +42,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
 ) -> None:
     plan.run(shallow(monkeypatch), Terms(response_tokens=2000))
     printed = capsys.readouterr().out
-    assert printed.count("memory of an update on each of 4 ranks, traced: 1.56 billion parameters in bfloat16") == 2
+    assert printed.count("update on each of 4 ranks, traced: 1.56 billion parameters in bfloat16") == 1
     weights = next(line for line in printed.splitlines() if line.strip().startswith("weights"))
     assert float(weights.split()[-2]) == pytest.approx(1.556e9 * 4 / 4 / 2**30, abs=0.01)
     assert "fits the 80 GB of h100 (67.1 GiB for a learner, since 10% is left to what is not traced)" in printed
