@@ -301,7 +301,7 @@ def bandit(session: nox.Session) -> None:
     """Compute the tables of docs/bandit.md, fail where the page differs, and draw its figure: one problem, exact."""
     install_all(session)
     wanted = ("--page", "docs/bandit.md", "--out", *(session.posargs or ["docs"]))
-    session.run("python", "-m", "benchmarks.bandit", *wanted, env=test_variables())
+    session.run("python", "-m", "experiments.studies.bandit", *wanted, env=test_variables())
 
 
 @nox.session(tags=CAMPAIGN)

@@ -23,8 +23,16 @@ from typing import Any
 
 from isocompute.rollout import EngineConfig, Prompting, RolloutError, Sampling, open_sampler
 
-from benchmarks.sampler import LONG, SHAPES, cpu_seconds, problems_table, save_model, timed
-from experiments.tiny import model as tiny_model
+from benchmarks.sampler import (
+    LONG,
+    SHAPES,
+    character_tokenizer,
+    cpu_seconds,
+    problems_table,
+    save_model,
+    save_policy,
+    timed,
+)
 
 SMALL = "26M"
 SHARE = 0.4
@@ -43,7 +51,7 @@ def save(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     config = Qwen2Config(**SHAPES[name], bos_token_id=None, eos_token_id=1, pad_token_id=0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    tiny_model.save(model, tiny_model.new_tokenizer(), folder)
+    save_policy(model, character_tokenizer(), folder)
 
 
 def weights_of(folder: Path) -> dict[str, Any]:

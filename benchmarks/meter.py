@@ -21,8 +21,7 @@ from isocompute.learner import Checkpoints, Learner, LearnerConfig, Progress, Ru
 from isocompute.learner.config import EntropyConfig, KLConfig
 from isocompute.rollout import Sampling, load_problems, open_sampler, source_from
 
-from experiments.tiny import model as tiny_model
-from experiments.tiny.config import ChainsModelConfig
+from .sampler import BASE
 
 CONFIG = LearnerConfig(learning_rate=5e-4, kl=KLConfig(coefficient=0.001), entropy=EntropyConfig(coefficient=0.001))
 BATCH = 8 * 4
@@ -80,14 +79,12 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        small = ChainsModelConfig(steps=60, batch=64, max_terms=3)
-        tiny_model.train(small, home / "model")
         terms = {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1}
         source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
         problems = load_problems(source_from({**source, "train": 64, "validation": 8}))
         problems = problems.filter(pl.col("split") == "train")
-        sampler = open_sampler("vllm", str(home / "model"), Sampling(max_new_tokens=12, max_prompt_tokens=8))
-        learner = Learner(home / "model", CONFIG)
+        sampler = open_sampler("vllm", str(BASE), Sampling(max_new_tokens=12, max_prompt_tokens=8))
+        learner = Learner(BASE, CONFIG)
 
         def metered(block: int) -> float:
             with Ledger.open(home / f"{block}.bin", run_id="r") as ledger:

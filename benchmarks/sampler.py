@@ -22,6 +22,7 @@ import argparse
 import gc
 import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,8 +44,6 @@ from isocompute.rollout.samplers.sampling import Continue, Finished, Request, Re
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 from isocompute.rollout.seeds import response_seed
 
-from experiments.tiny import model as tiny_model
-
 SAMPLES = 16
 NEW_TOKENS = 12
 LONG = 512
@@ -54,6 +53,8 @@ LEAST_SPEED = 0.9
 MOST_SCORING = 1.05
 """CPU time with scoring, as a multiple of that without."""
 GPU_SHARE = 0.6
+BASE = Path(__file__).parents[1] / "experiments" / "inputs" / "smoke" / "base"
+"""A tiny model that adds, with one token for each character."""
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2.5-0.5B": {
         "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -102,19 +103,33 @@ def problems_table(count: int) -> pl.DataFrame:
     )  # fmt: skip
 
 
+def character_tokenizer() -> Any:
+    """The tokenizer of ``BASE``: digits, signs, padding and the end."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(BASE)
+
+
+def save_policy(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model with a tokenizer, and nothing of generation but the stop token."""
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    shutil.copy(BASE / "generation_config.json", folder)
+
+
 def save_model(folder: Path, *, hidden: int = 128, layers: int = 4, intermediate: int = 368) -> None:
     """Save a Llama with random weights: 0.85 million parameters by default."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    tokenizer = tiny_model.new_tokenizer()
+    tokenizer = character_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
         num_attention_heads=hidden // 32, max_position_embeddings=2 * LONG, tie_word_embeddings=False, pad_token_id=0,
         bos_token_id=None, eos_token_id=1, initializer_range=0.05,
     )  # fmt: skip
-    tiny_model.save(LlamaForCausalLM(config), tokenizer, folder)
+    save_policy(LlamaForCausalLM(config), tokenizer, folder)
 
 
 def cpu_seconds() -> float:
@@ -273,7 +288,7 @@ def one_on_cuda(name: str, way: str, rounds: int) -> None:
         torch.manual_seed(0)
         config = Qwen2Config(**SHAPES[name], bos_token_id=None, eos_token_id=1, pad_token_id=0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        tiny_model.save(model, tiny_model.new_tokenizer(), Path(folder))
+        save_policy(model, character_tokenizer(), Path(folder))
         sampling = Sampling(max_new_tokens=LONG, max_prompt_tokens=LONG)
         problems = problems_table(64)
         if way == "bare":

@@ -9,9 +9,9 @@ from typing import Any
 
 from isocompute.frontier import Frontier
 
-from .playbook import others
 from .report.page import base_scores, choice_text, spent
-from .settings import Preset
+from .running.identity import digest
+from .settings import PreparedConfig, Preset
 
 
 def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]) -> str:
@@ -41,10 +41,24 @@ def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     if alone:
         said = "; ".join(f"{base}: {choice_text(own)}" for base, own in alone.items())
         lines.append(f"Each base model alone: {said}")
-    if found := others.recorded(preset, name):
+    if found := from_other_bases(preset, name):
         lines.append(f"From other base models: {found}")
     tested = out / "prescribe" / name / "comparison.json"
     if tested.exists() and name in preset.prescribe:
         lines.append(f"Tested: {json.loads(tested.read_text())['sentence']}")
     cost = [f"{rollouts} {what}" for what, rollouts, _ in spent(out / "sweep" / name).rows]
     return [*lines, f"Spent (rollouts): {', '.join(cost)}"]
+
+
+def from_other_bases(preset: Preset, name: str) -> str:
+    """The sentence in the file ``base.others``; empty where there is none of this sweep."""
+    if not isinstance(preset.base, PreparedConfig) or not preset.base.others:
+        return ""
+    document = json.loads(Path(preset.base.others).read_text())
+    return str(document["sentence"]) if document["sweep"] == sweep_digest(preset, name) else ""
+
+
+def sweep_digest(preset: Preset, name: str) -> str:
+    """Hash of what is swept, base models apart."""
+    swept = preset.sweep[name]
+    return digest({**swept.model_dump(mode="json", exclude={"learner"}), "learner": dict(swept.learner)})

@@ -18,7 +18,7 @@ from isocompute.learner.cost.rate import matmul_rate
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, parameters_of, update_memory
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 
-from benchmarks.sampler import SHAPES, NoScoring
+from benchmarks.sampler import SHAPES, NoScoring, character_tokenizer, save_policy
 from experiments.errors import ExperimentError
 
 from . import recorded, theirs
@@ -164,20 +164,18 @@ def save(folder: Path, shape: dict[str, Any]) -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
-    from experiments.tiny import model as tiny_model
-    from experiments.tiny.lessons import END, PAD
-
-    known = tiny_model.new_tokenizer().get_vocab()
+    own = character_tokenizer()
+    known = own.get_vocab()
     filled = {f"<{i}>": i for i in range(len(known), shape["vocab_size"])}
-    inner = Tokenizer(models.WordLevel({**known, **filled}, unk_token=PAD))
+    inner = Tokenizer(models.WordLevel({**known, **filled}, unk_token=own.pad_token))
     inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     inner.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token=PAD, eos_token=END, clean_up_tokenization_spaces=False
+        tokenizer_object=inner, pad_token=own.pad_token, eos_token=own.eos_token, clean_up_tokenization_spaces=False
     )
     torch.manual_seed(0)
     config = Qwen2Config(**shape, bos_token_id=None, eos_token_id=1, pad_token_id=0)
-    tiny_model.save(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
+    save_policy(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer, folder)
 
 
 def _last(said: str) -> str:

@@ -10,10 +10,18 @@ from pydantic import Field, model_validator
 
 from .strict import Name, SettingError, Settings
 
+HUB_NAME = r"[\w.-]+(/[\w.-]+)?"
+"""NAME or OWNER/NAME; what has more parts is a path."""
+
+
+def of_hub(name: str) -> bool:
+    """Whether a model or a dataset is a name on the hub, and no folder."""
+    return bool(re.fullmatch(HUB_NAME, name)) and not Path(name).is_dir()
+
 
 def check_pinned(what: str, name: str, revision: str) -> None:
     """Refuse a model or a dataset of the hub without a commit; a folder needs none."""
-    if not Path(name).is_dir() and not re.fullmatch("[0-9a-f]{40}", revision):
+    if of_hub(name) and not re.fullmatch("[0-9a-f]{40}", revision):
         raise SettingError(
             "revision",
             f"is {revision!r} for the {what} {name}, which is no folder here: pin a commit (40 hexadecimal digits), "
@@ -57,6 +65,8 @@ class PreparedConfig(Settings):
 
     models: Annotated[tuple[PreparedModel, ...], Field(min_length=1, strict=False)]
     """The models; every cell is trained from each of them."""
+    others: str = ""
+    """File of what the same sweep found from other base models, which ``repro`` prints at its end; empty for none."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from isocompute.rollout import RolloutError
 
-from ..tiny.config import TinyModelConfig, TinySource
 from .bases import PreparedConfig
 from .strict import SettingError, check_budget
 from .sweep import PrescribeConfig, SweepConfig
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 def check(preset: Preset) -> None:
     """Refuse sections that contradict each other."""
     _problems_are_given_once(preset)
-    _base_was_taught_the_problems(preset)
     _engine_can_run(preset)
     _command_can_be_measured(preset)
     for name, sweep in preset.sweep.items():
@@ -47,25 +45,6 @@ def _problems_are_given_once(preset: Preset) -> None:
             raise SettingError(name, "is given, and prepared base models have their problem sets: leave it empty")
         if not prepared and not given:
             raise SettingError(name, "is empty; only prepared base models have their problem sets already")
-
-
-def _base_was_taught_the_problems(preset: Preset) -> None:
-    """Refuse synthetic problems whose task the embedded base model is not taught, or not with the same settings."""
-    if not isinstance(preset.base, TinyModelConfig):
-        return
-    for place, source in enumerate(preset.problems):
-        if not isinstance(source, TinySource):
-            continue
-        if source.name != preset.base.name:
-            raise SettingError(
-                f"problems[{place}].kind", f"is {source.name}, and the base model is taught {preset.base.name}"
-            )
-        for setting in source.taught:
-            own, taught = getattr(source, setting), getattr(preset.base, setting)
-            if own != taught:
-                raise SettingError(
-                    f"problems[{place}].{setting}", f"is {own!r}; it must be {taught!r}, with which the base is taught"
-                )
 
 
 def _engine_can_run(preset: Preset) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from isocompute.rollout import (
@@ -19,14 +18,7 @@ from isocompute.rollout.scoring.refused import REFUSED
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from ..errors import ExperimentError
-from ..tiny.config import (
-    ChainsModelConfig,
-    MixtureModelConfig,
-    MixtureSource,
-    NeedleModelConfig,
-    NeedleSource,
-)
-from .bases import ModelConfig, PreparedConfig, check_pinned
+from .bases import ModelConfig, PreparedConfig, check_pinned, of_hub
 from .consistency import check
 from .resources import ResourcesConfig
 from .strict import ByKind, Count, Name, Named, SettingError, Settings, with_names
@@ -73,8 +65,8 @@ class DifficultyConfig(Settings):
     """The problem sets by name."""
 
 
-AnySource = ReasoningGymSource | HubSource | LocalSource | NeedleSource | MixtureSource
-AnyBase = ChainsModelConfig | NeedleModelConfig | MixtureModelConfig | ModelConfig | PreparedConfig
+AnySource = ReasoningGymSource | HubSource | LocalSource
+AnyBase = ModelConfig | PreparedConfig
 
 
 def _usable(source: AnySource) -> AnySource:
@@ -107,15 +99,7 @@ def _whole_distribution(sampling: Sampling) -> Sampling:
 
 Source = Annotated[
     AnySource,
-    ByKind(
-        {
-            "reasoning_gym": ReasoningGymSource,
-            "hub": HubSource,
-            "file": LocalSource,
-            "needle": NeedleSource,
-            "mixture": MixtureSource,
-        }
-    ),
+    ByKind({"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}),
     AfterValidator(_usable),
 ]
 
@@ -127,18 +111,7 @@ class Preset(Settings):
     """Its key in ``params.yaml``."""
     problems: tuple[Source, ...]
     """Where the problems come from; none where base models are prepared."""
-    base: Annotated[
-        AnyBase,
-        ByKind(
-            {
-                "tiny": ChainsModelConfig,
-                "needle": NeedleModelConfig,
-                "mixture": MixtureModelConfig,
-                "model": ModelConfig,
-                "prepared": PreparedConfig,
-            }
-        ),
-    ]
+    base: Annotated[AnyBase, ByKind({"model": ModelConfig, "prepared": PreparedConfig})]
     """The base model, or several that are prepared."""
     sampling: Annotated[Sampling, AfterValidator(_whole_distribution)]
     """How responses are sampled, for training and for evaluation."""
@@ -181,7 +154,7 @@ class Preset(Settings):
         """Whether a data set or the base model is a name on the hub."""
         hub = [s.dataset for s in self.problems if isinstance(s, HubSource)]
         hub += [self.base.model] if isinstance(self.base, ModelConfig) else []
-        return any(not Path(name).is_dir() for name in hub)
+        return any(map(of_hub, hub))
 
     @property
     def base_models(self) -> tuple[str, ...]:

@@ -1,48 +1,27 @@
-"""The base model: trained from scratch for the embedded default, or recorded where it is named."""
+"""The base model, recorded where it is named."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 from ..errors import ExperimentError
-from ..running import identity, models
-from ..running.work import WORK, write_json
-from ..settings import ModelConfig, PreparedConfig, Preset
+from ..running import models
+from ..running.work import write_json
+from ..settings import ModelConfig, Preset
 from .shared import OUT
 
 FOLDER = OUT / "prepared"
 """Below which every base model has a folder with its problem sets."""
 ONLY = "base"
-"""Name of a base model that is made here, and of the folder that a model is in."""
+"""Name of a base model that is given alone, and of the folder that a model is in."""
 
 
-def make(preset: Preset) -> None:
-    """Train the embedded base model, or record the one that is named and what is in it."""
-    folder = FOLDER / ONLY / ONLY
-    if isinstance(preset.base, ModelConfig):
-        described = models.describe(preset.base.name)
-        write_json(folder / "model.json", {**preset.base.model_dump(), **described})
-        print(f"base: {preset.base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
-        return
-    if isinstance(preset.base, PreparedConfig):
-        raise TypeError("a base model that is prepared is not made")
-    import torch
-
-    from ..tiny import model as tiny_model
-
-    code = identity.code_of("experiments.tiny.model")
-    made = WORK / "base" / identity.digest([preset.base.model_dump(), code, identity.versions()])
-    if not made.exists():
-        torch.set_num_threads(1)
-        aside = made.with_name(f".{made.name}.writing")
-        shutil.rmtree(aside, ignore_errors=True)
-        tiny_model.train(preset.base, aside)
-        aside.rename(made)
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(made, folder)
-    print(f"base: {models.content(folder)} in {folder}")
+def record(base: ModelConfig) -> None:
+    """Record the base model that is named, and what is in it."""
+    described = models.describe(base.name)
+    write_json(FOLDER / ONLY / ONLY / "model.json", {**base.model_dump(), **described})
+    print(f"base: {base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
 
 
 def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:

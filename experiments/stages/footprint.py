@@ -15,8 +15,7 @@ from isocompute.rollout import RolloutError, sampling_from
 from isocompute.rollout.samplers.vllm.memory import estimate, size_of
 
 from ..running.cells import Cell
-from ..settings import ModelConfig, PreparedConfig, Preset
-from ..tiny import model as tiny_model
+from ..settings import ModelConfig, Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": {
@@ -35,9 +34,6 @@ KEPT_FREE = 0.1
 def base_config(preset: Preset) -> dict[str, Any] | None:
     """Return the ``config.json`` of the base model; None where it is not on this machine."""
     base = preset.base
-    if not isinstance(base, ModelConfig | PreparedConfig):
-        config: dict[str, Any] = tiny_model.new_model(base).config.to_dict()
-        return config
     place = base.model if isinstance(base, ModelConfig) else f"{base.models[0].folder}/base"
     file = Path(place) / "config.json"
     return json.loads(file.read_text()) if file.is_file() else PUBLISHED.get(place)

@@ -12,7 +12,7 @@ from ..running import models
 from ..running.foreign import files_of, versions_of
 from ..running.identity import code_of_rules, computing, versions
 from ..running.work import write_json
-from ..settings import CommandTrainer, ModelConfig, PreparedConfig, Preset
+from ..settings import CommandTrainer, PreparedConfig, Preset
 from ..settings.model import AnyBase
 from .shared import OUT
 
@@ -71,19 +71,14 @@ def _content(source: object) -> str | None:
     return models.content_hash(Path(place)) if place and Path(place).exists() else None
 
 
-def _model(base: AnyBase) -> str | dict[str, str] | None:
-    """Hash of a base model that is a folder, of each with its problem sets, or its commit.
-
-    An embedded one follows from params.yaml and the code.
-    """
+def _model(base: AnyBase) -> str | dict[str, str]:
+    """Hash of a base model that is a folder, of each with its problem sets, or its commit."""
     if isinstance(base, PreparedConfig):
         return {model.name: _folder(model.folder) for model in base.models}
-    if not isinstance(base, ModelConfig):
-        return None
-    return models.content(base.name) if Path(base.model).is_dir() else base.revision
+    return base.revision if base.revision and not Path(base.model).is_dir() else _folder(base.model)
 
 
 def _folder(place: str) -> str:
     if not Path(place).is_dir():
         raise ExperimentError(f"{place}: no such folder of a base model")
-    return models.content_hash(Path(place))
+    return models.content(place)

@@ -11,15 +11,11 @@ import polars as pl
 from isocompute.rollout import Loaded, load_checked
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
-from isocompute.rollout.problems.candidates import problem_id
 from isocompute.rollout.problems.loading import joined
-from isocompute.rollout.scoring.unusable import DROPPED
 
 from ..errors import ExperimentError
-from ..settings import ModelConfig, PreparedConfig, Preset
+from ..settings import PreparedConfig, Preset
 from ..settings.bases import PreparedModel
-from ..tiny import chains, needle
-from ..tiny.config import MixtureSource, NeedleSource, TinySource
 from . import base, difficulty
 from .base import FOLDER
 from .shared import log
@@ -29,17 +25,13 @@ SAME = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def run(preset: Preset) -> None:
-    """Make problems and base model and cut the problem sets, or take those that were prepared before."""
+    """Load problems, record the base model and cut the problem sets, or take those that were prepared before."""
     if isinstance(preset.base, PreparedConfig):
         _take(preset.base.models, list(preset.sweep))
     elif preset.difficulty is not None:
-        named = isinstance(preset.base, ModelConfig)
-        if named:
-            # Before what takes long, since it may not be there.
-            base.make(preset)
-        table = make_problems(preset)
-        if not named:
-            base.make(preset)
+        # Before what takes long, since it may not be there.
+        base.record(preset.base)
+        table = join_problems(preset, [load_checked(source) for source in preset.problems])
         difficulty.measure_sets(preset, preset.difficulty, table)
 
 
@@ -71,14 +63,8 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
 
-def make_problems(preset: Preset) -> pl.DataFrame:
+def join_problems(preset: Preset, parts: Sequence[Loaded]) -> pl.DataFrame:
     """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
-    parts = [
-        Loaded(problems=table_of(source), dropped=pl.DataFrame(schema=DROPPED))
-        if isinstance(source, TinySource)
-        else load_checked(source)
-        for source in preset.problems
-    ]
     loaded = joined(parts)
     table, dropped = loaded.problems, loaded.dropped.to_dicts()
     path = tables.write(table, "problems", FOLDER / "problems.parquet")
@@ -90,16 +76,3 @@ def make_problems(preset: Preset) -> pl.DataFrame:
     metrics = {str(side): int(n) for side, n in count.iter_rows()} | {"dropped": len(dropped)}
     log(preset, "problems", {"problems": path, "dropped": listed}, metrics=metrics)
     return tables.read(path, "problems")
-
-
-def table_of(source: NeedleSource | MixtureSource) -> pl.DataFrame:
-    """The problems of a source that this repository makes; the same source gives the same."""
-    rows = needle.problems(source) if isinstance(source, NeedleSource) else chains.problems(source)
-    frame = pl.DataFrame(list(rows), schema=["split", "prompt", "answer", "verifier"], orient="row")
-    frame = frame.with_columns(
-        problem_id=pl.Series([problem_id(source.name, prompt) for prompt in frame["prompt"]], dtype=pl.String),
-        source=pl.lit(source.name),
-        metadata=pl.lit(""),
-    )
-    columns = ["problem_id", "prompt", "answer", "verifier", "source", "split", "metadata"]
-    return tables.check(frame.select(columns), "problems", where=source.name)

@@ -17,7 +17,10 @@ from experiments.running import work
 from experiments.running.cells import Cell, Origin
 from experiments.running.identity import Surroundings
 
-PARAMS = Path(__file__).parents[2] / "params.yaml"
+ROOT = Path(__file__).parents[2]
+PARAMS = ROOT / "params.yaml"
+BASE = ROOT / "experiments" / "inputs" / "smoke" / "base"
+"""The base model of ``smoke``."""
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
 SURROUNDINGS = {
     "code": "c", "versions": {}, "sampler": "vllm", "device": "cpu", "engine": {"dtype": "float32"},

@@ -18,24 +18,21 @@ from experiments.running import models
 from experiments.running.actor import WorkerConfig
 from experiments.running.worker import Worker
 from experiments.settings.resources import CheckpointsConfig, ResourcesConfig
-from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, adapted, cell
+from .made import BASE, SAMPLING, adapted, cell
 
 # What is imported stays: no process forked from this one need look through it for garbage.
 gc.freeze()
 
 
 def inputs(folder: Path) -> tuple[str, pl.DataFrame]:
-    """A base model of a few steps, and problems; made once."""
-    config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=60, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model")
+    """A base model, and problems; made once."""
     settings = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": settings}
     table = load_problems(source_from({**source, "train": 12, "validation": 8}))
     table.write_parquet(folder / "problems.parquet")
-    (folder / "inputs.json").write_text(json.dumps([str(folder / "model"), str(folder / "problems.parquet")]))
-    return str(folder / "model"), table
+    (folder / "inputs.json").write_text(json.dumps([str(BASE), str(folder / "problems.parquet")]))
+    return str(BASE), table
 
 
 def main(
@@ -45,6 +42,7 @@ def main(
     rollouts: int,
     checkpoints: dict[str, int],
     with_adapter: bool = False,
+    sampler: Literal["vllm", "transformers"] = "transformers",
 ) -> None:
     """Run it, or what is left of it; the model and the problems are named by the folder above."""
     if placement == "separate":
@@ -56,7 +54,7 @@ def main(
     config = WorkerConfig(
         models={base: model}, generation={"sampling": SAMPLING},
         resources=ResourcesConfig(
-            sampler="vllm", placement=placement, learner_ranks=ranks,
+            sampler=sampler, placement=placement, learner_ranks=ranks,
             checkpoints=CheckpointsConfig(**checkpoints), keep_policies="none",
         ),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""GRPO on a real vLLM engine: killed and continued, extended, and with its parts in processes of their own."""
+"""GRPO in one cell: killed and continued (on vLLM, too), extended, and with its parts in processes of their own."""
 
 import json
 import multiprocessing
@@ -63,9 +63,10 @@ def start(
     placement: str = "colocated",
     ranks: int = 1,
     rollouts: int = 96,
+    sampler: str = "transformers",
     **checkpoints: int,
 ) -> BaseProcess:
-    return spawn(_run, folder, placement, ranks, rollouts, checkpoints)
+    return spawn(_run, folder, placement, ranks, rollouts, checkpoints, sampler)
 
 
 def _adapted(folder: Path) -> None:
@@ -80,10 +81,10 @@ def _inputs(folder: Path) -> None:
     inputs(folder)
 
 
-def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int]) -> None:
+def _run(folder: Path, placement: str, ranks: int, rollouts: int, checkpoints: dict[str, int], sampler: str) -> None:
     from .run_cell import main
 
-    main(folder, placement, ranks, rollouts, checkpoints)
+    main(folder, placement, ranks, rollouts, checkpoints, sampler=sampler)
 
 
 def exit_code(process: BaseProcess) -> int | None:
@@ -91,9 +92,9 @@ def exit_code(process: BaseProcess) -> int | None:
     return process.exitcode
 
 
-def kill_after(folder: Path, lines: int) -> None:
+def kill_after(folder: Path, lines: int, sampler: str) -> None:
     """Start the cell and kill it once its spool has so many lines."""
-    process = start(folder)
+    process = start(folder, sampler=sampler)
     while process.is_alive() and len(Spool(folder / "metrics.jsonl").records()) < lines:
         time.sleep(0.002)
     assert process.is_alive()
@@ -108,8 +109,19 @@ def alone(home: Path) -> Path:
     return home / "alone"
 
 
-def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path, alone: Path) -> None:
-    killed = home / "killed"
+@pytest.fixture(scope="module")
+def alone_on_vllm(home: Path) -> Path:
+    """The same on a real engine."""
+    assert exit_code(start(home / "alone-on-vllm", sampler="vllm")) == 0
+    return home / "alone-on-vllm"
+
+
+@pytest.mark.parametrize(("name", "kills"), [("alone", (3, 8, 13)), ("alone_on_vllm", (8,))])
+def test_a_killed_run_equals_the_run_left_alone(
+    name: str, kills: tuple[int, ...], home: Path, request: pytest.FixtureRequest
+) -> None:
+    alone, sampler = request.getfixturevalue(name), "vllm" if "vllm" in name else "transformers"
+    killed = home / f"killed-{sampler}"
     evals = pl.read_parquet(alone / "evals.parquet")
     assert evals["rollouts"].to_list() == [0, 32, 64, 96]
     ledger = pl.read_parquet(alone / "ledger.parquet")
@@ -118,12 +130,12 @@ def test_a_run_killed_three_times_equals_the_run_left_alone(home: Path, alone: P
     assert trained["rollouts"].to_list() == [8] * 12
     # The evaluation before the first update is shared, and charged where it was made.
     assert ledger.filter(pl.col("cohort") == "eval")["step"].to_list() == [4, 8, 12]
-    assert pl.read_parquet(home / "alone-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
-    for lines in (3, 8, 13):
-        kill_after(killed, lines)
+    assert pl.read_parquet(home / f"{alone.name}-start" / "ledger.parquet")["rollouts"].to_list() == [8 * 4]
+    for lines in kills:
+        kill_after(killed, lines, sampler)
     # What a kill inside the writing of pass rates leaves behind is no table, and no obstacle.
     (killed / "pass_rates" / ".4.parquet.x1y2").write_bytes(b"PAR1")
-    assert exit_code(start(killed)) == 0
+    assert exit_code(start(killed, sampler=sampler)) == 0
     assert pl.read_parquet(killed / "evals.parquet").equals(evals)
     assert pl.read_parquet(killed / "ledger.parquet").equals(ledger)
     assert pl.read_parquet(killed / "pass_rates.parquet").equals(pl.read_parquet(alone / "pass_rates.parquet"))

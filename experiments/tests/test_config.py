@@ -36,20 +36,18 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("sweep.easy.seeds", [0, True], r"seeds\[1\] is True; it must be of type int"),
         ("sampling.temperature", "1e-4", "must be of type float .*: 1.0e-4"),
         ("sampling.temperature", 0, "smoke.sampling.temperature is 0: a policy is trained on samples"),
-        ("base.hidden", 48, "smoke.base.hidden is 48; it must be a multiple of 32"),
-        ("base.largest_slip", 12, "smoke.base.largest_slip is 12; it must lie between 1 and 9"),
         ("base", {"kind": "model", "model": "m", "revision": 5}, "smoke.base.revision is 5; it must be of type str"),
-        ("base", {"steps": 3}, "smoke.base lacks kind; it must be one of tiny, needle, mixture, model, prepared"),
+        ("base", {"steps": 3}, "smoke.base lacks kind; it must be model or prepared"),
         ("problems", [{"kind": "file", "path": "p", "sed": 1}], r"problems\[0\] has no setting 'sed'.*'seed'"),
         (
             "problems",
             [{"kind": "web"}],
-            r"kind is 'web'; it must be one of reasoning_gym, hub, file, needle, mixture",
+            "kind is 'web'; it must be one of reasoning_gym, hub, file",
         ),
         ("resources.sampler", "hf", "sampler is 'hf'; it must be one of auto, vllm, transformers"),
         ("sweep.easy.rollouts", 4, "no step could be taken"),
         ("sweep.easy.evaluate_every", 24, "multiple of every batch"),
-        ("base", {"kind": "huge"}, "one of tiny, needle, mixture, model, prepared"),
+        ("base", {"kind": "huge"}, "must be model or prepared"),
         ("difficulty.sets.easy.lowest", 2.0, "interval within 0 to 1"),
         ("resources.workers", "two", "must be of type int"),
         ("resources.checkpoints", {"every_evaluations": None}, "resources.checkpoints has no interval"),
@@ -68,10 +66,6 @@ def test_every_preset_is_a_configuration(preset: str) -> None:
         ("base", {"kind": "prepared", "models": []}, "models is .*; it must be a list of 1 or more"),
         ("base", {"kind": "prepared", "models": [MODEL, MODEL]}, "has two models of the name 'one'"),
         ("base", {"kind": "prepared", "models": [MODEL]}, "smoke.problems is given, and prepared base models"),
-        ("base.steps", 0, "smoke.base.steps is 0; it must be at least 1"),
-        ("base.layers", -1, "smoke.base.layers is -1; it must be at least 1"),
-        ("base.batch", 0, "smoke.base.batch is 0; it must be at least 1"),
-        ("base.learning_rate", 0.0, "smoke.base.learning_rate is 0.0; it must be greater than 0"),
         ("problems", [{**SUMS, "train": -1}], r"smoke.problems\[0\].train is -1; it must be at least 0"),
         (
             "problems",
@@ -299,32 +293,3 @@ def test_the_engine_follows_the_resources_and_is_part_of_every_runs_identity(tmp
     shared = load(changed(tmp_path, "resources", {"sampler": "vllm", "device": "cuda"}), "smoke").resources
     assert shared.resolved_engine().memory_share == 0.4
     assert set(preset.generation) == {"sampling", "prompting", "scoring"}
-
-
-def test_problems_of_a_task_need_a_base_that_was_taught_it(tmp_path: Path) -> None:
-    raw = yaml.safe_load(PARAMS.read_text())
-    path = tmp_path / "params.yaml"
-
-    def refusal(problem: dict[str, object], base: dict[str, object]) -> str:
-        raw["smoke"] |= {"problems": [problem], "base": base}
-        path.write_text(yaml.safe_dump(raw))
-        try:
-            load(path, "smoke")
-        except ExperimentError as error:
-            return str(error).removeprefix(f"{path}: smoke.")
-        return ""
-
-    assert not refusal({"kind": "needle", "codes": 3, "seed": 1}, {"kind": "needle", "codes": 3, "seed": 2})
-    assert not refusal({"kind": "mixture", "share": 0.25}, {"kind": "mixture", "share": 0.25})
-    assert not refusal({"kind": "mixture"}, {"kind": "model", "model": str(tmp_path)})
-    found = refusal({"kind": "needle"}, {"kind": "tiny"})
-    assert found == "problems[0].kind is needle, and the base model is taught chains"
-    found = refusal({"kind": "needle", "codes": 3}, {"kind": "needle"})
-    assert found == "problems[0].codes is 3; it must be 0, with which the base is taught"
-    found = refusal({"kind": "mixture"}, {"kind": "mixture", "share": 0.25})
-    assert found == "problems[0].share is 0.5; it must be 0.25, with which the base is taught"
-    assert "base has no setting 'digits'" in refusal({"kind": "needle"}, {"kind": "needle", "digits": "12"})
-    assert "problems[0] has no setting 'share'" in refusal({"kind": "needle", "share": 0.5}, {"kind": "needle"})
-    assert "min_terms is 6; it must be at most max_terms, 5" in refusal(
-        {"kind": "mixture", "min_terms": 6}, {"kind": "mixture"}
-    )

@@ -4,15 +4,17 @@ from typing import Any
 
 import pytest
 from isocompute.learner.memory.update import parameters_of
+from safetensors.torch import load_file
 
 from experiments.settings import Preset, load
 from experiments.stages import footprint, plan
 from experiments.stages.plan import Terms
-from experiments.tiny import model as tiny_model
-from experiments.tiny.config import ChainsModelConfig
+
+from .made import BASE, ROOT
 
 pytestmark = pytest.mark.xdist_group("traces")
 
+PREPARED = ROOT / "experiments" / "studies" / "panel" / "inputs" / "chains-0" / "base"
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
 
@@ -23,20 +25,18 @@ def parameters(preset: Preset) -> int:
 
 
 def test_a_model_has_as_many_parameters_as_its_memory_is_traced_with() -> None:
-    preset = load(preset="smoke")
-    assert isinstance(preset.base, ChainsModelConfig)
-    assert parameters(preset) == sum(p.numel() for p in tiny_model.new_model(preset.base).parameters())
-    # One that was prepared is as large as its folder says.
-    made = tiny_model.new_model(ChainsModelConfig())
-    assert parameters(load(preset="tiny")) == sum(p.numel() for p in made.parameters())
+    for preset, folder in (("smoke", BASE), ("tiny", PREPARED)):
+        weights = load_file(folder / "model.safetensors")
+        assert parameters(load(preset=preset)) == sum(tensor.numel() for tensor in weights.values())
     assert parameters(load(preset="paper")) == 7_615_616_512
 
 
 def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
-    """The paper's preset with a model of two layers, which is traced in a moment."""
+    """The paper's preset with one problem set and a model of two layers, which is traced in a moment."""
     monkeypatch.setitem(footprint.PUBLISHED, QWEN, {**footprint.PUBLISHED[QWEN], "num_hidden_layers": 2})
     preset = load(preset="paper")
-    return preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
+    own = preset.resources.model_copy(update=resources)
+    return preset.model_copy(update={"resources": own, "sweep": {"hard": preset.sweep["hard"]}, "prescribe": {}})
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_the_plan_of_the_paper_says_what_a_rank_and_an_engine_take_and_what_it_c
 ) -> None:
     plan.run(shallow(monkeypatch), Terms(response_tokens=2000))
     printed = capsys.readouterr().out
-    assert printed.count("memory of an update on each of 4 ranks, traced: 1.56 billion parameters in bfloat16") == 2
+    assert printed.count("update on each of 4 ranks, traced: 1.56 billion parameters in bfloat16") == 1
     weights = next(line for line in printed.splitlines() if line.strip().startswith("weights"))
     assert float(weights.split()[-2]) == pytest.approx(1.556e9 * 4 / 4 / 2**30, abs=0.01)
     assert "fits the 80 GB of h100 (67.1 GiB for a learner, since 10% is left to what is not traced)" in printed

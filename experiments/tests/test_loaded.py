@@ -18,7 +18,6 @@ import sys
 import time
 from pathlib import Path
 import yaml
-from experiments.tiny import model as tiny_model
 from experiments.errors import ExperimentError
 from experiments.running import models
 import ray
@@ -30,12 +29,9 @@ from experiments.settings import load
 
 edited, change = Path(sys.argv[1]), sys.argv[2]
 preset = load(Path("params.yaml"), "smoke")
-config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=5, batch=16, max_terms=3)
-tiny_model.train(config, Path("model"))
-
-
+model = preset.base.model
 try:
-    with cluster(1), workers(preset, {models.content_hash(Path("model")): "model"}) as pool:
+    with cluster(1), workers(preset, {models.content_hash(Path(model)): model}) as pool:
         loaded = ray.get(pool._slots[0].actor.open.remote(pool._config))
         try:
             check(loaded, bases=["0123456789abcdef"], surroundings=Surroundings.of(preset.resources))

@@ -279,45 +279,39 @@ def test_outputs_travel_through_a_remote(finished: tuple[Path, str], tmp_path: P
         assert (other / "outputs" / name).read_bytes() == (folder / "outputs" / name).read_bytes()
 
 
-def test_a_fit_setting_retrains_nothing(finished: tuple[Path, str]) -> None:
-    folder, _ = finished
+def test_a_fit_setting_retrains_nothing_and_what_has_no_server_is_sent_later(
+    finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    from mlflow import MlflowClient
+
+    folder, front = finished[0], Front()
+
+    def with_store(uri: str, *command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False,
+            env={**environment(), "MLFLOW_TRACKING_URI": uri},
+        )  # fmt: skip
+
     params = yaml.safe_load((folder / "params.yaml").read_text())
     params["smoke"]["frontier"]["seed"] += 1
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     trained = modified(folder, "work/cells/*/*") | modified(folder, "outputs/sweep/**/*")
     fitted = modified(folder, "outputs/frontier/easy/posterior.json")
-    dvc(folder, "repro", "frontier@easy")
+    down = front.uri.replace("//", "//alice:open%20sesame@")
+    stage = with_store(down, "dvc", "repro", "frontier@easy")
+    assert stage.returncode == 0, stage.stderr
     assert modified(folder, "work/cells/*/*") | modified(folder, "outputs/sweep/**/*") == trained
     assert modified(folder, "outputs/frontier/easy/posterior.json") != fitted
-
-
-def test_a_stage_finishes_without_its_server_and_a_later_command_sends_what_it_made(
-    finished: tuple[Path, str], tmp_path: Path
-) -> None:
-    folder, front = finished[0], Front()
-
-    def experiments(uri: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "experiments", *arguments], cwd=folder, capture_output=True, text=True, check=False,
-            env={**environment(), "MLFLOW_TRACKING_URI": uri},
-        )  # fmt: skip
-
-    down = front.uri.replace("//", "//alice:open%20sesame@")
-    stage = experiments(down, "frontier", "easy")
-    assert stage.returncode == 0, stage.stderr
     front.stop()
-    failed = [experiments(uri, "send") for uri in (down, "nonsense://alice:open%20sesame@host")]
-    for said in (stage, *failed):
-        (line,) = [line for line in said.stdout.splitlines() if line.startswith("MLflow")]
-        assert "python -m experiments send" in line
+    failed = with_store(down, "experiments", "send")
+    assert failed.returncode == 1
+    for said in (stage, failed):
+        assert "python -m experiments send" in said.stdout
         assert "sesame" not in said.stdout + said.stderr
-    assert [each.returncode for each in failed] == [1, 1]
     store = f"sqlite:///{tmp_path}/mlflow.db"
-    sent = experiments(store, "send")
+    sent = with_store(store, "experiments", "send")
     assert (sent.returncode, sent.stderr) == (0, "")
     assert not list((folder / "work" / "outbox").glob("*.json"))
-    from mlflow import MlflowClient
-
     client = MlflowClient(store)
     (experiment,) = [each for each in client.search_experiments() if each.name == "smoke-easy-frontier"]
     assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FINISHED"]

@@ -1,7 +1,6 @@
 """Learner ranks and engines in one placement group, and weights that go from the ones to the others."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -17,8 +16,8 @@ from experiments.errors import ExperimentError
 from experiments.running.actor import NAMESPACE, WorkerConfig
 from experiments.running.places import Layout, reserve
 from experiments.settings import ResourcesConfig
-from experiments.tiny import model as tiny_model
-from experiments.tiny.config import ChainsModelConfig
+
+from .made import BASE
 
 pytestmark = pytest.mark.slow("Ray, ranks and engines")
 
@@ -65,29 +64,22 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny_model.save(tiny_model.new_model(ChainsModelConfig(hidden=32, layers=2)), tiny_model.new_tokenizer(), folder)
-    return folder
-
-
 # Each transport in one of the placements: for the same processes both give the same way from one to the other.
 @pytest.fixture(params=[("separate", ("object_store", "gloo")), ("colocated", ("ipc",))], ids=lambda param: param[0])
-def placed(request: pytest.FixtureRequest, cluster: None, model: Path) -> Iterator[tuple[Any, LearnerGroup, Any]]:
+def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any, LearnerGroup, Any]]:
     """A placement group, two ranks in it that share a policy, and two engines in it by each transport, one by one."""
     placement, transports = request.param
     layout = Layout.of(asked(sampler="transformers", device="cpu", learner_ranks=2, replicas=2, placement=placement))
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
-        model, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
+        BASE, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
     )  # fmt: skip
 
     def engines() -> Iterator[Any]:
         for transport in transports:
             options = {"replicas": 2, "placement": group, "bundles": layout.engines, "transport": transport}
             sampling = Sampling(max_new_tokens=8, max_prompt_tokens=8)
-            sampler = open_sampler("transformers", str(model), sampling, replicas={**options, "bucket_bytes": 20_000})
+            sampler = open_sampler("transformers", str(BASE), sampling, replicas={**options, "bucket_bytes": 20_000})
             yield sampler
             if transport == transports[-1]:
                 # Both end with their places.

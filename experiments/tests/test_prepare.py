@@ -16,7 +16,7 @@ from experiments.stages.training import setup_of
 
 from .made import PARAMS
 
-INPUTS = PARAMS.parent / "experiments" / "playbook" / "inputs"
+INPUTS = PARAMS.parent / "experiments" / "studies" / "panel" / "inputs"
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ from isocompute.learner.noise.scale import Interval
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.playbook.prepare import INPUTS, preset_of
-from experiments.playbook.study import Unit
 from experiments.probe import Probe, probe, rollouts_of
 from experiments.running.models import content_hash
-from experiments.settings import Preset
+from experiments.settings import Preset, load
 
-FOLDER = INPUTS / "chains-0"
+from .made import PARAMS, ROOT
+
+FOLDER = ROOT / "experiments" / "studies" / "panel" / "inputs" / "chains-0"
 
 
 @pytest.fixture(scope="module")
 def preset() -> Preset:
-    own = preset_of(Unit(task="chains", problem_set="easy", base_seed=0))
-    return own.model_copy(update={"resources": own.resources.model_copy(update={"sampler": "transformers"})})
+    own = load(PARAMS, "tiny")
+    resources = own.resources.model_copy(update={"sampler": "transformers"})
+    return own.model_copy(update={"resources": resources, "sweep": {"easy": own.sweep["hard"]}})
 
 
 @pytest.mark.slow

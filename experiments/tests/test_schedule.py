@@ -34,9 +34,8 @@ from experiments.running.spool import Spool
 from experiments.running.stopping import Stopped
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset, load
-from experiments.tiny import model as tiny_model
 
-from .made import SAMPLING, cell, lost
+from .made import BASE, SAMPLING, cell, lost
 
 pytestmark = pytest.mark.slow("vLLM and Ray")
 
@@ -48,8 +47,7 @@ PARAMS = ROOT / "params.yaml"
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A work folder with a base model of a few steps, problems, and an MLflow store."""
     folder = tmp_path_factory.mktemp("scheduled")
-    config = tiny_model.ChainsModelConfig(hidden=32, layers=1, steps=30, batch=64, max_terms=3)
-    tiny_model.train(config, folder / "model")
+    shutil.copytree(BASE, folder / "model")
     terms = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
     source = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": terms}
     load_problems(source_from({**source, "train": 12, "validation": 8})).write_parquet(folder / "problems.parquet")

@@ -17,7 +17,7 @@ from isocompute.budget import History
 from experiments.running.foreign import CommandCell
 from experiments.settings import load
 
-from ..made import PARAMS
+from ..made import BASE, PARAMS
 from ..test_pipeline import clone, environment, modified, run
 from .made import ROOT, cells, home_of, last_step, problems, same, started
 
@@ -30,15 +30,6 @@ pytestmark = [
 ]
 
 
-def base_model(folder: Path) -> str:
-    """An untrained model, for which addition is chance."""
-    from experiments.tiny import model
-
-    config = load(PARAMS, "trl").base
-    model.save(model.new_model(config), model.new_tokenizer(), folder)  # type: ignore[arg-type]
-    return str(folder)
-
-
 def last_cell(folder: Path) -> CommandCell:
     """A cell of the preset, in a folder with its script."""
     (folder / SCRIPT).parent.mkdir(parents=True)
@@ -47,7 +38,7 @@ def last_cell(folder: Path) -> CommandCell:
 
 
 def test_a_cell_that_is_killed_twice_ends_as_one_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base, homes = base_model(tmp_path / "base"), []
+    base, homes = str(BASE), []
     for place, deaths in (("alone", ()), ("killed", (3, 7))):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)

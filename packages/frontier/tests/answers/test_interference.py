@@ -7,7 +7,7 @@ from isocompute.frontier import FrontierError, interference, train_validation_ga
 from isocompute.frontier.answers.interference import at_equal_rollouts, dispersion, wasserstein
 from isocompute.frontier.cli import main
 
-RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
+RESULTS = Path(__file__).parents[4] / "experiments/studies/panel/results/hard-0"
 
 
 def table(successes: dict[int, list[int]], samples: int = 8) -> pl.DataFrame:

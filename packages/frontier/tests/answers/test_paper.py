@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 pytestmark = pytest.mark.slow("many fits")
 
 DOCS = Path(__file__).parents[2] / "docs"
-RESULTS = Path(__file__).parents[4] / "experiments/playbook/results/hard-0"
+RESULTS = Path(__file__).parents[4] / "experiments/studies/panel/results/hard-0"
 GRID = np.arange(1, 41) * 4096
 
 

@@ -1,0 +1,92 @@
+"""What the papers claim, from claims.yaml, and the row of each: what was done, effect, verdict or why there is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import AfterValidator, Field, model_validator
+
+from ...settings.strict import SettingError, Settings
+from .questions import QUESTIONS, Answer
+from .statistics import Verdict
+
+FILE = Path(__file__).with_name("claims.yaml")
+
+
+def _known(names: list[str]) -> list[str]:
+    unknown = [name for name in names if name not in QUESTIONS]
+    if unknown:
+        raise SettingError("", f"names {unknown[0]}; the questions are {', '.join(QUESTIONS)}")
+    return names
+
+
+class Claim(Settings):
+    """A claim, and what answers it."""
+
+    id: int | str
+    """Its number in the list of claims."""
+    says: str
+    """The claim, in our words."""
+    where: str
+    """Where it stands."""
+    questions: Annotated[list[str], AfterValidator(_known)] = Field(default_factory=list)
+    """Questions of plan.md that answer it."""
+    did: str = ""
+    """What was done; braces name numbers of ``findings``."""
+    absent: str = ""
+    """Why nothing in this panel answers it."""
+    known: str = ""
+    """What is known outside the panel, of the unit that it names."""
+    page: str = ""
+    """The page where that stands, from docs/."""
+    quotes: list[str] = Field(default_factory=list)
+    """Pieces of that page on which ``known`` rests."""
+    command: str = ""
+    """What makes the numbers, where it is not ``findings`` itself."""
+
+    @model_validator(mode="after")
+    def _answered(self) -> Claim:
+        if bool(self.questions) == bool(self.absent):
+            raise SettingError("", "has questions or the reason why none answers it, and not both")
+        return self
+
+
+def load() -> list[Claim]:
+    """Every claim, in the order of the page."""
+    return [Claim.model_validate_json(json.dumps(each)) for each in yaml.safe_load(FILE.read_text())]
+
+
+def row(claim: Claim, answers: Mapping[str, Answer], numbers: Mapping[str, str]) -> list[str]:
+    """The row of a claim in the table of the page: claim, what was done, effect, verdict, command."""
+    did = claim.did.format_map(numbers) or "Nothing"
+    did += claim.absent and ": " + claim.absent
+    if claim.known:
+        outside = claim.page.startswith("../")
+        link = f" (`{claim.page[3:]}`)" if outside else claim.page and f" ([{claim.page}]({claim.page}))"
+        did += ". " + claim.known.format_map(numbers) + link
+    effects = [f"{name}: {effect(answers[name])}" for name in claim.questions] or ["–"]
+    verdicts = [f"{name}: {answers[name].adjusted}" for name in claim.questions] or [str(Verdict.NOT_TESTABLE)]
+    says = f"{claim.says} ({claim.where})"
+    commands = [f"`{each}`" for each in ("findings" * bool(claim.questions), claim.command) if each] or ["–"]
+    return [str(claim.id), says, did, "; ".join(effects), "; ".join(verdicts), "; ".join(commands)]
+
+
+def effect(answer: Answer) -> str:
+    """The estimate with its interval, and of how many units."""
+    own, (low, high) = answer.estimate, answer.estimate.interval
+    shown: Callable[[float], str] = partial(signed, digits=2 if answer.question.unit else 3)
+    if answer.question.rule.bounds != (0.0,):
+        # A share or an exponent has no sign.
+        shown = "{:.2f}".format
+    unit = answer.question.unit and f" {answer.question.unit}"
+    return f"{shown(own.value)}{unit} ({shown(low)} to {shown(high)} over {own.units} units)"
+
+
+def signed(number: float, digits: int) -> str:
+    """A number with its sign."""
+    return f"{number:+.{digits}f}".replace("-", "−")

@@ -1,0 +1,62 @@
+"""What the comparison of algorithms says of seeds that diverged, and which settings it refuses."""
+
+import argparse
+
+import polars as pl
+import pytest
+
+from experiments.errors import ExperimentError
+from experiments.studies import algorithms
+
+BASE = (0.3, 0.01)
+
+
+def arguments(**given: float) -> argparse.Namespace:
+    return argparse.Namespace(**{"seeds": 3, "rate": 1.25e-4, "n": 4, "rollouts": 8192, **given})
+
+
+def test_the_first_evaluation_is_of_the_base_model_and_no_part_of_a_score() -> None:
+    evals = pl.DataFrame({"step": [8, 0, 4], "rollouts": [256, 0, 128], "avg_at_4": [0.6, 0.1, 0.5]})
+    assert algorithms.ending(evals, "avg_at_4") == pytest.approx(0.55)
+    assert algorithms.ending(evals.filter(pl.col("step") < 8), "avg_at_4") == pytest.approx(0.5)
+
+
+def test_a_seed_that_diverged_is_named_and_the_algorithm_has_not_learnt() -> None:
+    said, learns = algorithms.verdict({7000: 0.6, 7002: 0.61}, [7001], BASE)
+    assert (said.endswith("seeds 0.600, 0.610, seed 7001 diverged"), learns) == (True, False)
+    assert said.startswith("+0.305 (")
+    assert algorithms.verdict({7000: 0.6, 7002: 0.61, 7001: 0.6}, [], BASE)[1]
+    said, learns = algorithms.verdict({7000: 0.6}, [7001], BASE)
+    assert (said, learns) == ("no interval, seeds 0.600, seed 7001 diverged", False)
+    assert not algorithms.verdict({}, [7000, 7001], BASE)[1]
+
+
+def test_an_interval_with_0_in_it_or_too_small_a_gain_is_no_learning() -> None:
+    assert not algorithms.verdict({7000: 0.2, 7001: 0.5}, [], BASE)[1]
+    ends = {7000: 0.45, 7001: 0.45, 7002: 0.45}
+    assert [algorithms.verdict(ends, [], BASE, least=least)[1] for least in (0.1, 0.2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rollouts": 1000}, "--rollouts is 1000; it must be a multiple of 128, for 4 evaluations after whole batches"),
+        ({"rollouts": 0}, "--rollouts is 0; it must be a multiple of 128"),
+        ({"rate": -1.0}, "--rate is -1; it must be greater than 0"),
+        ({"rate": float("nan")}, "--rate is nan; it must be greater than 0"),
+        ({"seeds": 1}, "--seeds is 1; an interval needs 2 or more"),
+        ({"n": 1}, "--n is 1; a group"),
+    ],
+)
+def test_settings_that_leave_nothing_to_compare_are_refused(given: dict[str, float], said: str) -> None:
+    algorithms.check(arguments(), problems_per_batch=8)
+    with pytest.raises(ExperimentError, match=f"^{said}"):
+        algorithms.check(arguments(**given), problems_per_batch=8)
+
+
+def test_algorithms_whose_bounds_are_compared_take_two_updates_of_each_batch() -> None:
+    updates = {
+        name: own.get("objective", {}).get("updates_per_batch", 1) for name, own in algorithms.ALGORITHMS.items()
+    }
+    assert {name for name, count in updates.items() if count == 1} == {"grpo", "dr_grpo"}
+    assert set(updates.values()) == {1, 2}
