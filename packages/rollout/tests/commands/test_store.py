@@ -111,6 +111,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     out = tmp_path / "rollouts.parquet"
     command = [sys.executable, "-c", HOLDER, str(out)]

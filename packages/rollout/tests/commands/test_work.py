@@ -21,6 +21,8 @@ from isocompute.rollout.commands.work import Progress, StoredSampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 
+pytestmark = pytest.mark.slow("commands that sample")
+
 ASKED: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
 Run = Callable[..., list[int]]
 
