@@ -29,11 +29,6 @@ def all_synced(contents):
     return joined(contents, len(joined(contents)))
 
 
-def old(contents):
-    """A ledger of version 1."""
-    return frames.LINES[1] + joined(contents)[frames.HEAD_BYTES :]
-
-
 def ends_of(contents):
     return [len(joined(contents[:n])) for n in range(len(contents) + 1)]
 
@@ -160,19 +155,6 @@ def test_a_record_that_was_cut_out_is_named(gone):
 def test_another_file_is_not_taken_for_a_ledger(data):
     with pytest.raises(LedgerError, match="not a ledger that this version reads"):
         History.decode(data, "x")
-
-
-@pytest.mark.slow
-@given(payloads)
-def test_a_ledger_of_version_1_is_read_as_before(contents):
-    data = old(contents)
-    assert read(data) == contents
-    ends = [frames.LINE_BYTES + end - frames.HEAD_BYTES for end in ends_of(contents)]
-    for cut in range(frames.LINE_BYTES, len(data) + 1):
-        whole = max(end for end in ends if end <= cut)
-        assert read(data[:cut]) == read(data[:cut] + bytes(99)) == contents[: ends.index(whole)]
-    with pytest.raises(LedgerError, match="record 0 at byte 20 is damaged"):
-        read(data[:20] + b"xx" + data[22:])
 
 
 def told(read, data):

@@ -4,14 +4,12 @@ import errno
 import fcntl
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
 
 import pytest
 from isocompute.budget import Counts, History, Ledger, LedgerError, Limits
-from isocompute.budget.ledger import frames, records
 
 STEP = {"trained": Counts(rollouts=32, response_tokens=480)}
 
@@ -224,40 +222,6 @@ def test_a_torn_end_is_told_when_the_ledger_is_opened(tmp_path, caplog):
         assert ledger.torn_bytes == torn
     assert f"a.ledger: {torn} bytes at its end were torn and are dropped" in caplog.text
     assert History.read(path).torn_bytes == 0
-
-
-def old_ledger(path, steps=3):
-    """A ledger as version 1 of the format has it, with a torn record at its end."""
-    contents = [records.encode_attempt("run", 0), *(records.encode_charge(step, STEP) for step in range(1, steps + 1))]
-    data = frames.LINES[1] + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents))
-    path.write_bytes(data + frames.frame(len(contents), contents[-1])[:-3])
-    return data
-
-
-def test_a_ledger_of_version_1_becomes_one_of_version_2_when_it_is_opened(tmp_path):
-    path = tmp_path / "a.ledger"
-    data = old_ledger(path)
-    path.chmod(0o640)
-    assert History.read(path).totals().used.rollouts == 96
-    with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
-        assert (ledger.attempt, ledger.used.rollouts, ledger.totals.paid.rollouts) == (2, 64, 96)
-        ledger.charge(3, STEP)
-    after = path.read_bytes()
-    assert after.startswith(frames.head(len(after)) + data[frames.LINE_BYTES :])
-    assert History.read(path).totals() == ledger.totals
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_ledger_of_version_1_stays_as_it_was_when_it_cannot_be_renewed(tmp_path, monkeypatch):
-    path = tmp_path / "a.ledger"
-    old_ledger(path)
-    before = path.read_bytes()
-    refuse(monkeypatch, errno.EIO)
-    with pytest.raises(LedgerError, match=r"a\.ledger: cannot be written \(Input/output error\)"):
-        Ledger.open(path, run_id="run", resumed_from="last")
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_steps_charged_in_turn_cost_a_sync_each_and_not_one_a_charge(tmp_path, monkeypatch):

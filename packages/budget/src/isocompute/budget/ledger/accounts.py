@@ -152,6 +152,6 @@ def _is_ledger(path: Path) -> bool:
         return True
     try:
         with path.open("rb") as stream:
-            return frames.is_ledger(stream.read(frames.LINE_BYTES))
+            return frames.is_ledger(stream.read(len(frames.LINE)))
     except OSError as error:
         raise LedgerError(f"{path}: cannot be read ({reason(error)})") from None

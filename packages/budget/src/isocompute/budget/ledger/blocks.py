@@ -26,10 +26,9 @@ def read_blocks(data: bytes, where: str) -> Iterator[tuple[int, int, bytes]]:
     Raises:
         LedgerError: As in ``frames.payloads``.
     """
-    found = frames.read_head(data, where)
-    data = frames.without_padding(data, found)
-    position, count, alike, before = found.size, 0, 0, -1
-    rest = frames.payloads_after(data, where, found, position=position, number=count)
+    synced = frames.read_head(data, where)
+    position, count, alike, before = frames.HEAD_BYTES, 0, 0, -1
+    rest = frames.payloads_after(data, where, synced, position=position, number=count)
     while True:
         if alike >= ALIKE and (block := _block(data, position, count)):
             many, entries = block
@@ -37,7 +36,7 @@ def read_blocks(data: bytes, where: str) -> Iterator[tuple[int, int, bytes]]:
             position += many * (RECORD_HEAD.unpack_from(data, position)[0] + FRAME)
             count += many
             yield position, many, b"C" + entries
-            rest = frames.payloads_after(data, where, found, position=position, number=count)
+            rest = frames.payloads_after(data, where, synced, position=position, number=count)
             alike = 0
             continue
         try:

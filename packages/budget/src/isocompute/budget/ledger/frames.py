@@ -15,28 +15,22 @@ or (after a power cut) blocks that never reached the disk. A whole record with a
 since no torn write produces one.
 
 What the payloads mean, and which of them a reader may leave out, is in ``records``.
-
-A file of version 1 begins with the line ``isocompute ledger 1`` and has no watermark. There, the beginning of one
-record and zeros after it are a torn end, and anything else that does not fit is damage.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from zlib import crc32
 
 from ..errors import LedgerError
 
-VERSION = 2
-LINES = {1: b"isocompute ledger 1\n", VERSION: b"isocompute ledger 2\n"}
-"""The first line, by version of the format."""
-LINE_BYTES = 20
+LINE = b"isocompute ledger 2\n"
+"""The first line, with the version of the format."""
 
 WATERMARK = struct.Struct("<QQB")
-WATERMARK_AT = LINE_BYTES
-HEAD_BYTES = LINE_BYTES + WATERMARK.size
+WATERMARK_AT = len(LINE)
+HEAD_BYTES = len(LINE) + WATERMARK.size
 
 RECORD_HEAD = struct.Struct("<HHI")  # 8 bytes
 RECORD_FOOT = struct.Struct("<IB")  # 5 bytes
@@ -46,24 +40,9 @@ NEWLINE = 0x0A
 ADVICE = "save what is whole with 'isocompute-budget show --repair', or restore the file from a copy"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What comes before the records.
-
-    Attributes:
-        version: Version of the format.
-        size: Length of the head.
-        synced: The watermark; None in a file without one.
-    """
-
-    version: int
-    size: int
-    synced: int | None
-
-
 def head(synced: int = 0) -> bytes:
     """The head of a file of which the first ``synced`` bytes are on the disk."""
-    return LINES[VERSION] + encode_watermark(synced)
+    return LINE + encode_watermark(synced)
 
 
 def encode_watermark(synced: int) -> bytes:
@@ -82,12 +61,12 @@ def frame(number: int, payload: bytes) -> bytes:
 
 
 def is_ledger(data: bytes) -> bool:
-    """Whether a file that begins with these bytes is a ledger, of this version or an earlier one."""
-    return data.startswith(tuple(LINES.values()))
+    """Whether a file that begins with these bytes is a ledger."""
+    return data.startswith(LINE)
 
 
-def read_head(data: bytes, where: str) -> Head:
-    """Read the head of a ledger.
+def read_head(data: bytes, where: str) -> int:
+    """Read the watermark in the head of a ledger.
 
     Raises:
         LedgerError: The bytes are not a ledger's, or the watermark is damaged or beyond the end.
@@ -97,10 +76,8 @@ def read_head(data: bytes, where: str) -> Head:
             f"{where}: is empty, which a ledger never is: what it held is gone; restore it from a copy, or remove it "
             "to begin a new one"
         )
-    if data.startswith(LINES[1]):
-        return Head(version=1, size=LINE_BYTES, synced=None)
-    if not data.startswith(LINES[VERSION]):
-        line = LINES[VERSION].decode().strip()
+    if not is_ledger(data):
+        line = LINE.decode().strip()
         raise LedgerError(f"{where}: not a ledger that this version reads (it does not begin with {line!r})")
     synced = read_watermark(data)
     if synced is None:
@@ -110,11 +87,11 @@ def read_head(data: bytes, where: str) -> Head:
             f"{where}: ends at byte {len(data)}, but {synced} bytes of it were on the disk; the rest of it was "
             f"acknowledged and is missing; {ADVICE}"
         )
-    return Head(version=VERSION, size=HEAD_BYTES, synced=synced)
+    return synced
 
 
 def read_watermark(data: bytes) -> int | None:
-    """The watermark of a file of this version; None when it is damaged, or just being written."""
+    """The watermark of a file; None when it is damaged, or just being written."""
     if len(data) < HEAD_BYTES:
         return None
     synced, inverted, newline = WATERMARK.unpack_from(data, WATERMARK_AT)
@@ -152,21 +129,15 @@ def payloads(data: bytes, where: str) -> Iterator[tuple[int, bytes]]:
     Raises:
         LedgerError: The bytes are not a ledger's, or a record is damaged, missing or repeated.
     """
-    found = read_head(data, where)
-    yield from payloads_after(without_padding(data, found), where, found, position=found.size, number=0)
+    synced = read_head(data, where)
+    yield from payloads_after(data, where, synced, position=HEAD_BYTES, number=0)
 
 
-def without_padding(data: bytes, found: Head) -> bytes:
-    """A file's content without what can only be bytes that were never written, where the version has such."""
-    # Every whole record ends in a newline, so trailing zeros can only be bytes that were never written.
-    return data.rstrip(b"\0") if found.version == 1 else data
-
-
-def payloads_after(data: bytes, where: str, found: Head, *, position: int, number: int) -> Iterator[tuple[int, bytes]]:
+def payloads_after(data: bytes, where: str, synced: int, *, position: int, number: int) -> Iterator[tuple[int, bytes]]:
     """As ``payloads``, from record ``number`` at ``position`` on.
 
     Args:
-        data: The file's content, as ``without_padding`` returns it.
+        synced: The watermark.
         position: Offset of the first record to be read.
 
     Yields:
@@ -178,7 +149,7 @@ def payloads_after(data: bytes, where: str, found: Head, *, position: int, numbe
     while position < len(data):
         record = record_at(data, position)
         if record is None:
-            if _is_torn(data, found, position):
+            if position >= synced:
                 return
             raise LedgerError(
                 f"{where}: record {number} at byte {position} is damaged (its checksum does not match; the "
@@ -193,13 +164,3 @@ def payloads_after(data: bytes, where: str, found: Head, *, position: int, numbe
         yield end, payload
         position = end
         number += 1
-
-
-def _is_torn(data: bytes, found: Head, position: int) -> bool:
-    """Whether the bytes at a position, which are not a whole record, are a torn end."""
-    if found.synced is not None:
-        return position >= found.synced
-    if position + RECORD_HEAD.size > len(data):
-        return True
-    length, inverted, _ = RECORD_HEAD.unpack_from(data, position)
-    return bool(length ^ inverted == 0xFFFF and position + length + FRAME > len(data))

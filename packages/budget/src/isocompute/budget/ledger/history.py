@@ -32,7 +32,7 @@ class History:
         times: Attempt, step and device-seconds of the charges that took device time.
         origins: When and where each attempt began; None where the file does not say (before version 0.7.0).
         fold: The sums of the records. A writer takes it over and goes on with it.
-        head: What comes before the records.
+        synced: The watermark, in bytes.
         whole_bytes: Length of the part that is whole.
         torn_bytes: Length of a torn end, which was never synced.
         records: Number of whole records.
@@ -44,7 +44,7 @@ class History:
     times: tuple[tuple[int, int, float], ...]
     origins: tuple[Origin | None, ...]
     fold: Fold = field(compare=False, repr=False)
-    head: frames.Head
+    synced: int
     whole_bytes: int
     torn_bytes: int
     records: int
@@ -58,7 +58,7 @@ class History:
         """
         try:
             data = Path(path).read_bytes()
-            if data.startswith(frames.LINES[frames.VERSION]) and frames.read_watermark(data) is None:
+            if frames.is_ledger(data) and frames.read_watermark(data) is None:
                 # A run may have been writing the watermark just then.
                 data = Path(path).read_bytes()
         except OSError as error:
@@ -73,8 +73,8 @@ class History:
             LedgerError: They are not a ledger's, or a record is damaged, missing or repeated.
         """
         reading = Reading(where)
-        head = frames.read_head(data, where)
-        end, count = head.size, 0
+        synced = frames.read_head(data, where)
+        end, count = frames.HEAD_BYTES, 0
         for end, many, payload in blocks.read_blocks(data, where):  # noqa: B007
             reading.take(payload, count)
             count += many
@@ -86,7 +86,7 @@ class History:
             times=tuple(reading.times),
             origins=tuple(reading.origins),
             fold=reading.fold,
-            head=head,
+            synced=synced,
             whole_bytes=end,
             torn_bytes=len(data) - end,
             records=count,

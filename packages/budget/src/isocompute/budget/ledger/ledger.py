@@ -59,7 +59,7 @@ class Ledger:
         then the repetition takes its place. ``Fold`` has the rules.
 
         Args:
-            path: The file, created if it does not exist. A file of an earlier version is converted to this version.
+            path: The file, created if it does not exist.
             resumed_from: Last update step that is not done again: that of the checkpoint, 0 when the run starts from
                 its beginning, ``"last"`` for the last one in the ledger. May be left out while nothing was charged.
 
@@ -267,7 +267,7 @@ class Ledger:
         try:
             data = self._writer.read()
             found = History.decode(data, str(self.path))
-            self._writer.resume(data, whole=found.whole_bytes, synced=found.head.synced or 0)
+            self._writer.resume(data, whole=found.whole_bytes, synced=found.synced)
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be read again after an interruption ({reason(error)})") from None
         self._fold = found.fold

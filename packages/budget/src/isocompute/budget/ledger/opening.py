@@ -80,11 +80,8 @@ def _begin(writer: Writer, run_id: str, resumed_from: int | Literal["last"] | No
     number = before.records
     begun = (records.encode_attempt(run_id, step), encode_origin(records.ORIGIN, here()))
     opening = b"".join(frames.frame(number + k, payload) for k, payload in enumerate(begun))
-    if before.head.version == frames.VERSION:
-        writer.resume(data, whole=before.whole_bytes, synced=before.head.synced or 0)
-        writer.append(opening, "the attempt", sync=True)
-    else:
-        writer.renew(data[before.head.size : before.whole_bytes] + opening)
+    writer.resume(data, whole=before.whole_bytes, synced=before.synced)
+    writer.append(opening, "the attempt", sync=True)
     sync_folder(path.parent)
     _roll_back(before, step)
     return Opened(writer=writer, fold=before.fold, number=number + len(begun), torn_bytes=before.torn_bytes)

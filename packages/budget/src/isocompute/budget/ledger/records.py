@@ -31,7 +31,7 @@ LIMITED = struct.Struct("<Bqq")
 TIMED = struct.Struct("<Bqd")
 # Rollouts, response tokens, device-seconds, money, price of a device-hour; 0 is none.
 TIME_LIMITED = struct.Struct("<Bqqddd")
-# After limits that count what is paid; those without it, as earlier versions wrote them all, count what is used.
+# After limits that count what is paid; those without it count what is used.
 PAID = b"P"
 # Step, cohort, rollouts, prompt tokens, response tokens: as many as there are cohorts in the charge.
 ENTRY = struct.Struct("<5q")

@@ -155,9 +155,7 @@ def _whole_records(data: bytes) -> Iterator[_Record]:
 
 def _first_offset(data: bytes) -> int:
     """Offset of the first record, or 0 when the head does not say."""
-    if not frames.is_ledger(data):
-        return 0
-    return frames.LINE_BYTES if data.startswith(frames.LINES[1]) else frames.HEAD_BYTES
+    return frames.HEAD_BYTES if frames.is_ledger(data) else 0
 
 
 def _sort_records(found: Sequence[_Record]) -> tuple[list[_Record], list[Dropped], list[str]]:
@@ -185,7 +183,7 @@ def _missing_numbers(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 def _damaged_parts(data: bytes, found: Sequence[_Record]) -> Iterator[Dropped]:
     """Everything that is not a whole record, read as far as possible."""
-    synced = frames.read_watermark(data) if _first_offset(data) == frames.HEAD_BYTES else None
+    synced = frames.read_watermark(data) if frames.is_ledger(data) else None
     begins = [_first_offset(data), *(record.end for record in found)]
     ends = [*(record.begin for record in found), len(data)]
     for begin, end in zip(begins, ends, strict=True):

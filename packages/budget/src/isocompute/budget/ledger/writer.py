@@ -119,33 +119,6 @@ class Writer:
         _write(handle, data[synced:whole], synced)
         self.size, self.synced = whole, synced
 
-    def renew(self, content: bytes) -> None:
-        """Replace a file of an earlier version by a synced one of the current version, whole or not at all.
-
-        Args:
-            content: What follows the head.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        old = self.check()
-        place = Path(os.path.realpath(self.path))
-        aside = place.with_name(f".{place.name}.new")
-        handle = handles.open_locked(aside, create=True)
-        try:
-            os.ftruncate(handle, 0)
-            os.fchmod(handle, os.fstat(old).st_mode & 0o777)
-            _write(handle, frames.head() + content, 0)
-            self._handle, self.size = handle, frames.HEAD_BYTES + len(content)
-            self._flush(handle, self.size)
-            aside.replace(place)
-        except BaseException:
-            self._handle = old
-            handles.close(handle)
-            aside.unlink(missing_ok=True)
-            raise
-        handles.close(old)
-
     def append(self, record: bytes, what: str, *, sync: bool) -> None:
         """Add a record to the file, whole or not at all.
 
