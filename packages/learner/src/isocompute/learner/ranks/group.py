@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch import shares
+from ..batch.splitting import shares
 from ..config import LearnerConfig
 from ..errors import LearnerError, RankError
 from ..records.updates import Agreement, UpdateReport

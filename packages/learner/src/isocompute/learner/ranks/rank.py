@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import LearnerConfig
-from ..policy import WholeTensors, weights
+from ..policy.weights import WholeTensors, weights
 from ..records.updates import Agreement, UpdateReport
 from ..updates.learner import Learner
 from .handing import OnRank
