@@ -251,10 +251,6 @@ class PaperFits:
 def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> PaperFits:
     """Fit a sweep as the paper does.
 
-    Args:
-        evals: An ``evals`` table.
-        config: What is fitted, and how.
-
     Raises:
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """

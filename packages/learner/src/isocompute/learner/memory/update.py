@@ -132,7 +132,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters.
 
     Args:
-        model: The model's ``config.json``.
         config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
             unless it says otherwise as it runs.
         load: A rank's share of the update.
@@ -156,9 +155,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
 
 def parameters_of(model: Mapping[str, Any]) -> int:
     """Number of a model's parameters, tied ones counted once.
-
-    Args:
-        model: The model's ``config.json``.
 
     Raises:
         LearnerError: The model is of a kind that transformers does not know.

@@ -35,7 +35,6 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
     At the model that sampled, every objective has the gradient of Σ weight · advantage · log-probability.
 
     Args:
-        model: Folder or name.
         rollouts: A ``rollouts`` table whose groups are in the order of ``problem_id``.
 
     Yields:

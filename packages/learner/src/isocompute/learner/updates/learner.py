@@ -45,9 +45,7 @@ class Learner:
     policy sampled (column ``sampled``).
 
     Args:
-        config: The learner's settings.
         ranks: The learners that take every update together, or None for this one alone.
-        dtype: Type of weights, gradients and moments.
 
     Raises:
         LearnerError: The model cannot be used; see ``policy.load_policy``.
@@ -265,7 +263,6 @@ class Learner:
         """Compare the sampler with the policy that it sampled from.
 
         Args:
-            rows: Rows of the responses that are learnt from.
             first: The first pass: of some of these, or, so that stale weights show all the same, of a response that
                 cannot change the update.
         """
@@ -324,9 +321,6 @@ class Learner:
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a part of a state, which is copied.
-
-        Args:
-            tensors: Some of its tensors.
 
         Raises:
             LearnerError: It is the state of another model.

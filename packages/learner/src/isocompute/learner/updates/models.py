@@ -43,9 +43,7 @@ def load_models(
     """Load them.
 
     Args:
-        config: The learner's settings.
         ranks: The learners that take every update together; all of them call this. None for one alone.
-        dtype: Type of weights, gradients and moments.
 
     Raises:
         LearnerError: The model cannot be used; see ``policy.load_policy``.

@@ -33,10 +33,7 @@ def passes(
     Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
 
     Args:
-        forward: How the policy is run.
-        rows: Rows of the responses that pass.
         most: The largest of a count over the ranks.
-        least: Least number of passes.
 
     Yields:
         The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.

@@ -34,7 +34,6 @@ def make_ready(
     Args:
         names: All names of a state.
         critic: The critic; None without one.
-        model: The base model, for the error.
 
     Raises:
         LearnerError: They are of another model, or of a learner with a critic where there is none.
@@ -57,7 +56,6 @@ def take_over(
 
     Args:
         critic: The critic; None without one.
-        model: The base model, for the error.
 
     Raises:
         LearnerError: One has another shape; those before it were taken over.
