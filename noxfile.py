@@ -273,24 +273,22 @@ def screenshot(session: nox.Session) -> None:
 
 @nox.session
 def figures(session: nox.Session) -> None:
-    """Draw the figures of the frontier's README again, with the commands that stand there."""
+    """Draw the figures of docs/frontier.md again, with the commands that stand there."""
     session.install("packages/frontier", env=uv_variables())
-    docs = ROOT / "packages" / "frontier" / "docs"
     out = Path(session.create_tmp()).resolve() / "figures"
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    shutil.copytree(docs, out / "docs")
-    text = (docs.parent / "README.md").read_text()
-    tutorials = text[text.index("## The paper's own runs") : text.index("## Runs of other trainers")]
+    shutil.copytree(ROOT / "packages" / "frontier" / "docs", out / "packages" / "frontier" / "docs")
+    text = (ROOT / "docs" / "frontier.md").read_text()
     with session.chdir(out):
-        for line in tutorials.splitlines():
+        for line in text[: text.index("## Runs of other trainers")].splitlines():
             if line.startswith("    isocompute-frontier "):
                 session.run(*shlex.split(line), env=test_variables())
     for made, name in (
-        ("fitted/curves", "curves"), ("fitted/frontier", "frontier"), ("fitted/decision", "decision"),
-        ("forecast", "forecast"), ("trl-fitted/trade", "trl-trade"),
+        ("fitted/curves", "frontier-curves"), ("fitted/frontier", "frontier-frontier"),
+        ("forecast", "frontier-forecast"), ("trl-fitted/trade", "frontier-trl-trade"),
     ):  # fmt: skip
-        shutil.copy(out / f"{made}.png", docs / f"{name}.png")
+        shutil.copy(out / f"{made}.png", ROOT / "docs" / f"{name}.png")
+    shutil.copy(out / "fitted/decision.png", ROOT / "packages" / "frontier" / "docs")
 
 
 @nox.session
@@ -327,9 +325,10 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(name="docs-check")
 def docs_check(session: nox.Session) -> None:
-    """Run the examples of every README, and follow the links between the documents."""
+    """Run the examples of every README and manual, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
     found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
+    found.append("experiments/tests/test_manuals.py")
     session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 

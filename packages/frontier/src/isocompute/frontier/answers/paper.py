@@ -260,26 +260,6 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
     return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in whole))
 
 
-def n_star_of(folder: Path) -> tuple[Sigmoid, float]:
-    """The sigmoid of n*(C) that was saved, and the most compute that is behind it.
-
-    Raises:
-        FrontierError: The folder holds no fits of the paper's method, or they are damaged.
-    """
-    path = folder / DOCUMENT
-    if not path.is_file():
-        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit --method paper`")
-    try:
-        document = json.loads(path.read_text())
-        found = document["n_star"]
-        flags = tuple(Flag(f) for f in found["flags"])
-        last = max(float(c["support"][1]) for c in document["curves"])
-        return Sigmoid(params=found["params"], intervals={}, flags=flags, constant=found["constant"]), last
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
-
-
 def _fitted(whole: Curve, config: PaperConfig) -> PaperCurve:
     """One curve by least squares."""
     records = of_records(whole, bin_width=config.bin_width, window=config.window)
