@@ -278,22 +278,20 @@ def screenshot(session: nox.Session) -> None:
 
 @nox.session
 def figures(session: nox.Session) -> None:
-    """Draw the figures of the frontier's README again, with the commands that stand there."""
+    """Draw the figures of docs/frontier.md again, with the commands that stand there."""
     session.install("packages/frontier", env=uv_variables())
-    docs = ROOT / "packages" / "frontier" / "docs"
     out = Path(session.create_tmp()).resolve() / "figures"
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    shutil.copytree(docs, out / "docs")
-    text = (docs.parent / "README.md").read_text()
-    tutorials = text[text.index("## The paper's own runs") : text.index("## Runs of other trainers")]
+    shutil.copytree(ROOT / "packages" / "frontier" / "docs", out / "packages" / "frontier" / "docs")
+    text = (ROOT / "docs" / "frontier.md").read_text()
     with session.chdir(out):
-        for line in tutorials.splitlines():
+        for line in text[: text.index("## Runs of other trainers")].splitlines():
             if line.startswith("    isocompute-frontier "):
                 session.run(*shlex.split(line), env=test_variables())
-    for made in ("fitted/curves", "fitted/frontier", "fitted/decision", "forecast"):
-        shutil.copy(out / f"{made}.png", docs)
-    shutil.copy(out / "trl-fitted" / "trade.png", docs / "trl-trade.png")
+    for made in ("curves", "frontier", "forecast", "trl-trade"):
+        folder = {"forecast": "", "trl-trade": "trl-fitted/"}.get(made, "fitted/")
+        shutil.copy(out / f"{folder}{made.removeprefix('trl-')}.png", ROOT / "docs" / f"frontier-{made}.png")
+    shutil.copy(out / "fitted" / "decision.png", ROOT / "packages" / "frontier" / "docs")
 
 
 @nox.session(tags=CAMPAIGN)
@@ -330,21 +328,18 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(name="docs-check")
 def docs_check(session: nox.Session) -> None:
-    """Run the examples of every README, and follow the links between the documents."""
+    """Run the examples of every README and manual, and follow the links between the documents."""
     install_all(session, *TEST_TOOLS)
     found = [*sorted(str(p) for p in ROOT.glob("packages/*/tests/test_readme.py")), "experiments/tests/test_docs.py"]
+    found.append("experiments/tests/test_manuals.py")
     session.run("python", "-m", "pytest", "-q", *found, env=test_variables())
 
 
 @nox.session(name="release-check", venv_backend="none")
 def release_check(session: nox.Session) -> None:
-    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs, and the contract with all four."""
-    tags = list(session.posargs)
+    """Check that tags such as frontier-v0.1.0 agree with versions and CHANGELOGs."""
     try:
-        if "--record-contract" in tags:
-            tags.remove("--record-contract")
-            releases.record_contract(ROOT)
-        for tag in releases.check(ROOT, tags):
-            session.log(f"{tag} agrees with its version, its CHANGELOG and the contract")
+        for tag in releases.check(ROOT, session.posargs):
+            session.log(f"{tag} agrees with its version and its CHANGELOG")
     except releases.ReleaseError as error:
         session.error(str(error))

@@ -40,8 +40,6 @@ def run(
     Args:
         argv: The arguments; None for those of the process.
         package: Name of the script and of the distribution that it belongs to.
-        description: What ``--help`` says of it.
-        commands: Modules of its commands.
         around: In which a command runs.
         at_once: Whether nothing is printed before a command has succeeded, and not each line as it comes.
 

@@ -22,7 +22,6 @@ def lock(handle: int, *, shared: bool = False, wait: bool = False) -> None:
 
     Args:
         shared: Whether others may hold a shared lock too; on Windows all locks are exclusive.
-        wait: Whether to wait for the others.
 
     Raises:
         BlockingIOError: Another holds it, and this does not wait.

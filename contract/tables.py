@@ -37,7 +37,6 @@ def check(frame: pl.DataFrame, name: str, *, where: str) -> pl.DataFrame:
 
     Args:
         frame: The table; extra columns are kept and ignored.
-        where: The file or source, for error messages.
 
     Returns:
         The table with the schema's types, its columns first, sorted by the key.
@@ -178,9 +177,6 @@ def _load(path: Path, where: str) -> pl.DataFrame:
 def check_version(path: Path, *, where: str) -> None:
     """Refuse a Parquet file of ours whose schema has a newer major version; one that states none is accepted.
 
-    Args:
-        where: The file or source, for error messages.
-
     Raises:
         TableError: The file was written by a newer release than this one.
     """
@@ -203,10 +199,6 @@ def check_version(path: Path, *, where: str) -> None:
 
 def concat(frames: Iterable[pl.DataFrame], name: str, *, where: str = "memory") -> pl.DataFrame:
     """Join tables of one kind into one checked table; a row that occurs whole in two of them counts once.
-
-    Args:
-        name: Which table they are.
-        where: The source, for error messages.
 
     Returns:
         The joined table, sorted by its key.

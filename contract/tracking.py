@@ -81,10 +81,7 @@ def log_artifacts(
 
     Args:
         experiment: Name of the experiment, made when it is not there.
-        artifacts: Artifact name (``evals``, ``ledger``, …) to its file.
         run_name: Name shown in the UI.
-        params: Settings to show.
-        metrics: Final figures to show.
         inputs: Name to file of what the run was made from, linked by content.
 
     Returns:
@@ -119,7 +116,6 @@ def supersede_runs(experiment: str, *, owner: str, keep: Collection[str]) -> Non
     Superseded runs are not deleted and can still be read as ``runs:/ID``; ``mlflow:EXPERIMENT`` ignores them.
 
     Args:
-        owner: Whose runs, by ``OWNER_TAG``.
         keep: What the experiment means, by ``KEY_TAG``; where it was superseded before, it is no longer.
     """
     client = mlflow_module().MlflowClient()
@@ -137,7 +133,6 @@ def attach(run_id: str, artifacts: Mapping[str, Path], *, figures: Collection[Pa
     """Log files as named artifacts of an existing run.
 
     Args:
-        artifacts: Artifact name to its file.
         figures: Files without such a name, which are only looked at.
     """
     mlflow = mlflow_module()

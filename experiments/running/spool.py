@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isocompute.learner.records import Record, from_plain, to_plain
+from isocompute.learner.records.steps import Record, from_plain, to_plain
 from isocompute.rollout.contract.files import write_text
 
 

@@ -25,7 +25,7 @@ def test_a_checkout_without_links_builds_no_wheel_and_one_with_them_holds_the_co
     command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
     refused = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
     assert (refused.returncode, list(package.glob("dist/*.whl"))) == (1, [])
-    assert "without symbolic links" in refused.stderr.splitlines()[-1]
+    assert refused.stderr.splitlines()[-1].endswith(f"not found: {link / 'tables.py'}")
     link.unlink()
     shutil.copytree(ROOT / "contract", link)
     subprocess.run(command, cwd=package, capture_output=True, check=True)

@@ -51,7 +51,6 @@ def test_a_negative_seed_is_one_line(table: pl.DataFrame, tmp_path: Path, capsys
     for command in (
         ["fit", path, "--out", str(tmp_path / "out")],
         ["predict", path, "--x", "rollouts", "--y", "avg_at_4"],
-        ["n-star", path, "--compute", "rollouts", "--n", "rollouts_per_problem"],
     ):
         assert main([*command, "--seed", "-1"]) == 2
         assert capsys.readouterr().err == "error: the seed is -1; it must be 0 or more\n"
@@ -99,8 +98,9 @@ def test_a_figure_that_cannot_be_written_is_one_line_and_exit_code_2(
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    command = [sys.executable, "-m", "isocompute.frontier.cli", "n-star", "--sigmoid", "6.09", "4.75", "5.84", "2.73",
-               "--at", "2M"]  # fmt: skip
+    curve = Path(__file__).parents[1] / "docs" / "sweep.csv"
+    options = "--where rollouts_per_problem=4 --where seed=1 --x rollouts --y avg_at_4 --bootstrap 20"
+    command = [sys.executable, "-m", "isocompute.frontier.cli", "predict", str(curve), *options.split()]
     reading, writing = os.pipe()
     os.close(reading)
     ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import torch
-from isocompute.learner.batch import MicroBatch, read
-from isocompute.learner.policy import Forward
+from isocompute.learner.batch.micro import MicroBatch
+from isocompute.learner.batch.responses import read
+from isocompute.learner.policy.forward import Forward
 from transformers import AutoModelForCausalLM
 
 

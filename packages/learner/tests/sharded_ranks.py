@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
-from isocompute.learner.batch import shares
+from isocompute.learner.batch.splitting import shares
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.policy.sharding import own, whole
 from isocompute.learner.records.updates import UpdateReport

@@ -8,7 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.batch import MicroBatch, micro_batches, packed, padded, read
+from isocompute.learner.batch.micro import MicroBatch
+from isocompute.learner.batch.packing import packed, padded
+from isocompute.learner.batch.responses import read
+from isocompute.learner.batch.splitting import micro_batches
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.prepare import sampled_counts
 from isocompute.learner.settings.compute import ATTENDED

@@ -8,7 +8,8 @@ import torch
 from forwards import micro_batches, of_learner, of_transformers, rollouts
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy import Forward, load_policy
+from isocompute.learner.policy.forward import Forward
+from isocompute.learner.policy.loading import load_policy
 from tiny_models import tiny_config, tiny_model
 
 pytestmark = pytest.mark.slow("models of many families")

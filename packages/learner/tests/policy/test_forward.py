@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from forwards import micro_batches, of_learner, of_transformers, rollouts
-from isocompute.learner.batch import read
+from isocompute.learner.batch.responses import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy import Forward, attention, load_policy, reference_of
+from isocompute.learner.policy import attention
+from isocompute.learner.policy.forward import Forward
+from isocompute.learner.policy.loading import load_policy, reference_of
 from isocompute.learner.policy.probe import at_least_float32
 from transformers import (
     AutoModelForCausalLM,

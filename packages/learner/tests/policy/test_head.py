@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.policy import token_terms
+from isocompute.learner.policy.head import token_terms
 
 
 def head(size: int, vocabulary: int, *, bias: bool) -> torch.nn.Linear:

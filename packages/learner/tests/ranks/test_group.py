@@ -180,7 +180,12 @@ def test_a_rank_without_a_rollout_takes_the_update_of_the_others(
     one = rollouts.head(1)
     alone, together = learner.update(one), two.update(one)
     assert together.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-5)
-    assert torch.equal(flat(dict(learner.weights())), flat(dict(two.weights())))
+    # One rank sums in another order than two: float32 gradients then differ by about 1e-7 of their length.
+    mine, theirs = learner.state()[0], two.state()[0]
+    assert mine.keys() == theirs.keys()
+    for kind in ("exp_avg", "exp_avg_sq"):
+        assert distance(flat(mine, suffix=kind), flat(theirs, suffix=kind)) < 1e-5
+    assert distance(flat(dict(learner.weights())), flat(dict(two.weights()))) < 1e-6
 
 
 def test_responses_that_are_skipped_are_no_part_of_what_a_rank_is_given_to_do(

@@ -143,7 +143,8 @@ def test_weights_are_those_that_peft_merges_under_the_names_of_the_base_model(fa
     merged = dict(PeftModel.from_pretrained(plain, folder).merge_and_unload().named_parameters())
     found = dict(learner.weights())
     assert found.keys() == merged.keys()
-    assert all(torch.equal(tensor, merged[name]) for name, tensor in found.items())
+    # peft's products are its own: to rounding, and α/r left out would be another by a tenth.
+    assert all(torch.allclose(tensor, merged[name], rtol=1e-6, atol=1e-7) for name, tensor in found.items())
     changed = {name for name, tensor in found.items() if not torch.equal(tensor, before[name])}
     assert {name for name, tensor in before.items() if tensor.dim() == 2 and "layers" in name} <= changed
     assert not any("emb" in name or "norm" in name or "head" in name or "wpe" in name for name in changed)

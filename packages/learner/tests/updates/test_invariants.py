@@ -123,7 +123,6 @@ def test_in_float32_the_difference_is_rounding(
 
 
 def test_skipping_leaves_the_normaliser_as_it_is(model: Path, batch: pl.DataFrame) -> None:
-    """Bit for bit, where responses pass one at a time: those that are skipped would have added zeros."""
     compute = ComputeConfig(layout="padded", micro_batch_tokens=1)
     skipping = Learner(model, replace(PLAIN, compute=compute))
     whole = Learner(model, replace(PLAIN, compute=compute, entropy=EntropyConfig(measured=True)))
@@ -131,7 +130,8 @@ def test_skipping_leaves_the_normaliser_as_it_is(model: Path, batch: pl.DataFram
     some, every = skipping.update(prepared), whole.update(prepared)
     assert (some.skipped.total, every.skipped.total) == (6, 0)
     assert some.trained_tokens == every.trained_tokens
-    assert torch.equal(moments(skipping), moments(whole))
+    # To rounding: one of them computes entropies, too. A normaliser without the 6 of 16 would be another by 0.6.
+    assert float((moments(skipping) - moments(whole)).norm() / moments(whole).norm()) < 1e-6
     assert some.objective["loss"].value == pytest.approx(every.objective["loss"].value, abs=1e-12)
 
 

@@ -236,7 +236,8 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
     one, other = Learner(model, config), Learner(model, config)
     one.update(rollouts)
     other.update(pl.concat([none, rollouts]))
-    assert torch.equal(weights(one), weights(other))
+    # Not to the bit: products of other shapes are summed in another order.
+    assert distance(weights(one), weights(other)) < 1e-6
     with pytest.raises(LearnerError, match="no response token to learn from"):
         Learner(model, config).update(none)
     with pytest.raises(LearnerError, match="no response token whose log-probability"):

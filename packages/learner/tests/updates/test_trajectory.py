@@ -2,9 +2,9 @@
 
 The model and the batch are written out as formulas, so that nothing depends on a generator of random numbers. On
 policy the loss of a batch is its mean advantage whatever the policy; the entropy, the KL and the norm of the gradient
-show where the updates have led. The tolerance is 1e-5, relative, and 1e-6 near 0: above the rounding error of float32,
-in which processors and builds of torch may differ (a test compares with float64), and far below what another
-objective, schedule or optimizer does. Where the numbers are meant to change, this writes them again:
+show where the updates have led. They were stored in float64, whose rounding no processor or build of torch makes as
+large as 1e-8; float32 is compared to 1e-4, which another objective, schedule or optimizer exceeds. Where the numbers
+are meant to change, this writes them again:
 
     python packages/learner/tests/updates/test_trajectory.py
 """
@@ -103,16 +103,16 @@ def trajectory(folder: Path, config: LearnerConfig, *, double: bool = False) -> 
 
 
 @pytest.mark.parametrize("name", TRAJECTORIES)
-@pytest.mark.parametrize("double", [False, True], ids=["float32", "float64"])
-def test_five_updates_report_what_was_stored(name: str, double: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("double", "most"), [(False, 1e-4), (True, 1e-8)], ids=["float32", "float64"])
+def test_five_updates_report_what_was_stored(name: str, double: bool, most: float, tmp_path: Path) -> None:
     stored = json.loads(STORED.read_text())[name]
     found = trajectory(written_out_model(tmp_path), TRAJECTORIES[name], double=double)
     for report, expected in zip(found, stored, strict=True):
-        assert report == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert report == pytest.approx(expected, rel=most, abs=most / 10)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         model = written_out_model(Path(home))
-        document = {name: trajectory(model, config) for name, config in TRAJECTORIES.items()}
+        document = {name: trajectory(model, config, double=True) for name, config in TRAJECTORIES.items()}
     STORED.write_text(json.dumps(document, indent=1) + "\n")

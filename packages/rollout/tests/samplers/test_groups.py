@@ -78,7 +78,7 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     # The pattern takes for ever; a comparison of texts is done at once.
     names = [r"exact|regex:^(a+)+$", "exact", "exact"]
     problems = pl.DataFrame({"verifier": names, "answer": ["a"] * 3, "metadata": [""] * 3})
-    scorer = Scorer(ScoringConfig(seconds=0.5))
+    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
     scoring = _Scoring(scorer, problems, Faults())
     empty = Response(ids=np.zeros(0, np.int32), logprobs=np.zeros(0, np.float32), finish_reason="stop")
     for row, text in enumerate(("a" * 60 + "!", "a", "b")):

@@ -106,7 +106,7 @@ def test_extraction_stands_after_a_rule_and_a_pattern_takes_the_rest() -> None:
 
 
 def test_a_pattern_that_takes_for_ever_is_ended() -> None:
-    scorer = Scorer(ScoringConfig(seconds=0.5))
+    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
     name = "exact|regex:^(a+)+$"
     batch = [Item(verifier=name, response=text, answer="aa") for text in ("a" * 60 + "!", "aa")]
     late, right = scorer.submit(batch).result(timeout=60)

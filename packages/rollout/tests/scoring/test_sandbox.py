@@ -27,7 +27,7 @@ TOWER = r"so \boxed{9^{9^{9^{9}}}}"
 
 @pytest.fixture
 def scorer() -> Iterator[Scorer]:
-    scorer = Scorer(ScoringConfig(seconds=0.5))
+    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
     yield scorer
     scorer.close()
 

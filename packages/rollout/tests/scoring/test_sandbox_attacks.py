@@ -21,7 +21,6 @@ NAMED = {attack.name: attack for attack in ATTACKS}
 ENDS = {
     "hangs in a loop": "deadline: more than 0.5 s of processor time",
     "ignores its deadline": "deadline: ",
-    "sleeps": "deadline: more than 5 s by the clock",
     "exhausts memory": "error: MemoryError",
     "writes to every pipe": "the verifier's process wrote something that is not a verdict",
     "leaves at once": "the verifier's process ended (exit code 0)",
@@ -73,10 +72,12 @@ def test_no_attack_earns_reward_from_a_task(scorer: Scorer, outside: Outside) ->
         assert besiege(scorer, target, EXAMPLES, outside) == [], task
 
 
+# No load makes half a second of processor time take eight minutes.
+@pytest.mark.parametrize("scorer", [{"wall_factor": 1000.0}], indirect=True)
 def test_how_a_response_ends_is_said(scorer: Scorer, outside: Outside) -> None:
     item = program_targets()["executes"].item
     texts = [outside.text(NAMED[name], SECRET) for name in ENDS]
-    verdicts = scorer.submit([Item(verifier=item.verifier, response=t, answer=SECRET) for t in texts]).result(300)
+    verdicts = scorer.submit([Item(verifier=item.verifier, response=t, answer=SECRET) for t in texts]).result()
     for (name, end), verdict in zip(ENDS.items(), verdicts, strict=True):
         assert verdict.reward == 0, name
         assert str(verdict.error).startswith(end), name

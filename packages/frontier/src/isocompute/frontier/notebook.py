@@ -74,9 +74,6 @@ class Frontier:
     Args:
         evals: An ``evals`` table as a data frame of pandas, polars, pyarrow or whatever narwhals reads.
         metric: Metric column.
-        unit: Unit of compute.
-        split: Split evaluated.
-        problem_set: Problem set, needed when there are several.
         group: A further column that tells runs apart, such as a recipe.
         population: Columns whose values are draws, as far as there are such columns: the answer is for another base
             model like those that were run. ``("base_model", "problem_set")`` takes problem sets as draws too.
@@ -105,7 +102,6 @@ class Frontier:
         """Read files, folders, tracking URIs, ``mlflow:EXPERIMENT`` or ``runs:/RUN_ID``.
 
         Args:
-            sources: What holds ``evals`` tables.
             settings: As of the class.
         """
         wanted = {name: settings[name] for name in ("metric", "unit", "group") if name in settings}
@@ -126,7 +122,6 @@ class Frontier:
 
         Args:
             priors: What is expected before the data, such as how much seeds differ where there is one.
-            seed: Fixes the draws.
             pass_rates: A ``pass_rates`` table of the same evaluations: with it errors are those of the metric, question
                 by question, and intervals include the luck of which questions are asked.
 
@@ -149,7 +144,6 @@ class Frontier:
 
         Args:
             priors: As of ``fit``.
-            seed: Fixes the draws.
         """
         runs = self._prepared(None)[1].runs
         alone = [runs.only(np.flatnonzero(runs.cell == k)) for k in range(len(runs.cells))]

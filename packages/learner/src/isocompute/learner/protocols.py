@@ -41,9 +41,6 @@ class Updater(Protocol):
     def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
         """Pass responses through the model without learning from them.
 
-        Args:
-            rollouts: Completed responses as a ``rollouts`` table.
-
         Returns:
             The table with list columns of a number for each response token that was sampled: ``old_logprobs``, with a
             KL term ``reference_logprobs``, with a critic ``values``.
@@ -113,7 +110,6 @@ class Sampler(Protocol):
         """Return the ``rollouts`` table of ``samples`` responses to each problem.
 
         Args:
-            problems: A ``problems`` table.
             samples: Responses per problem that are completed; tries that failed come as rows beyond them, with
                 ``finish_reason`` ``aborted``.
             seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
@@ -123,12 +119,7 @@ class Sampler(Protocol):
         ...
 
     def sync(self, weights: Iterable[tuple[str, torch.Tensor]], version: int, /) -> None:
-        """Take over the learner's weights.
-
-        Args:
-            weights: The policy's tensors by their Hugging Face names.
-            version: The policy version that these weights are of.
-        """
+        """Take over the learner's weights."""
         ...
 
 
@@ -139,7 +130,6 @@ class Evaluator(Protocol):
         """Evaluate the policy.
 
         Args:
-            step: Updates taken.
             at: The point of the grid, step · B_p · n, on which the evaluation's seeds may depend: one and the
                 same for all runs, whatever failed in one of them.
             rollouts: What was counted as generated for training, failed tries included.

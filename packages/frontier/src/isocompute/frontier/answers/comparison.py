@@ -72,7 +72,6 @@ def compare(
 
     Args:
         evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
-        baselines: The fixed n.
 
     Raises:
         FrontierError: The runs did not end at the same compute.

@@ -68,7 +68,6 @@ def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[A
     Points outside (R0, A), where F has no logarithm, are left out.
 
     Args:
-        parameters: A fitted ``hill``.
         compute: Compute of each point, shape ``(points,)``.
 
     Returns:
@@ -86,7 +85,6 @@ def leave_one_out(
     """Compare recipes at one asymptote, the one that needs least compute for the target first.
 
     Args:
-        series: Recipe to its compute and reward.
         r0: Reward before training, the same for all.
         asymptote: A held for all; by default the one that fits all recipes together best.
         target: Reward that they are compared at; by default the highest that the fits of at least half of the recipes

@@ -49,12 +49,10 @@ def extension_of(
     """Compare what came after a cut with the curve fitted before it; None where nothing came.
 
     Args:
-        parameters: The fitted curve.
         drawn: Rewards of its refits at the later evaluations, shape ``(refits, points)``.
         reward: The rewards measured there, shape ``(points,)``.
         compute: Compute of the later evaluations, shape ``(points,)``.
         residual_sd: Standard deviation of the residuals before the cut.
-        seed: Fixes the noise of the prediction interval.
     """
     if not len(compute):
         return None

@@ -133,7 +133,6 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
 
     Args:
         reward: Its reward, within 0 to 1.
-        config: How to fit and extend it.
         trials: Responses behind each reward, for its binomial error; by default the scatter about the fit is
             the error.
 
@@ -185,7 +184,6 @@ def forecasts_over_cuts(
     Args:
         compute: Compute of each evaluation, shape ``(points,)``.
         reward: Its reward, within 0 to 1.
-        config: How to fit and extend it.
         cuts: Most compute fitted, one value per forecast.
 
     Returns:

@@ -22,7 +22,6 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
     Args:
         pass_rates: A ``pass_rates`` table: of training problems as in the paper, or of others.
         evals: An ``evals`` table of the runs; pass rates of other runs are left out.
-        bins: Bins of the histograms compared.
 
     Returns:
         One row per evaluation: ``run_id``, ``rollouts_per_problem``, ``problems_per_batch``, ``step``, ``rollouts``,
@@ -108,7 +107,6 @@ def histogram(rate: Array, bins: int) -> Array:
 
     Args:
         rate: Pass rates, shape ``(problems,)``.
-        bins: How many bins.
 
     Returns:
         Shares that sum to 1, shape ``(bins,)``.
@@ -122,7 +120,6 @@ def wasserstein(a: Array, b: Array) -> float:
 
     Args:
         a: Shares of one histogram, shape ``(bins,)``.
-        b: Shares of the other.
     """
     return float(np.abs(np.cumsum(a - b)).sum() / len(a))
 

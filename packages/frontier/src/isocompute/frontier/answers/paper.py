@@ -251,10 +251,6 @@ class PaperFits:
 def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> PaperFits:
     """Fit a sweep as the paper does.
 
-    Args:
-        evals: An ``evals`` table.
-        config: What is fitted, and how.
-
     Raises:
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """
@@ -262,26 +258,6 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
     whole = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
                    group=config.group)  # fmt: skip
     return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in whole))
-
-
-def n_star_of(folder: Path) -> tuple[Sigmoid, float]:
-    """The sigmoid of n*(C) that was saved, and the most compute that is behind it.
-
-    Raises:
-        FrontierError: The folder holds no fits of the paper's method, or they are damaged.
-    """
-    path = folder / DOCUMENT
-    if not path.is_file():
-        raise FrontierError(f"{folder}: holds no {DOCUMENT}; make one with `isocompute-frontier fit --method paper`")
-    try:
-        document = json.loads(path.read_text())
-        found = document["n_star"]
-        flags = tuple(Flag(f) for f in found["flags"])
-        last = max(float(c["support"][1]) for c in document["curves"])
-        return Sigmoid(params=found["params"], intervals={}, flags=flags, constant=found["constant"]), last
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise FrontierError(f"{folder}: the fits are damaged or of another version ({what}): fit again") from None
 
 
 def _fitted(whole: Curve, config: PaperConfig) -> PaperCurve:

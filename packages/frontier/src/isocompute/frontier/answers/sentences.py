@@ -51,7 +51,6 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
     """How often runs fail.
 
     Args:
-        prepared: The runs.
         failing: Probability that the next run of each cell fails, shape ``(cells,)``.
     """
     every, cells = prepared.failures, prepared.runs.cells
@@ -76,13 +75,7 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
 def left_out_of(
     prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]
 ) -> tuple[str, ...]:  # fmt: skip
-    """What the answer does not hold for, and what makes it doubtful.
-
-    Args:
-        prepared: The runs.
-        posterior: Their fit.
-        caveats: Further ones, of the table.
-    """
+    """What the answer does not hold for, and what makes it doubtful."""
     runs = prepared.runs
     missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
     if posterior.luck is None:

@@ -49,7 +49,6 @@ def write_json(document: Mapping[str, Any], path: Path | None) -> None:
     """Write a document where a path is given.
 
     Args:
-        document: Plain values.
         path: The file, or None to write nothing.
 
     Raises:

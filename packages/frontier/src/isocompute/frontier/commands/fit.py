@@ -150,6 +150,10 @@ def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterab
     fits.save(arguments.out)
     paper_figures(fits, arguments.out)
     yield from fits.summary().splitlines()
+    if arguments.budget is not None:
+        last = max(float(curve.curve.compute.max()) for curve in fits.fitted or fits.curves)
+        beyond = f" (beyond what was measured, up to {last:,.0f})" if arguments.budget > last else ""
+        yield f"n*({arguments.budget:,.0f}) = {float(fits.n_star.at(np.array(arguments.budget))):,.0f}{beyond}"
 
 
 def _evals(arguments: argparse.Namespace) -> pl.DataFrame:

@@ -16,12 +16,7 @@ TOLERANCE = 1e-9
 
 
 def not_beyond(compute: Array | float, last: Array | float) -> Mask:
-    """Whether data that end at some compute reach another one; broadcasts over its arguments.
-
-    Args:
-        compute: Compute that is asked about.
-        last: Most compute of the data.
-    """
+    """Whether data that end at some compute reach another one; broadcasts over its arguments."""
     return np.asarray(compute <= last * (1 + TOLERANCE), dtype=np.bool_)
 
 

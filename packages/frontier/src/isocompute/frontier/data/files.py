@@ -59,9 +59,6 @@ def read_file(path: Path) -> pl.DataFrame:
 def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
     """A column of finite numbers, shape ``(rows,)``.
 
-    Args:
-        path: The file that they are of, for messages.
-
     Raises:
         FrontierError: The column is missing, or a row holds no finite number.
     """
@@ -106,9 +103,7 @@ def read_series(
     """Read the curves that a column tells apart, sorted by compute.
 
     Args:
-        x: Column of compute.
         y: Column of rewards, within 0 to 1.
-        by: Column that names the curves.
         where: Only rows in which these columns hold these values.
 
     Raises:

@@ -36,7 +36,6 @@ def curves(
     """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
 
     Args:
-        problem_set: Problem set, needed when there are several.
         group: A further column, such as the recipe: runs that differ in it are curves of their own.
 
     Raises:

@@ -19,9 +19,6 @@ def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
     """Refuse rows of several runs.
 
     Args:
-        path: A file of evaluations.
-        x: Column of compute.
-        y: Column of rewards.
         where: Only rows in which these columns hold these values.
 
     Raises:

@@ -17,7 +17,6 @@ def rates_of(pass_rates: pl.DataFrame, rows: pl.DataFrame) -> tuple[Array, int]:
     """Successes of every question at every evaluation, shape ``(evaluations, questions)``, and the samples of each.
 
     Args:
-        pass_rates: A ``pass_rates`` table.
         rows: Evaluations, with ``run_id`` and ``step``.
 
     Raises:
@@ -45,7 +44,6 @@ def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward
     """Each question's contribution to a metric and its pass rate, both ``(evaluations, questions)``, and the samples.
 
     Args:
-        pass_rates: A ``pass_rates`` table.
         rows: Evaluations, with ``run_id``, ``step`` and the metric.
         metric: Metric column, such as ``best_at_4``.
         reward: Its values, shape ``(evaluations,)``.

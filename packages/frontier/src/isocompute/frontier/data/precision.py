@@ -109,7 +109,6 @@ def binomial_error(rate: Array, trials: Array | float) -> Array:
 
     Args:
         rate: The rate, within 0 to 1.
-        trials: How many trials.
     """
     return np.asarray(np.sqrt(rate * (1 - rate) / trials))
 

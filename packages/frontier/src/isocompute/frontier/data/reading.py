@@ -35,7 +35,6 @@ def read_evals(
         sources: Files, folders, ``mlflow:EXPERIMENT``, ``runs:/RUN_ID`` or tracking URIs (``sqlite:///…``,
             ``http://…``).
         metric: Metric column that will be fitted.
-        unit: Unit of compute that will be used.
         columns: Names of ``evals`` to those of the source, such as ``{"rollouts": "C"}``.
         constants: Names of ``evals`` to a value for all rows, such as ``{"problems_per_batch": "32"}``.
         group: A further column that tells runs apart.

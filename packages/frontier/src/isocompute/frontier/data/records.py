@@ -66,7 +66,6 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
 
     Args:
         bin_width: Width of a record's bin of reward; 0 takes every new maximum.
-        window: Points of the running mean.
     """
     rewards = curve.reward.copy()
     kept = [np.flatnonzero(curve.compute == 0)]

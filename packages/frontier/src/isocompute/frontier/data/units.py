@@ -20,7 +20,6 @@ def with_gpu_hours(
 
     Args:
         evals: An ``evals`` table with ``run_id`` and ``step``.
-        timings: A ``timings`` table of the same runs.
         without: Phases left out; by default evaluation, which rollouts and tokens leave out too.
 
     Raises:
@@ -100,10 +99,8 @@ def convert(
     response tokens, as in ``evals``; prompts, and the speed at which a GPU makes either, are not in them.
 
     Args:
-        evals: An ``evals`` table.
         amount: What is converted, above 0.
         to: ``tokens`` or ``rollouts``.
-        rollouts_per_problem: n of the runs.
         problems_per_batch: B_p of the runs; any by default.
 
     Raises:
@@ -139,7 +136,6 @@ def counted(count: int, noun: str) -> str:
     """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``.
 
     Args:
-        count: How many.
         noun: What is counted, in the singular; its plural adds an s.
     """
     return f"{count:,} {noun}" + ("" if count == 1 else "s")

@@ -23,7 +23,6 @@ def autocorrelation_of(lagged: float, squares: float, *, points: float, paramete
     Args:
         lagged: Sum of the products of neighbouring residuals.
         points: N.
-        parameters: p.
     """
     if squares <= 0:
         return 0.0

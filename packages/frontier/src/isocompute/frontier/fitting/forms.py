@@ -97,7 +97,6 @@ def rise(form: str, compute: Array, scale: Array, shape: Array) -> Array:
     """Share of the gain made at some compute; broadcasts over its arguments.
 
     Args:
-        form: Name of a form.
         scale: τ or C_mid, in the unit of compute.
         shape: B or β; unused by ``exp``.
 

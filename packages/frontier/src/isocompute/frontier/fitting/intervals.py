@@ -29,7 +29,6 @@ def ends(values: Array, *, method: Literal["linear", "inverted_cdf"] = "linear")
 
     Args:
         values: Shape ``(refits, ...)``.
-        method: How ``numpy.quantile`` reads a quantile between two refits.
 
     Returns:
         Lower and upper ends, each of the shape that is left.

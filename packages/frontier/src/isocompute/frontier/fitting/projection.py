@@ -46,7 +46,6 @@ def grid(form: str, compute: Array, *, scales: Array | None = None, shapes: Arra
     """Candidates for a form: scales from a tenth of the first compute to 30 times the last, by logarithm.
 
     Args:
-        scales: Other scales to search.
         shapes: Other shapes to search.
     """
     usual = _searched(form, compute)

@@ -73,7 +73,6 @@ def scatter_of(residuals: Array, form: str) -> Scatter:
 
     Args:
         residuals: In standard errors, in the order of compute, shape ``(points,)``.
-        form: Of the fit.
     """
     squares = float((residuals**2).sum())
     lagged = float((residuals[1:] * residuals[:-1]).sum())
@@ -91,14 +90,9 @@ def refit(
     """Refit synthetic runs.
 
     Args:
-        fitted: The curve that they follow.
         compute: Of the evaluations, shape ``(points,)``.
-        error: Their standard errors.
-        noise: Its factor is of these errors.
         start: R0 where it is held.
         least: Least factor; 1 where the standard error is that of sampling responses.
-        count: How many.
-        rng: Source of randomness.
     """
     degrees = max(noise.effective_points - form_of(fitted.form).free_parameters, 1.0)
     # Within a factor of ten: one degree of freedom has no mean.

@@ -56,7 +56,6 @@ def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Ge
         rewards: Draws of the reward of every setting at the budget, shape ``(draws, settings)``.
         measured: Draws of what a measurement without noise would show, shape ``(draws,)``.
         noise: Standard deviation of the measurement in each draw, shape ``(draws,)``.
-        rng: Source of randomness.
     """
     now = float(rewards.mean(axis=0).max())
     shown = measured + noise * rng.standard_normal((SEEDS, len(measured)))
@@ -96,7 +95,6 @@ def seeds_to_tell(difference: float, deviation: float) -> int | None:
         seeds = 2·((1.96 + 0.84)·σ / difference)²
 
     Args:
-        difference: Of their rewards.
         deviation: σ, standard deviation of a run's reward over seeds and evaluations.
 
     Returns:

@@ -81,7 +81,6 @@ def decide(
     """Rank settings at one budget.
 
     Args:
-        cells: The settings.
         rewards: Draws of the reward of a run that does not fail, shape ``(draws, cells)``.
         failing: Probability that a run fails, shape ``(cells,)``.
         failed_reward: Reward that a failed run ends at, shape ``(cells,)``.

@@ -65,11 +65,7 @@ class Run:
         return binomial_error(np.clip(rate, 0.5 / self.trials, 1 - 0.5 / self.trials), self.trials)
 
     def without(self, dropped: Sequence[int]) -> Run:
-        """The run less some of its evaluations.
-
-        Args:
-            dropped: Their indices.
-        """
+        """The run less some of its evaluations."""
         kept = np.ones(len(self.compute), dtype=np.bool_)
         kept[list(dropped)] = False
         return replace(

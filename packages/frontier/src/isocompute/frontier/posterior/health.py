@@ -120,12 +120,7 @@ class Health:
 
 
 def judge(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Thresholds | None = None) -> tuple[Health, ...]:
-    """Judge every run of a sweep, in their order.
-
-    Args:
-        unit: Unit of compute, for the evidence.
-        thresholds: Where one kind ends and the next begins.
-    """
+    """Judge every run of a sweep, in their order."""
     limits = thresholds or Thresholds()
     found: dict[int, Health] = {}
     # Runs of another base model start elsewhere and gain otherwise.

@@ -25,7 +25,6 @@ def log_likelihood(runs: Runs, reward: Array, excess: Array, phi: Array) -> Like
     A residual in units of κ·e follows that of the evaluation before by φ, with innovations of variance 1 − φ².
 
     Args:
-        runs: The data.
         reward: Fitted, shape ``(chains, runs, points)``.
         excess: κ, shape ``(chains, 1, 1)``.
         phi: φ, likewise.

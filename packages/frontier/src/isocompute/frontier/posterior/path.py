@@ -66,10 +66,7 @@ def path_of(
     """The path between two budgets.
 
     Args:
-        first: Least budget.
         last: Largest budget.
-        cells: The settings.
-        decide_at: The decision at a budget.
         whole: Draws of the rewards, failures included, at some budgets, shape ``(draws, cells, points)``.
     """
     compute = np.geomspace(first, last, POINTS)

@@ -59,7 +59,6 @@ class Posterior:
         """Reward of one run, its own seed included, shape ``(draws, points)``.
 
         Args:
-            run: Its index.
             compute: Shape ``(points,)``.
         """
         model, theta = self.model, self.theta
@@ -136,13 +135,7 @@ class Posterior:
 def posterior(
     runs: Runs, *, priors: Priors | None = None, seed: int = 0, size: tuple[int, int, int] = (CHAINS, WARM_UP, KEPT)
 ) -> Posterior:
-    """Fit all runs together.
-
-    Args:
-        priors: What is expected before the data.
-        seed: Fixes the draws.
-        size: Chains, steps of warm-up, and steps kept.
-    """
+    """Fit all runs together."""
     # Of matrices as small as these threads only wait for each other.
     with threadpool_limits(1):
         return _drawn(Model(runs=runs, priors=priors or Priors()), seed, size)

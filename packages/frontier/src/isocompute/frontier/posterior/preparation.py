@@ -50,7 +50,6 @@ def prepare(runs: Sequence[Run], *, unit: str = "rollouts", thresholds: Threshol
     """Judge the runs of a sweep and make the arrays of those that are fitted.
 
     Args:
-        unit: Unit of compute, for the evidence.
         thresholds: Where one kind of run ends and the next begins.
 
     Raises:

@@ -68,7 +68,6 @@ def families(prior: Priors, *, slopes: int = 0, bases: bool = False) -> dict[str
 
     Args:
         slopes: Axes along which base models may differ.
-        bases: Whether there are several base models.
     """
     wide = (prior.wide, prior.wide)
     known = (prior.departure_factor, prior.departure_factor)

@@ -20,11 +20,6 @@ from .posterior import Posterior
 def luck_of(runs: Sequence[Run], fitted: Posterior, *, rng: np.random.Generator) -> Array | None:
     """What other questions would do to level and gain of each setting, shape ``(draws, 2, cells)``.
 
-    Args:
-        runs: The runs, before they were thinned.
-        fitted: Their posterior.
-        rng: Source of randomness.
-
     Returns:
         None where the answers to each question are not known, or where base models were asked their own.
     """

@@ -71,11 +71,7 @@ class Runs:
         return np.asarray(np.where(self.seen, self.compute, 0.0).max(axis=1))
 
     def only(self, which: NDArray[np.int64]) -> Runs:
-        """Some of the runs, with the settings and base models that are theirs.
-
-        Args:
-            which: Their indices.
-        """
+        """Some of the runs, with the settings and base models that are theirs."""
         cells, cell = np.unique(self.cell[which], return_inverse=True)
         bases, base = np.unique(self.base_of_run[which], return_inverse=True)
         return replace(

@@ -69,10 +69,7 @@ def sample(
 
     Args:
         begin: Where its mode is sought from, shape ``(size,)``.
-        free: What the mode is sought in.
         warm_up: Steps of each chain that are thrown away; the mass is learned in them.
-        kept: Steps of each chain that are kept.
-        rng: Source of randomness.
         agreed: Whether chains of shape ``(steps, chains, size)`` agree; those that do not become a longer warm-up.
         rounds: How often they may not; each round has twice the steps.
     """

@@ -51,8 +51,6 @@ def off_neighbours(at: Array, reward: Array, error: Array, length: int = 1) -> t
 
     Args:
         at: Position of each evaluation.
-        error: Its standard error.
-        length: Evaluations of a stretch.
 
     Returns:
         The differences and their standard deviations, both ``(stretches, length)``.
@@ -94,9 +92,6 @@ def spikes(run: Run, factor: float) -> Mask:
     The worst is taken out first and the others are judged again without it: a good evaluation between two bad ones is
     as far from its neighbours as they are. Low ones go first, since a broken evaluation is nearly always too low. The
     last evaluation is one where it alone lost half of the gain: a second one would be needed to see a collapse.
-
-    Args:
-        factor: Noise over the errors stated.
     """
     if len(run.reward) >= OWN_SCATTER:
         # A spike spoils three differences, so that those of a run with several are judged by the smaller ones.

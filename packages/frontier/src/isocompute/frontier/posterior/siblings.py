@@ -72,7 +72,6 @@ def usual_gain(own: View, others: Sequence[View], starts: Sequence[Level], *, ti
     Those of the same n and B_p say it if one of them gained; else all others, if half of them did.
 
     Args:
-        starts: The reward of each of them before training.
         times: Standard errors beyond which a gain is sure.
     """
     last = float(own.compute[-1])

@@ -24,9 +24,7 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     """How unevenly training helps problems, by n: the measures against rollouts, and histograms at equal rollouts.
 
     Args:
-        pass_rates: A ``pass_rates`` table.
         evals: An ``evals`` table of the runs; runs of one n are averaged, with their range.
-        of: Which problems they are.
 
     Raises:
         FrontierError: As for ``interference`` and ``at_equal_rollouts``.
@@ -77,7 +75,6 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
 
     Args:
         gap: From ``train_validation_gap``, with the unit's column.
-        unit: Column of compute.
     """
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = subplots(figsize=(6, 3.4))
@@ -100,8 +97,6 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
 
     Args:
         compute: Compute of every evaluation, shape ``(points,)``.
-        x: Name of the compute.
-        y: Name of the reward.
     """
     figure, axis = subplots(figsize=(6, 3.6))
     cut = found.support[1]
@@ -128,7 +123,6 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
 
     Args:
         found: From ``leave_one_out``.
-        x: Name of the compute.
 
     Raises:
         FrontierError: There is nothing to draw.

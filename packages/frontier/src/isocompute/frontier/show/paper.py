@@ -17,9 +17,6 @@ from .drawing import ACCENT, compute_axis, line_styles, save, styled, subplots
 def paper_figures(fits: PaperFits, folder: str | Path) -> list[Path]:
     """Draw every figure that the fits have the curves for, as SVG and PNG; nothing when no curve was fitted.
 
-    Args:
-        folder: Where the figures go.
-
     Raises:
         FrontierError: A file cannot be written.
     """

@@ -60,10 +60,6 @@ class Section:
 def write_report(fitted: Fitted, folder: str | Path, *, further: Sequence[Section] = ()) -> Path:
     """Write ``report.html`` and its figures as SVG and PNG; the same fit gives the same bytes.
 
-    Args:
-        folder: Where they go.
-        further: Sections after those of the fit.
-
     Raises:
         FrontierError: The folder cannot be written to.
     """

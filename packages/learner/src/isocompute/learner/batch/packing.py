@@ -16,13 +16,7 @@ PADDING = 1.25
 
 
 def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) -> MicroBatch:
-    """Pack a piece into one sequence: all prompts, then all responses without their last tokens.
-
-    Args:
-        piece: Those that pass through the model together.
-        device: Torch device of the tensors.
-        dtype: Type of the numbers.
-    """
+    """Pack a piece into one sequence: all prompts, then all responses without their last tokens."""
     prompt_rows, rows = piece.first_rows, piece.rows
     prompt_lengths, run = responses.prompts.lengths[prompt_rows], responses.run_lengths[rows]
     prompt_starts = np.cumsum(prompt_lengths) - prompt_lengths
@@ -47,13 +41,7 @@ def packed(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) 
 
 
 def padded(responses: Responses, piece: Piece, device: str, dtype: torch.dtype) -> MicroBatch:
-    """Pad a piece to one length, a row for each response: prompt, response without its last token, padding.
-
-    Args:
-        piece: Those that pass through the model together.
-        device: Torch device of the tensors.
-        dtype: Type of the numbers.
-    """
+    """Pad a piece to one length, a row for each response: prompt, response without its last token, padding."""
     rows = piece.rows
     prompt_lengths, run = responses.prompts.lengths[rows], responses.run_lengths[rows]
     whole = responses.whole_lengths[rows]

@@ -75,10 +75,6 @@ def check_columns(
 ) -> None:
     """Refuse a table that lacks a column, or has one of another type.
 
-    Args:
-        names: Of ``COLUMNS``.
-        source: Where the table comes from, for the error.
-
     Raises:
         LearnerError: It does; the error names the column, its type and its purpose.
     """
@@ -98,10 +94,6 @@ def check_columns(
 
 def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> None:
     """Refuse what a sampler returned if it is not a table of responses to the problems that it was given.
-
-    Args:
-        problems: What it was given: a ``problems`` table.
-        source: What it is, for the error.
 
     Raises:
         LearnerError: It is none, or a column is missing or of another type, or a problem is another one.

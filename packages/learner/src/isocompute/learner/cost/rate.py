@@ -62,11 +62,7 @@ class Shape:
 
 
 def shape_of(policy: Any) -> Shape | None:
-    """Return the shape of a transformers model; None for one without attention heads, whose arithmetic is another.
-
-    Args:
-        policy: A causal language model.
-    """
+    """Return the shape of a transformers model; None for one without attention heads, whose arithmetic is another."""
     config = policy.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
@@ -98,7 +94,6 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
     to save memory is not counted.
 
     Args:
-        shape: The model's.
         tokens: Tokens that pass forward and backward, those of prompts included, once where responses share them.
         predictions: Tokens that are predicted: those that were sampled.
         keys: K, the sum over ``tokens`` of how many keys each attends to: l(l + 1)/2 for one sequence of l tokens.
@@ -113,10 +108,6 @@ def training_operations(shape: Shape, *, tokens: int, predictions: int, keys: in
 
 def forward_operations(shape: Shape, *, tokens: int, predictions: int, keys: int) -> float:
     """Arithmetic of a forward pass: 2 per weight and token that it multiplies, 4·L·w·K for attention.
-
-    Args:
-        shape: The model's.
-        tokens: As in ``training_operations``, like the others.
 
     Returns:
         Operations, a multiplication and an addition counted as two.

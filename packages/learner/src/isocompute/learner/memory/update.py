@@ -16,13 +16,14 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from .. import policy as policies
 from ..batch.responses import OF_TOKENS, Lists, Responses
 from ..config import LearnerConfig
 from ..errors import LearnerError
 from ..objective.loss import objective
 from ..policy.adapter import adapt
-from ..policy.sharding import shard
+from ..policy.critic import ValueHead
+from ..policy.forward import Forward
+from ..policy.sharding import Sharding, shard
 from ..settings.adapter import AdapterConfig
 from ..settings.compute import ATTENDED
 from ..updates.adam import Optimizer
@@ -131,7 +132,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
     values for each head that a GPU makes in float32. It takes seconds for a model of billions of parameters.
 
     Args:
-        model: The model's ``config.json``.
         config: The learner's settings. A model with layout ``auto`` counts as one that gives the same when packed,
             unless it says otherwise as it runs.
         load: A rank's share of the update.
@@ -155,9 +155,6 @@ def update_memory(model: Mapping[str, Any], config: LearnerConfig, load: Load, *
 
 def parameters_of(model: Mapping[str, Any]) -> int:
     """Number of a model's parameters, tied ones counted once.
-
-    Args:
-        model: The model's ``config.json``.
 
     Raises:
         LearnerError: The model is of a kind that transformers does not know.
@@ -208,7 +205,7 @@ def _sharding(config: LearnerConfig, group: dist.ProcessGroup) -> Any:
     """As ``updates.models`` has it, with a mesh that is made here, since its ranks are compared by their numbers."""
     lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
     head = None if config.compute.float32_head else lower
-    made = policies.Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
+    made = Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
     return SimpleNamespace(mesh=made.mesh, activations=lower, head=head)
 
 
@@ -217,12 +214,12 @@ def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) ->
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
 
-    def run(dtype: torch.dtype, *, learns: bool, adapter: AdapterConfig | None = None) -> policies.Forward:
+    def run(dtype: torch.dtype, *, learns: bool, adapter: AdapterConfig | None = None) -> Forward:
         policy = AutoModelForCausalLM.from_config(model, dtype=dtype).eval().requires_grad_(learns)
         policy = policy if adapter is None else adapt(policy, adapter)
         policy = policy if sharding is None else shard(policy, sharding)
         like: Any = SimpleNamespace(packs=packs, _window=None)
-        forward = policies.Forward(policy, compute, temperature=config.temperature, device=DEVICE, like=like)
+        forward = Forward(policy, compute, temperature=config.temperature, device=DEVICE, like=like)
         if packs:
             policy.set_attn_implementation(PACKED)
         return forward
@@ -234,7 +231,7 @@ def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) ->
     if config.objective.resolved.baseline == "gae":
         share = config.critic.coefficient if config.critic.through_policy else 0.0
         size = forward.policy.get_output_embeddings().weight.shape[1]
-        critic = policies.ValueHead(size, share=share, device=DEVICE, dtype=torch.float32)
+        critic = ValueHead(size, share=share, device=DEVICE, dtype=torch.float32)
     return Models(forward=forward, reference=reference, critic=critic)
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch import read
+from ..batch.responses import read
 from ..config import LearnerConfig
 from ..objective.cohorts import with_cohorts
 from ..objective.prepare import prepare
-from ..policy import Forward, load_policy, vocabulary
+from ..policy.forward import Forward
+from ..policy.loading import load_policy
+from ..policy.weights import vocabulary
 
 SKETCHED = 2**16
 """Length of the vectors. Products of longer ones are kept without bias, to 1/256 of the lengths."""
@@ -33,7 +35,6 @@ def gradients(model: str | Path, rollouts: pl.DataFrame, config: LearnerConfig, 
     At the model that sampled, every objective has the gradient of Σ weight · advantage · log-probability.
 
     Args:
-        model: Folder or name.
         rollouts: A ``rollouts`` table whose groups are in the order of ``problem_id``.
 
     Yields:

@@ -47,7 +47,6 @@ class Noise:
 
         Args:
             halves: Each from a group of responses with a baseline of its own; shape ``(problems, 2, parameters)``.
-            responses: Responses in each of the two groups.
 
         Raises:
             ValueError: There are fewer than 8 problems, or the shape is another one.

@@ -99,7 +99,6 @@ def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
 
     Args:
         rewards: Rewards, shape ``(responses,)``.
-        index: Not used.
     """
     del index
     return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)

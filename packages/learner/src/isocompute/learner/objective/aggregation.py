@@ -19,7 +19,6 @@ def token_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int |
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
         groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-        constant_length: Not used.
 
     Returns:
         Weights, shape ``(responses,)``.
@@ -34,7 +33,6 @@ def sequence_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: in
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
         groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-        constant_length: Not used.
     """
     del groups, constant_length
     return _inverse(np.count_nonzero(tokens) * tokens.astype(np.float64))
@@ -46,7 +44,6 @@ def prompt_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int 
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
         groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-        constant_length: Not used.
     """
     del constant_length
     in_group = np.bincount(groups, weights=tokens) if len(tokens) else np.zeros(0)
@@ -59,7 +56,6 @@ def constant_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: in
     Args:
         tokens: Sampled tokens of each response, shape ``(responses,)``.
         groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-        constant_length: Tokens that a response counts as.
 
     Raises:
         LearnerError: There is no ``constant_length``.

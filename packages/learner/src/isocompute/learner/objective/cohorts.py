@@ -42,11 +42,7 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
 
 
 def group_index(rollouts: pl.DataFrame) -> np.ndarray:
-    """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``.
-
-    Args:
-        rollouts: A ``rollouts`` table.
-    """
+    """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``."""
     index: np.ndarray = rollouts["problem_id"].rank("dense").to_numpy().astype(np.int64) - 1
     return index
 

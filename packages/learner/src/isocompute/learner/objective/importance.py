@@ -36,7 +36,6 @@ def sequence_weights(
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
 
     Returns:
         The weight of each token's response, shape ``(tokens,)``.
@@ -54,7 +53,6 @@ def no_weights(
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
     """
     del sampler, response, responses, cap
     return torch.ones_like(learner)
@@ -69,7 +67,6 @@ def token_weights(
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
     """
     del response, responses
     return importance_weights(learner, sampler, cap=cap)
@@ -89,7 +86,6 @@ def response_sums(values: torch.Tensor, response: torch.Tensor, responses: int) 
     Args:
         values: Shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
 
     Returns:
         Shape ``(responses,)``.
@@ -128,7 +124,6 @@ def mismatch(learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tenso
         learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
         sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
         response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
     """
     difference = (learner.detach() - sampler).double()
     summed = response_sums(difference, response, responses)

@@ -21,7 +21,6 @@ def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int
     each part has the ``loss_weight`` of an update from it alone.
 
     Args:
-        batch: What ``prepare`` returned.
         step: The step; it, the seed and the pass decide the split, so that a resumed run has the same.
     """
     if not config.objective.off_policy:

@@ -48,7 +48,6 @@ def with_loss_weights(batch: pl.DataFrame, config: LearnerConfig) -> pl.DataFram
 
     Args:
         batch: The responses of one update, over all ranks.
-        config: The objective, whose aggregation it is.
     """
     chosen = config.objective.resolved
     weigh = AGGREGATIONS[str(chosen.aggregation)]

@@ -57,8 +57,6 @@ def policy_gradient(
 
     Args:
         advantages: The advantage of each token, shape ``(tokens,)``.
-        clip_low: Not used.
-        clip_high: Not used.
     """
     del clip_low, clip_high
     never = torch.zeros_like(advantages, dtype=torch.bool)

@@ -28,7 +28,6 @@ def adapt(policy: Any, config: AdapterConfig) -> Any:
 
     Args:
         policy: A transformers model, whole, which may still be on the device ``meta``.
-        config: Which layers, and the rank.
 
     Returns:
         The policy, of its own class.
@@ -92,12 +91,7 @@ def without_adapter(policy: Any) -> Iterator[None]:
 
 
 def model_name(name: str, adapted: dict[str, Any]) -> str | None:
-    """The name of a tensor in the model without its adapter; None for one of the adapter's own.
-
-    Args:
-        name: Its name in the policy.
-        adapted: The policy's ``layers``.
-    """
+    """The name of a tensor in the model without its adapter; None for one of the adapter's own."""
     layer, _, rest = name.rpartition(".base_layer.")
     if layer in adapted:
         return f"{layer}.{rest}"

@@ -73,7 +73,6 @@ def attending(rows: PackedRows | None, *, reach: int | None = None) -> Iterator[
 
     Args:
         rows: The rows; None for an input that is not packed.
-        reach: As in ``Passing``.
 
     Yields:
         What is found out about them on the way; None for an input that is not packed.
@@ -101,14 +100,10 @@ def packed_attention(
     """Causal attention within each row; see transformers' ``AttentionInterface``.
 
     Args:
-        module: The layer that asks.
         query: Shape ``(1, heads, positions, size)``.
         key: Shape ``(1, key heads, positions, size)``.
-        value: The same, of a size of its own.
         attention_mask: What ``packed_mask`` made; None where the model asks for none.
-        scaling: What scores are multiplied by.
         dropout: 0, as policies are in evaluation mode.
-        asked: What else the layer asks for.
 
     Returns:
         The results, shape ``(1, positions, heads, size)``, and no weights.
@@ -151,9 +146,6 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
 
     Of CUDA's kernels for shared ones the fast one takes half precision only, and the other holds the scores of all
     pairs of tokens; with a copy for each head there is one that takes float32 and holds none.
-
-    Args:
-        dtype: Type that they are multiplied in.
     """
     return device == "cuda" and dtype not in (torch.float16, torch.bfloat16)
 
@@ -165,7 +157,6 @@ def packed_mask(
 
     Args:
         mask_function: Whether a query sees a key: of indices of batch, head, query and key, which broadcast.
-        asked: What else transformers asks for.
 
     Returns:
         For a packed input a single entry, so that one that a model makes itself can be told from it.

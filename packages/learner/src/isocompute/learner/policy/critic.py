@@ -9,9 +9,7 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
     """A linear function of the policy's last hidden states, 0 at first.
 
     Args:
-        size: Hidden size of the policy.
         share: What the head's gradient is multiplied by before it passes into the policy; 0 cuts it off.
-        dtype: Type of its weights.
     """
 
     def __init__(self, size: int, *, share: float, device: str, dtype: torch.dtype) -> None:

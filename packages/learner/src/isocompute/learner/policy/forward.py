@@ -41,7 +41,6 @@ class Forward:
 
     Args:
         policy: From ``load_policy``.
-        config: How an update is computed.
         like: How another policy of the same architecture is run, which is to be given the same micro-batches: so a
             reference is run as the policy is; None: how this one can be run is found out.
 
@@ -85,19 +84,12 @@ class Forward:
         return torch.bfloat16 if lower else self._dtype
 
     def micro_batch(self, responses: Responses, piece: Piece) -> MicroBatch:
-        """The tensors of a piece.
-
-        Args:
-            piece: Those that pass through the model together.
-        """
+        """The tensors of a piece."""
         numbers = torch.float64 if self._dtype == torch.float64 else torch.float32
         return (packed if piece.packed else padded)(responses, piece, self._device, numbers)
 
     def pieces(self, responses: Responses, rows: np.ndarray) -> Iterator[Piece]:
         """Cut rows into what passes through the model together; see ``batch.micro_batches``.
-
-        Args:
-            rows: Their rows that pass through the model.
 
         Raises:
             LearnerError: One is longer than transformers can rotate without regard to what passed before it.
@@ -123,8 +115,6 @@ class Forward:
 
         Args:
             batch: The micro-batch; ``attending`` holds it.
-            entropy: Whether entropies are measured.
-            entropy_gradient: Whether they have a gradient.
 
         Returns:
             The hidden state that predicts each sampled token, shape ``(tokens, hidden size)``, and what follows from

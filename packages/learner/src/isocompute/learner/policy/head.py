@@ -43,13 +43,9 @@ def token_terms(
 
     Args:
         hidden: The hidden state that predicts each token, shape ``(tokens, hidden size)``.
-        head: The output head, a linear layer.
         tokens: The tokens sampled, shape ``(tokens,)``.
-        chunk: Tokens whose logits are held at a time.
         dtype: Type that matrices are multiplied in. Where it is lower than float32, the softmax, what is returned and
             the sum of the weights' gradient over chunks are in float32 all the same.
-        entropy: Whether entropies are measured.
-        entropy_gradient: Whether they have a gradient.
     """
     found: Any = _Head.apply(
         hidden, head.weight, head.bias, tokens, temperature, chunk, dtype, entropy, entropy_gradient

@@ -35,7 +35,6 @@ def load_policy(
 
     Args:
         model: A folder or a name, in the Hugging Face format.
-        dtype: Type of the weights.
         sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
         adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
 
@@ -74,7 +73,6 @@ def reference_of(model: str | Path, *, device: str, dtype: torch.dtype, sharding
 
     Args:
         model: As for ``load_policy``.
-        dtype: Type of the weights.
         sharding: As for ``load_policy``.
 
     Raises:

@@ -86,10 +86,6 @@ def rotated_otherwise_beyond(config: Any) -> int | None:
 def check_rotation(config: Any, *, longest: int) -> None:
     """Refuse responses whose rotation depends on those that passed before them, as transformers computes it.
 
-    Args:
-        config: The model's configuration.
-        longest: Tokens of the longest response, with its prompt.
-
     Raises:
         LearnerError: The model has dynamic NTK scaling, which a response is long enough for.
     """

@@ -52,10 +52,6 @@ class Sharding:
 def shard(policy: Any, sharding: Sharding) -> Any:
     """Share a policy out, in place; its weights may still be on the device ``meta``.
 
-    Args:
-        policy: A transformers model.
-        sharding: How.
-
     Returns:
         The policy.
 

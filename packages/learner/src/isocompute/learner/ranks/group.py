@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import torch
 
-from ..batch import shares
+from ..batch.splitting import shares
 from ..config import LearnerConfig
 from ..errors import LearnerError, RankError
 from ..records.updates import Agreement, UpdateReport
@@ -32,7 +32,6 @@ class LearnerGroup:
     terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
 
     Args:
-        config: The learner's settings.
         device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` ``gpu_share`` of a GPU.
         placement: A Ray placement group to be in, such as one shared with engines; by default one of its own.
         bundles: The bundle of each rank in it; by default the first ones.

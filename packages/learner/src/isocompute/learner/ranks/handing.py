@@ -16,7 +16,6 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
 
     Args:
         sizes: Bytes of each tensor, in the order in which they are best read.
-        fetch: Returns the tensors of some names.
     """
 
     def __init__(self, sizes: Mapping[str, int], fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]) -> None:
@@ -44,12 +43,7 @@ OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
 
 
 class RankWeights(Iterable[tuple[str, torch.Tensor]]):
-    """The policy's tensors by their Hugging Face names, whole: handed over one after the other, or used on the ranks.
-
-    Args:
-        tensors: Hands them over to this process.
-        spread: Calls a function on every rank.
-    """
+    """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
 
     def __init__(
         self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], spread: Callable[[OnRank], list[Any]]
@@ -61,9 +55,6 @@ class RankWeights(Iterable[tuple[str, torch.Tensor]]):
 
     def on_ranks(self, function: OnRank) -> list[Any]:
         """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
-
-        Args:
-            function: It is pickled.
 
         Returns:
             What it returned, by rank.

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import LearnerConfig
-from ..policy import WholeTensors, weights
+from ..policy.weights import WholeTensors, weights
 from ..records.updates import Agreement, UpdateReport
 from ..updates.learner import Learner
 from .handing import OnRank
@@ -45,12 +45,7 @@ class RankActor:
         return machine, port
 
     def join(self, machine: str, port: int) -> None:
-        """Join the process group through the rendezvous store of the first rank.
-
-        Args:
-            machine: The first rank's machine.
-            port: The port of the store there.
-        """
+        """Join the process group through the rendezvous store of the first rank."""
         if self._device == "cpu":
             torch.set_num_threads(1)
         if self._rank:
@@ -64,11 +59,7 @@ class RankActor:
         )
 
     def load(self, model: str, config: LearnerConfig) -> None:
-        """Load the policy; see ``Learner`` for errors.
-
-        Args:
-            config: The learner's settings.
-        """
+        """Load the policy; see ``Learner`` for errors."""
         self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
         self._free_memory()
 
@@ -107,11 +98,7 @@ class RankActor:
             torch.cuda.empty_cache()
 
     def sizes(self, of: str) -> dict[str, int]:
-        """Bytes of each tensor, by its name.
-
-        Args:
-            of: The learner's ``state`` or its ``weights``.
-        """
+        """Bytes of each tensor, by its name."""
         return self._held(of).sizes()
 
     def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
@@ -142,17 +129,9 @@ class RankActor:
         self._learner.expect(names)
 
     def take(self, tensors: dict[str, torch.Tensor]) -> None:
-        """See ``Learner.take``.
-
-        Args:
-            tensors: Some of a state's.
-        """
+        """See ``Learner.take``."""
         self._learner.take(tensors)
 
     def continue_at(self, version: int) -> None:
-        """Go on from a state that was taken.
-
-        Args:
-            version: The version of the weights.
-        """
+        """Go on from a state that was taken."""
         self._learner.version = version

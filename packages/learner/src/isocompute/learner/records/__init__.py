@@ -1,5 +1,1 @@
-"""What a run reports, step by step: sums and counts, statistics, timings, and whether it is healthy."""
-
-from .steps import Record, from_plain, to_plain
-
-__all__ = ["Record", "from_plain", "to_plain"]
+"""Records of a run, step by step: sums and counts, statistics, timings, health."""

@@ -48,12 +48,7 @@ class Share(Mean):
 
 
 def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]:
-    """Add up the metrics of two micro-batches, ranks or updates.
-
-    Args:
-        one: Metrics by name.
-        other: Metrics with the same names.
-    """
+    """Add up the metrics of two micro-batches, ranks or updates."""
     return {name: metric + other[name] for name, metric in one.items()}
 
 
@@ -62,7 +57,6 @@ def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) 
 
     Args:
         names: Those whose mean the zeros are a part of; one that is not there is passed over.
-        count: How many zeros there are.
     """
     known = {name: replace(metrics[name], count=metrics[name].count + count) for name in names if name in metrics}
     return {**metrics, **known}

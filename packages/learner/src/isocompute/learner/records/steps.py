@@ -177,11 +177,7 @@ Record = StepRecord | EvaluationRecord
 
 
 def to_plain(record: Record) -> dict[str, Any]:
-    """Return a record as what JSON can express; ``from_plain`` makes the record of it again.
-
-    Args:
-        record: A record of a step or an evaluation.
-    """
+    """Return a record as what JSON can express; ``from_plain`` makes the record of it again."""
     return {"kind": "step" if isinstance(record, StepRecord) else "evaluation", **asdict(record)}
 
 

@@ -39,7 +39,6 @@ def save_policy(weights: Weights, base: str | Path, folder: str | Path, *, dtype
         weights: The policy's tensors by their Hugging Face names, as ``Learner.weights`` and ``LearnerGroup.weights``
             give them, taken one after the other; a critic's head is no part of them.
         base: The base model that was trained: a folder or a name.
-        folder: Where the policy belongs.
         dtype: Type in which it is saved; None: that of the weights, so that nothing is rounded.
 
     Returns:
@@ -75,9 +74,7 @@ def save_adapter(
 
     Args:
         state: The tensors of ``Learner.state`` or of a ``Checkpoint``; what is not the adapter is left out.
-        adapter: Its settings.
         base: The base model that it was trained on: a folder or a name.
-        folder: Where it belongs.
 
     Returns:
         The folder.

@@ -22,7 +22,6 @@ def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterat
     name with ``.before`` behind it.
 
     Args:
-        final: Where the folder belongs.
         what: What it is, for the message of an error.
         error: What to raise when it cannot be written.
 

@@ -19,7 +19,6 @@ def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
 
     Args:
         model: A folder or a name, in the Hugging Face format.
-        policy: The same architecture, its weights of any values.
 
     Returns:
         The tensors; None where they are in other files than safetensors, or converted when they are loaded.

@@ -17,7 +17,6 @@ def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> I
     """Take tensors as they come, several at a time.
 
     Args:
-        tensors: Names and tensors.
         most: Most bytes of a part; a single tensor may have more.
     """
     part: dict[str, torch.Tensor] = {}
@@ -33,11 +32,7 @@ def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> I
 
 
 class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for.
-
-    Args:
-        paths: The files.
-    """
+    """The tensors of safetensors files by name, each read when it is asked for."""
 
     def __init__(self, paths: Collection[Path]) -> None:
         self._files: dict[str, Any] = {}

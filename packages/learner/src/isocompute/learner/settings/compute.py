@@ -18,7 +18,6 @@ def fits(tokens: int, *, positions: int, attended: int) -> bool:
 
     Args:
         tokens: ``ComputeConfig.micro_batch_tokens``.
-        positions: Tokens that the layers see, padding included.
         attended: Tokens of the rows of attention: packed prompts are repeated there for each response.
     """
     return positions <= tokens and attended <= ATTENDED * tokens

@@ -32,9 +32,7 @@ def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id
     the same, and ends the run as it did the first time.
 
     Args:
-        learner: Hands over its weights.
         sampler: Takes them, and answers two times each of the first four problems.
-        problems: A ``problems`` table.
 
     Returns:
         The responses, which were paid for, as a ``rollouts`` table.

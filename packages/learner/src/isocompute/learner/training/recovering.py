@@ -20,7 +20,6 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
     Args:
         attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``canary`` to
             ``train``; a meter that continues is part of it, too.
-        checkpoints: Those of the run.
         tries: How often it may end from one and the same checkpoint.
 
     Returns:

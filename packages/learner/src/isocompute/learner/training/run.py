@@ -83,9 +83,6 @@ class RunConfig:
     def check(self, config: LearnerConfig) -> None:
         """Refuse a number of rollouts that the learner's settings cannot learn from.
 
-        Args:
-            config: The learner's settings.
-
         Raises:
             LearnerError: n is 1 and the baseline is the group's or groups of equal rewards are left out, or n is
                 below ``trained_rollouts``.

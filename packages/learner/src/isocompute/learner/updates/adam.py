@@ -22,7 +22,6 @@ class Optimizer:
 
     Args:
         critic: The critic; None without one.
-        config: The learner's settings.
         total: Adds a number up over the ranks that share the policy; None where it is whole.
     """
 
@@ -71,11 +70,7 @@ class Optimizer:
         return float(norm)
 
     def idle(self, norm: float) -> bool:
-        """Whether a step would change nothing: there is no gradient, nor was there one before.
-
-        Args:
-            norm: Norm of the policy's gradient.
-        """
+        """Whether a step would change nothing: there is no gradient, nor was there one before."""
         decays = bool(self._config.optimizer.weight_decay)
         return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
 

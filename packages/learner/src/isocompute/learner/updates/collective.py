@@ -16,7 +16,6 @@ class Collective:
     Args:
         ranks: The process group; None for one learner alone. Never taken from the process: an engine in the same
             process has a process group of its own.
-        device: Torch device of the tensors that are combined.
     """
 
     def __init__(self, ranks: dist.ProcessGroup | None, device: str) -> None:
@@ -31,11 +30,7 @@ class Collective:
         self._reduce(tensor, dist.ReduceOp.MAX)
 
     def total(self, number: float) -> float:
-        """Sum a number over the ranks.
-
-        Args:
-            number: This rank's.
-        """
+        """Sum a number over the ranks."""
         if self._ranks is None:
             return number
         tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
@@ -43,11 +38,7 @@ class Collective:
         return float(tensor)
 
     def most(self, count: int) -> int:
-        """The largest of a count over the ranks.
-
-        Args:
-            count: This rank's.
-        """
+        """The largest of a count over the ranks."""
         if self._ranks is None:
             return count
         tensor = torch.tensor(count, device=self._device)

@@ -12,8 +12,8 @@ import polars as pl
 import torch
 import torch.distributed as dist
 
-from .. import policy as policies
-from ..batch import MicroBatch, Responses, read
+from ..batch.micro import MicroBatch
+from ..batch.responses import Responses, read
 from ..batch.splitting import Piece
 from ..config import LearnerConfig
 from ..cost.rate import matmul_rate, shape_of
@@ -21,6 +21,9 @@ from ..errors import LearnerError
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
 from ..objective.ragged import Ragged, listed
+from ..policy.critic import ValueHead
+from ..policy.sharding import is_sharded
+from ..policy.weights import WholeTensors, vocabulary, weights
 from ..records.metrics import Mean, added, reduced, with_zeros
 from ..records.updates import Agreement, Average, UpdateReport
 from .adam import Optimizer
@@ -42,9 +45,7 @@ class Learner:
     policy sampled (column ``sampled``).
 
     Args:
-        config: The learner's settings.
         ranks: The learners that take every update together, or None for this one alone.
-        dtype: Type of weights, gradients and moments.
 
     Raises:
         LearnerError: The model cannot be used; see ``policy.load_policy``.
@@ -87,7 +88,7 @@ class Learner:
         return self._models.policy
 
     @property
-    def critic(self) -> policies.ValueHead | None:
+    def critic(self) -> ValueHead | None:
         """The critic; None without one."""
         return self._models.critic
 
@@ -104,7 +105,7 @@ class Learner:
 
         Ranks that share the policy must all take all of them, before the next update.
         """
-        yield from policies.weights(self.policy).items()
+        yield from weights(self.policy).items()
 
     def agreement(self, rollouts: pl.DataFrame) -> Agreement:
         """How far the sampler's log-probabilities are from this rank's, over all responses.
@@ -215,7 +216,7 @@ class Learner:
         )
 
     def _read(self, rollouts: pl.DataFrame) -> Responses:
-        return read(rollouts, vocabulary=policies.vocabulary(self.policy))
+        return read(rollouts, vocabulary=vocabulary(self.policy))
 
     def _passes(
         self, responses: Responses, rows: np.ndarray, *, least: int = 0
@@ -244,7 +245,7 @@ class Learner:
                 if found is None:
                     found = self._verify(self._compared(responses, rows, inputs))
                 if piece is None:
-                    if policies.is_sharded(self.policy):
+                    if is_sharded(self.policy):
                         # The others wait for this rank's part of each sum.
                         (inputs.logprobs.sum() * 0).backward()
                     continue
@@ -262,7 +263,6 @@ class Learner:
         """Compare the sampler with the policy that it sampled from.
 
         Args:
-            rows: Rows of the responses that are learnt from.
             first: The first pass: of some of these, or, so that stale weights show all the same, of a response that
                 cannot change the update.
         """
@@ -289,7 +289,7 @@ class Learner:
     def _nothing(self, *shape: int) -> torch.Tensor:
         return torch.zeros(*shape, dtype=torch.float64, device=self.device)
 
-    def state(self) -> tuple[policies.WholeTensors, dict[str, Any]]:
+    def state(self) -> tuple[WholeTensors, dict[str, Any]]:
         """Return what a checkpoint must hold: tensors, to be read before the next update, and plain values.
 
         Tensors are the live ones and not copies; those that ranks share are gathered one at a time, as they are read.
@@ -321,9 +321,6 @@ class Learner:
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over a part of a state, which is copied.
-
-        Args:
-            tensors: Some of its tensors.
 
         Raises:
             LearnerError: It is the state of another model.

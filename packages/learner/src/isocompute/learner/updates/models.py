@@ -8,8 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import policy as policies
 from ..config import LearnerConfig
+from ..policy.critic import ValueHead
+from ..policy.forward import Forward
+from ..policy.loading import load_policy
+from ..policy.sharding import Sharding
 from ..settings.adapter import AdapterConfig
 
 
@@ -24,9 +27,9 @@ class Models:
         critic: The critic, whole on every rank; None without one.
     """
 
-    forward: policies.Forward
-    reference: policies.Forward | None
-    critic: policies.ValueHead | None
+    forward: Forward
+    reference: Forward | None
+    critic: ValueHead | None
 
     @property
     def policy(self) -> Any:
@@ -40,9 +43,7 @@ def load_models(
     """Load them.
 
     Args:
-        config: The learner's settings.
         ranks: The learners that take every update together; all of them call this. None for one alone.
-        dtype: Type of weights, gradients and moments.
 
     Raises:
         LearnerError: The model cannot be used; see ``policy.load_policy``.
@@ -52,19 +53,19 @@ def load_models(
     sharding = None
     if ranks is not None and ranks.size() > 1 and compute.sharding == "auto":
         head = None if compute.float32_head else lower
-        sharding = policies.Sharding(ranks=ranks, device=device, activations=lower, head=head)
+        sharding = Sharding(ranks=ranks, device=device, activations=lower, head=head)
 
     def run(
         dtype: torch.dtype,
-        shared: policies.Sharding | None,
-        like: policies.Forward | None,
+        shared: Sharding | None,
+        like: Forward | None,
         adapter: AdapterConfig | None = None,
         *,
         learns: bool = True,
-    ) -> policies.Forward:
-        loaded = policies.load_policy(model, device=device, dtype=dtype, sharding=shared, adapter=adapter)
+    ) -> Forward:
+        loaded = load_policy(model, device=device, dtype=dtype, sharding=shared, adapter=adapter)
         loaded = loaded if adapter is not None else loaded.requires_grad_(learns)
-        return policies.Forward(loaded, compute, temperature=config.temperature, device=device, like=like)
+        return Forward(loaded, compute, temperature=config.temperature, device=device, like=like)
 
     tried = None
     if sharding is not None and torch.bfloat16 in (lower, dtype):
@@ -82,5 +83,5 @@ def load_models(
     if config.objective.resolved.baseline == "gae":
         share = config.critic.coefficient if config.critic.through_policy else 0.0
         size = forward.policy.get_output_embeddings().weight.shape[1]
-        critic = policies.ValueHead(size, share=share, device=device, dtype=dtype)
+        critic = ValueHead(size, share=share, device=device, dtype=dtype)
     return Models(forward=forward, reference=reference, critic=critic)

@@ -7,17 +7,21 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from .. import policy as policies
-from ..batch import MicroBatch, Responses
+from ..batch.micro import MicroBatch
+from ..batch.responses import Responses
 from ..batch.splitting import Piece
 from ..cost.rate import Shape, forward_operations, training_operations
 from ..objective.loss import ObjectiveInputs
+from ..policy.forward import Forward
+from ..policy.probe import probe
+from ..policy.sharding import is_sharded
+from ..policy.weights import vocabulary
 from ..settings.objective import EntropyConfig
 from .models import Models
 
 
 def passes(
-    forward: policies.Forward,
+    forward: Forward,
     responses: Responses,
     rows: np.ndarray,
     *,
@@ -29,21 +33,18 @@ def passes(
     Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
 
     Args:
-        forward: How the policy is run.
-        rows: Rows of the responses that pass.
         most: The largest of a count over the ranks.
-        least: Least number of passes.
 
     Yields:
         The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
     """
     pieces = list(forward.pieces(responses, rows))
-    count = most(len(pieces)) if policies.is_sharded(forward.policy) else len(pieces)
+    count = most(len(pieces)) if is_sharded(forward.policy) else len(pieces)
     for piece in pieces:
         yield piece, forward.micro_batch(responses, piece)
     for _ in range(max(least, count) - len(pieces)):
         # The first one, or one that is made up.
-        given = responses if len(responses) else policies.probe(policies.vocabulary(forward.policy))[0]
+        given = responses if len(responses) else probe(vocabulary(forward.policy))[0]
         yield None, forward.micro_batch(given, next(forward.pieces(given, np.arange(1))))
 
 

@@ -19,9 +19,6 @@ ADVANTAGES = ("advantage", "advantages")
 def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
     """Refuse responses without advantages or weights, from which nothing would be learnt without a word.
 
-    Args:
-        batch: What ``update`` was given.
-
     Raises:
         LearnerError: A column is missing.
     """
@@ -37,7 +34,6 @@ def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float]
 
     Args:
         rollouts: This rank's share.
-        version: The learner's version.
         total: Adds a number up over the ranks.
 
     Raises:
@@ -59,7 +55,6 @@ def check_outcome(norm: float, loss: float, broken: tuple[float, float], config:
 
     Args:
         broken: How many log-probabilities of the learner and of the sampler are not finite.
-        config: The learner's settings.
 
     Raises:
         DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.

@@ -15,7 +15,6 @@ def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerCon
     Args:
         advantage: The advantage of each response, shape ``(responses,)``.
         zero_variance: Whether the rewards of its group are equal, shape ``(responses,)``.
-        config: The learner's settings.
 
     Returns:
         Booleans, shape ``(responses,)``.

@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 
-from .. import policy as policies
 from ..errors import LearnerError
+from ..policy.sharding import copy_into
+from ..policy.weights import WholeTensors, learnt
 from .adam import CRITIC, POLICY, Optimizer
 
 
-def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> policies.WholeTensors:
+def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> WholeTensors:
     """The tensors of a learner, the live ones and not copies where they are not gathered.
 
     Args:
         critic: The critic; None without one.
     """
-    return policies.WholeTensors(_weights(policy, critic) | optimizer.state())
+    return WholeTensors(_weights(policy, critic) | optimizer.state())
 
 
 def make_ready(
@@ -33,7 +34,6 @@ def make_ready(
     Args:
         names: All names of a state.
         critic: The critic; None without one.
-        model: The base model, for the error.
 
     Raises:
         LearnerError: They are of another model, or of a learner with a critic where there is none.
@@ -56,7 +56,6 @@ def take_over(
 
     Args:
         critic: The critic; None without one.
-        model: The base model, for the error.
 
     Raises:
         LearnerError: One has another shape; those before it were taken over.
@@ -70,12 +69,12 @@ def take_over(
                     f"the state to continue from is not one of the model {model}: {name} has the shape "
                     f"{tuple(given.shape)}, and must have {tuple(mine[name].shape)}"
                 )
-            policies.copy_into(mine[name], given)
+            copy_into(mine[name], given)
     optimizer.take(tensors)
 
 
 def _weights(policy: Any, critic: torch.nn.Module | None) -> dict[str, torch.Tensor]:
-    found = {f"{POLICY}.{name}": tensor for name, tensor in policies.learnt(policy).items()}
+    found = {f"{POLICY}.{name}": tensor for name, tensor in learnt(policy).items()}
     if critic is not None:
         found |= {f"{CRITIC}.{name}": tensor for name, tensor in critic.state_dict().items()}
     return found

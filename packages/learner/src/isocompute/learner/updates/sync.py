@@ -95,7 +95,6 @@ def check_finite(broken: float, *, step: int) -> None:
 
     Args:
         broken: How many there are, or 1 for some.
-        step: The step that they would be used in.
 
     Raises:
         DivergenceError: ``broken`` is above 0.
