@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from isocompute.frontier.cli import main
 
+pytestmark = pytest.mark.slow("fits and training")
+
 ROOT = Path(__file__).parents[2]
 
 
