@@ -18,13 +18,12 @@ from isocompute.rollout.contract import tables
 
 from experiments.settings import load
 from experiments.stages import sweep
-from experiments.tiny import model as tiny
+from experiments.stages.base import record
 
-from .made import PARAMS
+from .made import BASE, PARAMS, ROOT
 
 pytestmark = pytest.mark.slow("a model, a fit")
 
-ROOT = Path(__file__).parents[2]
 SETTINGS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 SOURCE = {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "settings": SETTINGS}
 
@@ -114,14 +113,13 @@ def test_a_cell_reaches_the_engine_through_24_files(store: Path, inline: None, m
         "learning_rate": {"rule": "sqrt", "learning_rate": 1e-3, "batch_rollouts": 8},
     }
     smoke["prescribe"]["easy"]["baselines"] = [2]
+    smoke["base"]["model"] = str(BASE)
     smoke["resources"] |= {"workers": 1, "sampler": "transformers"}
     Path("params.yaml").write_text(yaml.safe_dump(params))
     preset = load(Path("params.yaml"), "smoke")
-    base = Path("outputs/prepared/base")
-    tiny.save(tiny.new_model(preset.base), tiny.new_tokenizer(), base / "base")
-    tables.write(
-        load_problems(source_from({**SOURCE, "train": 12, "validation": 8})), "problems", base / "easy.parquet"
-    )
+    record(preset.base)
+    problems = load_problems(source_from({**SOURCE, "train": 12, "validation": 8}))
+    tables.write(problems, "problems", Path("outputs/prepared/base/easy.parquet"))
 
     def end(*_: object) -> None:
         raise AskedError
@@ -142,13 +140,11 @@ def test_a_log_becomes_an_answer_through_40_files(tmp_path: Path) -> None:
     assert len(files) <= 40
 
 
-def test_sixteen_responses_are_sampled_and_scored_through_14_files(tmp_path: Path) -> None:
-    base = load(PARAMS, "smoke").base
-    tiny.save(tiny.new_model(base), tiny.new_tokenizer(), tmp_path)
+def test_sixteen_responses_are_sampled_and_scored_through_14_files() -> None:
     problems = load_problems(source_from({**SOURCE, "train": 1, "validation": 1})).head(1)
     # With a scorer of its own, which begins with its first process.
     sampler = open_sampler(
-        "transformers", str(tmp_path), Sampling(max_new_tokens=8), scoring=scoring_from({"seconds": 4.0})
+        "transformers", str(BASE), Sampling(max_new_tokens=8), scoring=scoring_from({"seconds": 4.0})
     )
     try:
         with walked() as files:
