@@ -16,7 +16,6 @@ def test_tokens_follow_from_rollouts_and_lengths(count, mean, growth, spread):
     assert tokens.low <= tokens.likely <= tokens.high
 
 
-
 def test_flops_are_two_and_six_for_each_parameter_and_token():
     model = Model(parameters=1000)
     lengths = Lengths(prompt_tokens=10, response_tokens=30, spread=0)
@@ -51,7 +50,7 @@ def test_sampling_and_training_take_time_and_money():
     measured, _ = device_time(flops, device("h100"), tokens=tokens, tokens_per_second=5000)
     assert measured.likely == pytest.approx(200)
     assert price(measured, 3.6).likely == pytest.approx(0.2)
-    with pytest.raises(BudgetError, match="must be positive, and the tokens must be known"):
+    with pytest.raises(BudgetError, match="tokens must be known"):
         device_time(flops, device("h100"), tokens_per_second=5000)
 
 

@@ -84,7 +84,7 @@ def test_a_setting_beyond_all_counts_is_refused(name: str, value: str, tmp_path:
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text('{"step": 1000000, "val-core/m/acc/mean@4": 0.5}\n')
     config.write_text(json.dumps(CONFIG))
-    with pytest.raises((BudgetError, tables.TableError), match=r"log.jsonl: .*(rollouts|seed|questions)"):
+    with pytest.raises((BudgetError, tables.TableError), match=r"(rollouts|seed|questions)"):
         ingest("verl", [str(log)], config=config, constants={"questions": "9", name: value})
 
 
@@ -103,7 +103,7 @@ def test_a_count_that_cannot_be_is_refused(trainer: str, metrics: dict[str, floa
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text("".join(json.dumps({"step": step, **metrics}) + "\n" for step in (1, 2)))
     config.write_text(json.dumps(CONFIG))
-    with pytest.raises(BudgetError, match=r"log.jsonl: .*(impossible|not a length)"):
+    with pytest.raises(BudgetError, match=r"impossible|not a length"):
         ingest(trainer, [str(log)], config=config, constants={"questions": "9"})
 
 

@@ -52,7 +52,7 @@ def test_verls_v1_trainer_fetches_a_batch_in_pieces(tmp_path: Path) -> None:
     pieces = {**VERL, "data": {"train_batch_size": 8, "gen_batch_size": 2}}
     evals, _ = read(tmp_path, "verl", VERL_ROW, json.dumps({**pieces, "trainer": {"use_v1": True}}))
     assert evals["rollouts"].to_list() == [64]
-    with pytest.raises(BudgetError, match="gen_batch_size is 2 with a train_batch_size 8"):
+    with pytest.raises(BudgetError, match=r"gen_batch_size is 2 .*8"):
         read(tmp_path, "verl", VERL_ROW, json.dumps({**pieces, "trainer": {"use_v1": False}}))
 
 
@@ -91,7 +91,7 @@ def test_a_pass_rate_that_cannot_be_is_named(rate: float, said: str, message: st
 def test_logs_and_file_that_differ_are_refused(tmp_path: Path) -> None:
     events = Path(__file__).parents[1] / "fixtures" / "trl" / "events"
     (tmp_path / "config.json").write_text(json.dumps({"num_generations": 8}))
-    with pytest.raises(BudgetError, match="num_generations is 4 in its logs and 8 in the configuration file"):
+    with pytest.raises(BudgetError, match=r"num_generations is 4 .*8"):
         ingest("trl", [str(events)], config=tmp_path / "config.json", constants={"questions": "16"})
     evals, _ = ingest("trl", [str(events)], constants={"questions": "16"})
     assert evals["rollouts"].to_list() == [32, 64, 96]
