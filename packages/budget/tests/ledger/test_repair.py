@@ -53,15 +53,6 @@ def test_every_record_that_was_not_touched_is_saved_and_every_byte_is_accounted_
     assert History.decode(saved.content, "x").torn_bytes == 0
 
 
-def test_a_damaged_charge_is_listed_with_what_it_seems_to_say():
-    data = bytearray(joined())
-    data[ENDS[2] - 10] ^= 1
-    (part,) = salvage(bytes(data), "x").dropped
-    assert (part.begin, part.end, part.number, part.reason) == (ENDS[1], ENDS[2], 1, "its checksum does not match")
-    assert [(step, cohort) for step, cohort, _ in part.charges] == [(1, "trained"), (1, "failed")]
-    assert part.charges[0][2] == Counts(rollouts=1)
-
-
 def test_a_record_that_is_there_twice_is_saved_once_and_two_with_one_number_both():
     other = records.encode_charge(9, {"stale": Counts(rollouts=7)})
     data = joined([*CONTENTS[:3], CONTENTS[2], other, *CONTENTS[3:]], [0, 1, 2, 2, 2, *range(3, len(CONTENTS))])

@@ -102,7 +102,8 @@ def summed(outcomes):
 
 def legal(count, folder, name, **options):
     """So many random cases that TRL takes, with what came of them."""
-    from attached_runs import quiet, random_case, train
+    from attached_runs import random_case, train
+    from trl_runs import quiet
 
     number = found = 0
     while found < count:
@@ -182,7 +183,8 @@ def test_a_process_that_is_killed_within_a_generation_batch_is_resumed(trl, tmp_
 
 @pytest.mark.parametrize("kills", [[], [3], [1, 7]])
 def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it_was_killed(trl, tmp_path, kills):
-    from attached_runs import Case, quiet, train
+    from attached_runs import Case, train
+    from trl_runs import quiet
 
     chosen = {"args": ARGS, "problems": 8, "eval_problems": 4}
     case = Case(limit="rollouts", batches=2.5, counted="used", kills=kills, chosen=chosen)
@@ -194,7 +196,8 @@ def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it
 
 @pytest.mark.parametrize("limit", ["device_hours", "money"])
 def test_a_limit_on_time_or_money_ends_a_run_in_the_middle_of_a_batch_too(trl, tmp_path, limit):
-    from attached_runs import Case, quiet, train
+    from attached_runs import Case, train
+    from trl_runs import quiet
 
     # Steps that share a batch, most of them; how many fit into the second of the limit is the machine's affair.
     chosen = {"args": {**ARGS, "num_iterations": 200, "max_steps": 100_000}, "problems": 8, "eval_problems": 4}
