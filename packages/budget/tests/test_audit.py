@@ -165,11 +165,11 @@ def test_the_command_prints_a_table_and_a_line_for_each_difference(tmp_path, cap
 
 
 def test_what_cannot_be_audited_is_refused(tmp_path):
-    with pytest.raises(BudgetError, match="no run of a trainer that is known"):
+    with pytest.raises(BudgetError, match="no run"):
         audit(str(tmp_path))
-    with pytest.raises(BudgetError, match="holds 2 runs, of which one is audited at a time"):
+    with pytest.raises(BudgetError, match="holds 2 runs"):
         audit(str(DOCS))
-    with pytest.raises(BudgetError, match=r"--set actor_rollout_ref\.rollout\.n"):
+    with pytest.raises(BudgetError, match=r"rollout\.n"):
         audit(logged(tmp_path, verl_rows(3)))
 
 

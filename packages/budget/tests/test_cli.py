@@ -71,15 +71,6 @@ def test_show_sums_by_step_and_by_run(ledger, capsys, by, first):
     assert lines[-1].split()[:4] == ["everything", "96", "32", "128"]
 
 
-def test_show_takes_several_ledgers(ledger, tmp_path, capsys):
-    with Ledger.open(tmp_path / "b.ledger", run_id="b") as opened:
-        opened.charge(1, {"trained": Counts(rollouts=4)})
-    assert main(["show", str(ledger), str(tmp_path / "b.ledger")]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("2 runs, 3 attempts")
-    assert table_of(out)["training"][:3] == ["100", "32", "132"]
-
-
 def test_show_tells_of_a_torn_record(ledger, capsys):
     with ledger.open("ab") as stream:
         stream.write(b"\x29\x00\xd6")
@@ -96,26 +87,12 @@ def test_a_ledger_table_can_be_shown(ledger, tmp_path, capsys):
     assert "which does not hold lost work" in capsys.readouterr().out
 
 
-def test_what_goes_wrong_is_one_line_and_exit_code_2(ledger, tmp_path, capsys):
-    assert "No such file" in fails(["show", tmp_path / "none.ledger"], capsys)
-    assert "no such file or folder" in fails(["show", tmp_path / "none.parquet"], capsys)
-    assert "not a ledger" in fails(["show", __file__], capsys)
-
-
 def test_a_damaged_ledger_leaves_earlier_figures_alone(ledger, tmp_path, capsys):
     out = tmp_path / "out.json"
     out.write_text("kept")
     ledger.write_bytes(ledger.read_bytes()[:-30] + b"?" + ledger.read_bytes()[-29:])
     assert "is damaged" in fails(["show", ledger, "--json", out], capsys)
     assert out.read_text() == "kept"
-
-
-@pytest.mark.parametrize("text", ["1.5", "many", "1e-3"])
-def test_a_budget_that_is_no_whole_number_is_refused(text, capsys):
-    arguments = ["plan", "--rollouts", text, "--max-batch", "8"]
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments)
-    assert "whole number" in capsys.readouterr().err
 
 
 def test_help_names_the_commands(capsys):
@@ -141,16 +118,6 @@ def test_a_table_of_mlflow_without_it_says_what_to_install(ledger, tmp_path, cap
     monkeypatch.setitem(sys.modules, "mlflow", None)
     err = fails(["show", "mlflow:sweep"], capsys)
     assert 'pip install "isocompute-budget[mlflow]"' in err
-
-
-def test_show_sums_by_phase(ledger, capsys):
-    with Ledger.open(ledger, run_id="a", resumed_from=3) as opened:
-        opened.charge(3, {"eval": Counts(rollouts=7), "pilot": Counts(rollouts=5)})
-    assert main(["show", str(ledger), "--by", "phase"]) == 0
-    rows = table_of(capsys.readouterr().out.split("\n\n")[1])
-    assert {name: row[0] for name, row in rows.items()} == {
-        "phase": "rollouts", "eval": "7", "pilot": "5", "training": "96", "everything": "108",
-    }  # fmt: skip
 
 
 def test_show_tells_of_device_time_and_money(tmp_path, capsys):
@@ -197,11 +164,6 @@ def test_show_tells_when_and_where_attempts_began(tmp_path, capsys, monkeypatch)
         assert attempt["host"] in out
 
 
-def test_a_ledger_without_device_time_has_no_line_on_it(ledger, capsys):
-    assert main(["show", str(ledger)]) == 0
-    assert "device-hours" not in capsys.readouterr().out
-
-
 def test_the_version_is_the_packages(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
@@ -239,20 +201,9 @@ def test_convert_carries_the_learning_rate_from_the_batch_it_was_tuned_at(capsys
         assert f"--learning_rate {rate}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "parameters"),
-    [
-        ("7B", 7e9),
-        ("0.5b", 5e8),
-        ("350M", 3.5e8),
-        ("1.5e9", 1.5e9),
-        ("7_000K", 7e6),
-        ("1.3B", 1_300_000_000),
-        ("2T", 2e12),
-    ],
-)
-def test_parameters_are_counted_in_billions(text, parameters):
-    assert text_module.parameters(text) == parameters
+@pytest.mark.parametrize(("text", "number"), [("0.5b", 5e8), ("1.5e9", 1.5e9), ("7_000K", 7e6), ("2T", 2e12)])
+def test_parameters_may_have_a_suffix(text, number):
+    assert text_module.parameters(text) == number
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["K", "M", "B"]))

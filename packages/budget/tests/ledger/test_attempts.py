@@ -24,7 +24,7 @@ def test_an_origin_comes_back_with_names_cut_to_64_bytes(host, job, seconds, sal
 
 
 def test_an_origin_that_is_cut_short_is_refused():
-    with pytest.raises(ValueError, match="it does not say when an attempt began"):
+    with pytest.raises(ValueError, match="when an attempt began"):
         decode_origin(b"a123")
 
 

@@ -25,7 +25,7 @@ def test_counts_do_not_add_to_bare_numbers():
 
 @pytest.mark.parametrize("value", [-1, 1.5, "3", None, 2**63])
 def test_a_count_that_is_no_count_is_refused_by_name(value):
-    with pytest.raises(BudgetError, match=r"response_tokens is .*whole number of at least 0"):
+    with pytest.raises(BudgetError, match="response_tokens is"):
         Counts(response_tokens=value)
 
 

@@ -331,5 +331,5 @@ def test_a_step_that_generated_nothing_can_be_resumed_past(tmp_path):
         with Ledger.open(path, run_id="run", resumed_from=resumed_from) as ledger:
             assert ledger.used.rollouts == 32
             assert ledger.device_seconds == 2.5
-    with pytest.raises(LedgerError, match="cannot resume from step 3, because the ledger ends at step 2"):
+    with pytest.raises(LedgerError, match=r"from step 3, .* at step 2"):
         Ledger.open(path, run_id="run", resumed_from=3)

@@ -59,7 +59,7 @@ def test_a_kill_at_every_byte_after_the_last_sync_recovers_what_was_acknowledged
         assert after.totals().paid == paid + Counts(rollouts=32, response_tokens=480)
     for cut in range(1, synced):
         path.write_bytes(data[:cut])
-        with pytest.raises(LedgerError, match=r"not a ledger|the watermark|were on the disk"):
+        with pytest.raises(LedgerError, match=r"not a ledger|watermark|disk"):
             Ledger.open(path, run_id="run")
         assert path.read_bytes() == data[:cut]
 
@@ -129,25 +129,6 @@ def test_the_canonical_ledger_is_the_same_after_any_number_of_deaths(
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_second_attempt_keeps_its_own_count_of_what_survives(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        ledger.charge(0, EVALUATION)
-        for step in (1, 2, 3):
-            ledger.charge(step, STEP)
-    with Ledger.open(path, run_id="run", resumed_from=2) as ledger:
-        assert ledger.attempt == 2
-        assert ledger.used.rollouts == 64
-        ledger.charge(2, EVALUATION)
-        ledger.charge(3, STEP)
-        # Training of a step taken over is late, not repeated: it adds.
-        ledger.charge(2, {"failed": Counts(rollouts=5)})
-        assert ledger.used.rollouts == 96 + 5
-        assert ledger.totals == ledger.history().totals()
-        assert ledger.totals.lost_training.rollouts == 32
-        assert ledger.totals.canonical["eval"].rollouts == 200
-
-
 def test_threads_may_charge_at_once(tmp_path):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
         threads = [Thread(target=lambda: [ledger.charge(1, STEP) for _ in range(100)]) for _ in range(4)]
@@ -164,7 +145,7 @@ def test_a_second_writer_is_refused(tmp_path):
     path = tmp_path / "a.ledger"
     first = Ledger.open(path, run_id="run")
     History.read(path)
-    with pytest.raises(LedgerError, match=r"a\.ledger: another writer has this ledger open"):
+    with pytest.raises(LedgerError, match=r"a\.ledger: another writer"):
         Ledger.open(path, run_id="run")
     code = f"from isocompute.budget import Ledger; Ledger.open({str(path)!r}, run_id='run')"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -184,7 +165,7 @@ def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
         before = path.read_bytes()
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
-            with pytest.raises(LedgerError, match=r"the charge for step 2 could not be written \(File too large\)"):
+            with pytest.raises(LedgerError, match=r"step 2 .*File too large"):
                 ledger.charge(2, STEP)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -194,26 +175,15 @@ def test_a_full_disk_charges_nothing_and_leaves_the_ledger_whole(tmp_path):
     assert History.read(path).totals().used.rollouts == 64
 
 
-def test_a_damaged_ledger_is_not_opened_and_not_touched(tmp_path):
-    path = tmp_path / "a.ledger"
-    write(path, [1, 2])
-    data = bytearray(path.read_bytes())
-    data[-20] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(LedgerError, match=r"record 3 at byte \d+ is damaged"):
-        Ledger.open(path, run_id="run")
-    assert path.read_bytes() == bytes(data)
-
-
 def test_another_runs_ledger_is_refused(tmp_path):
     write(tmp_path / "a.ledger", [1])
-    with pytest.raises(LedgerError, match="is the ledger of run run, not of other"):
+    with pytest.raises(LedgerError, match="run run, not of other"):
         Ledger.open(tmp_path / "a.ledger", run_id="other")
 
 
 def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
     write(tmp_path / "a.ledger", [1, 2])
-    with pytest.raises(LedgerError, match="cannot resume from step 3, because the ledger ends at step 2"):
+    with pytest.raises(LedgerError, match=r"from step 3, .* at step 2"):
         Ledger.open(tmp_path / "a.ledger", run_id="run", resumed_from=3)
     write(tmp_path / "a.ledger", [2], resumed_from=1)
     with pytest.raises(LedgerError, match="cannot resume from step 10"):
@@ -274,18 +244,13 @@ def test_limits_are_noted_once(tmp_path):
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(LedgerError, match=r"cannot be written \((Not a directory|File exists)\)"):
+    with pytest.raises(LedgerError, match=r"Not a directory|File exists"):
         Ledger.open(tmp_path / "file" / "a.ledger", run_id="run")
-    with pytest.raises(LedgerError, match=r"cannot be opened for writing \(Is a directory\)"):
+    with pytest.raises(LedgerError, match="Is a directory"):
         Ledger.open(tmp_path, run_id="run")
 
 
-@pytest.mark.parametrize("run_id", ["", "x" * 1001])
-def test_a_run_id_has_a_sensible_length(tmp_path, run_id):
-    with pytest.raises(LedgerError, match="run_id must have 1 to 1000 bytes"):
+@pytest.mark.parametrize("run_id", ["", "x" * 1001, "\udc80"])
+def test_a_run_id_is_text_of_a_sensible_length(tmp_path, run_id):
+    with pytest.raises(LedgerError, match="run_id"):
         Ledger.open(tmp_path / "a.ledger", run_id=run_id)
-
-
-def test_a_run_id_that_is_no_text_is_refused(tmp_path):
-    with pytest.raises(LedgerError, match=r"the run_id '\\udc80' is not text that UTF-8 can hold"):
-        Ledger.open(tmp_path / "a.ledger", run_id="\udc80")

@@ -113,52 +113,6 @@ def test_after_a_sync_every_charge_is_on_the_disk(tmp_path, monkeypatch):
         meter.sync()
 
 
-def test_a_budget_below_one_step_admits_nothing(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        assert "from 0 to 32 rollouts" in Meter(ledger, Limits(rollouts=16)).admit(1, 32).reason
-
-
-def test_without_limits_everything_is_admitted_and_still_counted(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits())
-        for step in range(1, 5):
-            assert meter.admit(step, 10**9)
-            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
-        assert meter.used == Counts(rollouts=128, response_tokens=1920)
-        assert meter.overshoot == Counts()
-
-
-def test_evaluations_and_pilots_are_not_charged_to_the_budget(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=32, response_tokens=10))
-        meter.charge(0, {"eval": Counts(rollouts=1200, response_tokens=18_000), "pilot": Counts(rollouts=64)})
-        assert meter.used == Counts()
-        assert meter.admit(1, 32)
-        assert ledger.totals.paid.rollouts == 1264
-
-
-def test_lost_work_is_paid_but_not_held_against_a_limit_on_what_is_used(tmp_path):
-    path = tmp_path / "a.ledger"
-    with Ledger.open(path, run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=64, counted="used"))
-        for step in (1, 2):
-            meter.charge(step, step_of(32, 0, 0, 0, tokens=480))
-        assert not meter.admit(3, 32)
-    with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
-        meter = Meter(ledger, Limits(rollouts=64, counted="used"))
-        assert meter.admit(2, 32)
-        meter.charge(2, step_of(32, 0, 0, 0, tokens=480))
-        assert not meter.admit(3, 32)
-        assert (meter.used.rollouts, meter.lost.rollouts) == (64, 32)
-        assert ledger.totals.paid.rollouts == 96
-
-
-def test_the_limits_in_force_are_in_the_file(tmp_path):
-    with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger:
-        meter = Meter(ledger, Limits(rollouts=64))
-        assert History.read(ledger.path).limits == meter.limits == Limits(rollouts=64)
-
-
 @pytest.mark.parametrize(("step", "rollouts"), [(-1, 32), (1, 0), (1, 2.5), ("1", 32)])
 def test_asking_for_what_cannot_be_is_refused(tmp_path, step, rollouts):
     with Ledger.open(tmp_path / "a.ledger", run_id="run") as ledger, pytest.raises(BudgetError):

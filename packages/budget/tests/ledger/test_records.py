@@ -46,12 +46,6 @@ def test_charges_come_back_as_they_were_made(contents):
     assert list(history.times) == times
 
 
-def test_a_step_that_generated_nothing_is_reached():
-    contents = [records.encode_attempt("run", 0), records.encode_charge(7, {})]
-    data = frames.head() + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents))
-    assert History.decode(data, "x").last_step == 7
-
-
 def test_a_run_id_that_is_no_utf_8_is_read_all_the_same(tmp_path: Path) -> None:
     opening = records.ATTEMPTED.pack(records.ATTEMPT, 0) + b"run-\xff"
     path = tmp_path / "odd.ledger"

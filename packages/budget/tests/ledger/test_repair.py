@@ -53,15 +53,6 @@ def test_every_record_that_was_not_touched_is_saved_and_every_byte_is_accounted_
     assert History.decode(saved.content, "x").torn_bytes == 0
 
 
-def test_a_damaged_charge_is_listed_with_what_it_seems_to_say():
-    data = bytearray(joined())
-    data[ENDS[2] - 10] ^= 1
-    (part,) = salvage(bytes(data), "x").dropped
-    assert (part.begin, part.end, part.number, part.reason) == (ENDS[1], ENDS[2], 1, "its checksum does not match")
-    assert [(step, cohort) for step, cohort, _ in part.charges] == [(1, "trained"), (1, "failed")]
-    assert part.charges[0][2] == Counts(rollouts=1)
-
-
 def test_a_record_that_is_there_twice_is_saved_once_and_two_with_one_number_both():
     other = records.encode_charge(9, {"stale": Counts(rollouts=7)})
     data = joined([*CONTENTS[:3], CONTENTS[2], other, *CONTENTS[3:]], [0, 1, 2, 2, 2, *range(3, len(CONTENTS))])
@@ -84,15 +75,15 @@ def test_a_ledger_that_lost_its_beginning_keeps_its_run():
 
 def test_a_ledger_without_any_attempt_needs_its_run_said():
     data = b"\0" * ENDS[1] + joined()[ENDS[1] : ENDS[4]]
-    with pytest.raises(LedgerError, match="no whole record names the run; give it with --run-id"):
+    with pytest.raises(LedgerError, match="--run-id"):
         salvage(data, "x")
     assert salvage(data, "x", run_id="run").history.totals().paid.rollouts == 1 + 2 + 3 + 300
-    with pytest.raises(LedgerError, match="is the ledger of run run, not of other"):
+    with pytest.raises(LedgerError, match="run run, not of other"):
         salvage(joined() + b"torn", "x", run_id="other")
 
 
 def test_two_runs_are_not_put_into_one_ledger():
-    with pytest.raises(LedgerError, match="holds records of the runs other and run"):
+    with pytest.raises(LedgerError, match="runs other and run"):
         salvage(joined() + joined([records.encode_attempt("other", 0)])[frames.HEAD_BYTES :], "x")
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
-from isocompute.budget.cli import main
 
 STEP = {"trained": Counts(rollouts=32, response_tokens=480)}
 EVALUATION = {"eval": Counts(rollouts=100, response_tokens=900)}
@@ -44,7 +43,7 @@ def test_a_ledger_without_charges_begins_again_without_a_word(tmp_path):
 def test_what_was_lost_earlier_is_a_charge_too(tmp_path):
     path = charged(tmp_path / "a.ledger", [1])
     charged(path, [], resumed_from=0)
-    with pytest.raises(LedgerError, match=r"has charges, all of them lost, so say .* resumed_from=0 "):
+    with pytest.raises(LedgerError, match="all of them lost"):
         Ledger.open(path, run_id="run")
 
 
@@ -115,21 +114,6 @@ def test_a_run_never_pays_for_more_training_than_its_limit_however_often_it_star
         last = step
 
 
-def test_three_forgetful_restarts_stay_within_the_limit_and_are_told_why_they_stop(tmp_path):
-    path = tmp_path / "a.ledger"
-    for _ in range(4):
-        with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-            meter = Meter(ledger, Limits(rollouts=100))
-            step = 0
-            while admission := meter.admit(step + 1, 30):
-                step += 1
-                meter.charge(step, {"trained": Counts(rollouts=30)})
-    assert History.read(path).totals().paid.rollouts == 90
-    assert admission.reason == (
-        "step 1 would take the run from 90 (90 of them lost) to 120 rollouts paid for, and the budget is 100"
-    )
-
-
 def test_a_limit_on_what_is_used_leaves_lost_work_out(tmp_path):
     path = tmp_path / "a.ledger"
     for _ in range(2):
@@ -154,22 +138,5 @@ def test_response_tokens_are_held_against_the_same(tmp_path, counted):
 
 
 def test_limits_count_what_is_paid_or_used(tmp_path):
-    with pytest.raises(BudgetError, match=r"the limits count 'spent'; they count 'paid' or 'used'"):
+    with pytest.raises(BudgetError, match=r"'spent'.*'paid' or 'used'"):
         Limits(rollouts=1, counted="spent")
-
-
-def test_the_headline_is_what_was_paid(tmp_path, capsys):
-    path = tmp_path / "a.ledger"
-    for counted in ("paid", "used"):
-        for _ in range(2):
-            with Ledger.open(path, run_id="run", resumed_from=0) as ledger:
-                meter = Meter(ledger, Limits(rollouts=100, response_tokens=10_000, counted=counted))
-                meter.charge(1, STEP)
-        assert main(["show", str(path)]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        if counted == "paid":
-            assert lines[1] == "paid 64 of 100 rollouts (64.0%): 32 used and 32 lost"
-            assert lines[2] == "paid 960 of 10,000 response tokens (9.6%): 480 used and 480 lost"
-        else:
-            assert lines[1] == "paid 128 rollouts: 32 used, of 100 (32.0%), and 96 lost"
-            assert lines[2] == "paid 1,920 response tokens: 480 used, of 10,000 (4.8%), and 1,440 lost"

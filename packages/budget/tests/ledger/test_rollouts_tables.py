@@ -84,17 +84,9 @@ def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, 
         assert (meter.used, meter.reserved) == (Counts(), 2)
 
 
-@pytest.mark.slow
-@given(st.lists(st.tuples(st.sampled_from(COHORTS), st.integers(0, 5), st.integers(0, 5)), max_size=12))
-def test_a_rollouts_table_is_charged_as_its_counts_are(rows):
-    table = pl.DataFrame(
-        {
-            "cohort": [cohort for cohort, _, _ in rows],
-            "prompt_ids": [[1] * prompt for _, prompt, _ in rows],
-            "response_ids": [[2] * response for _, _, response in rows],
-        },
-        schema={"cohort": pl.String, "prompt_ids": pl.List(pl.Int32), "response_ids": pl.List(pl.Int32)},
-    )
+@given(rollouts_tables())
+def test_a_rollouts_table_is_charged_as_its_counts_are(case):
+    table, _ = case
     contents = []
     for charged in (table, counts_by_cohort(table)):
         with TemporaryDirectory() as folder, Ledger.open(Path(folder) / "a.ledger", run_id="a") as ledger:
@@ -105,21 +97,6 @@ def test_a_rollouts_table_is_charged_as_its_counts_are(rows):
             history = ledger.history()
             contents.append((history.charges, history.times, history.limits))
     assert contents[0] == contents[1]
-
-
-def test_a_table_of_a_rank_makes_its_reservation_smaller(tmp_path):
-    table = pl.DataFrame(
-        {
-            "cohort": ["trained", "filtered", "failed", "stale"],
-            "prompt_ids": [[1]] * 4,
-            "response_ids": [[1, 2]] * 4,
-        }
-    )
-    with Ledger.open(tmp_path / "a.ledger", run_id="a") as ledger:
-        meter = Meter(ledger, Limits(rollouts=8))
-        meter.reserve(1, 5, rank=0)
-        meter.charge(1, table, rank=0)
-        assert (meter.used.rollouts, meter.reserved) == (4, 2)
 
 
 @pytest.mark.parametrize("nothing", [{}, pl.DataFrame(), pl.DataFrame(schema={"cohort": pl.String})])

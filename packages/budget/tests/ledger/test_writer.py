@@ -28,13 +28,13 @@ def test_after_a_failed_sync_nothing_is_charged_and_a_new_writer_counts_the_retr
         before = path.read_bytes()
         with monkeypatch.context() as disk:
             refuse(disk, errno.EIO)
-            with pytest.raises(LedgerError, match=r"the charge for step 2 could not be synced .* and is not counted"):
+            with pytest.raises(LedgerError, match=r"step 2 .*not counted"):
                 ledger.charge(2, STEP)
         assert path.read_bytes() == before
         assert ledger.used.rollouts == 32
         # The disk works again, but it is not known which earlier charges it lost.
         for again in (lambda: ledger.charge(2, STEP), ledger.sync, lambda: ledger.note_limits(Limits(rollouts=9))):
-            with pytest.raises(LedgerError, match="takes no more charges, because it could not be synced to the disk"):
+            with pytest.raises(LedgerError, match=r"no more charges.*synced"):
                 again()
     with Ledger.open(path, run_id="run", resumed_from=1) as ledger:
         ledger.charge(2, STEP)
@@ -47,7 +47,7 @@ def test_a_sync_that_fails_before_a_checkpoint_is_not_forgiven(tmp_path, monkeyp
     ledger.charge(1, {"eval": Counts(rollouts=8)})
     with monkeypatch.context() as disk:
         refuse(disk, errno.EIO)
-        with pytest.raises(LedgerError, match=r"cannot be synced to the disk \(Input/output error\)"):
+        with pytest.raises(LedgerError, match="Input/output error"):
             ledger.sync()
     with pytest.raises(LedgerError, match="takes no more charges"):
         ledger.charge(1, STEP)
@@ -85,7 +85,7 @@ def test_a_record_that_cannot_be_taken_back_is_said_to_be_uncertain(tmp_path, mo
         with monkeypatch.context() as disk:
             refuse(disk, errno.EIO)
             refuse(disk, errno.EIO, what="ftruncate")
-            with pytest.raises(LedgerError, match="may be counted or not, because it could not be taken back"):
+            with pytest.raises(LedgerError, match="may be counted or not"):
                 ledger.charge(2, STEP)
         with pytest.raises(LedgerError, match="takes no more charges"):
             ledger.charge(2, STEP)
@@ -177,7 +177,7 @@ def test_a_fork_that_closes_the_ledger_leaves_it_to_its_owner(tmp_path):
             ledger.close()
             os._exit(0)
         os.waitpid(child, 0)
-        with pytest.raises(LedgerError, match="another writer has this ledger open"):
+        with pytest.raises(LedgerError, match="another writer"):
             Ledger.open(path, run_id="run")
         ledger.charge(1, STEP)
 
@@ -190,10 +190,10 @@ def test_a_file_that_was_removed_or_replaced_is_noticed_at_the_next_sync(tmp_pat
     path.unlink()
     if replaced:
         Ledger.open(path, run_id="run").close()
-    with pytest.raises(LedgerError, match=r"a\.ledger: was removed or replaced while it was open"):
+    with pytest.raises(LedgerError, match=r"a\.ledger: was removed"):
         ledger.charge(2, STEP)
     assert ledger.used.rollouts == 32
-    with pytest.raises(LedgerError, match="takes no more charges, because its file was removed or replaced"):
+    with pytest.raises(LedgerError, match=r"no more charges.*removed"):
         ledger.charge(1, STEP)
     ledger.close()
 
@@ -204,7 +204,7 @@ def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch, number):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(LedgerError, match=r"a\.ledger: its file system has no locks .* put the ledger on one that has"):
+    with pytest.raises(LedgerError, match=r"a\.ledger: .*no locks"):
         Ledger.open(tmp_path / "a.ledger", run_id="run")
 
 

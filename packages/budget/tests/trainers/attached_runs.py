@@ -5,20 +5,16 @@ Run by torchrun with a file of cases, a folder for the runs and a file for what 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import random
 import signal
 import sys
-import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trl_runs import layout, model_of, problems_of, rewards_of
+from trl_runs import layout, model_of, problems_of, quiet, rewards_of
 
 
 class KilledError(Exception):
@@ -27,17 +23,7 @@ class KilledError(Exception):
 
 @dataclass
 class Case:
-    """A run.
-
-    Attributes:
-        limit: What is limited: ``rollouts``, ``response_tokens``, ``device_hours`` or ``money``.
-        batches: The limit, in generation batches (or seconds).
-        counted: As in ``attach``.
-        kills: Passes after which a process is killed: of the first process, the second, ...
-        save_steps: Optimizer steps between checkpoints.
-        chosen: A layout of ``trl_runs``.
-        for_real: Whether the process kills itself.
-    """
+    """A run: its limit in generation batches (or seconds), and the passes after which each process is killed."""
 
     limit: str
     batches: float
@@ -50,19 +36,7 @@ class Case:
 
 @dataclass
 class Found:
-    """What came of a run.
-
-    Attributes:
-        truth: What the sampler made by ``train`` and ``eval``: rollouts, prompt tokens, response tokens.
-        batch: Rollouts of a generation batch.
-        limit: The limit, in its unit.
-        reason: Why it was ended, if by its budget.
-        steps: Optimizer steps taken.
-        log: The trainer's log.
-        saved: Whether there is a checkpoint of the last step.
-        refused: What the trainer said if it was refused.
-        resumed: The steps that the processes after the first went on after.
-    """
+    """What came of a run: ``truth`` is rollouts, prompt tokens and response tokens of the sampler, by mode."""
 
     truth: dict[str, list[int]]
     batch: int = 0
@@ -219,18 +193,6 @@ def _rank_zero_touches(path: Path) -> None:
     if int(os.environ.get("RANK", "0")) == 0:
         path.touch()
     _barrier()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without what TRL prints and warns of."""
-    with (
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        yield
 
 
 def main(cases: str, folder: str, out: str, wanted: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import polars as pl
 import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
@@ -48,6 +49,20 @@ def rollouts(name: str, rows: list[dict[str, Any]], config: dict[str, Any] | Non
         given_all = {**QUESTIONS, **{name.replace("__", "."): value for name, value in given.items()}}
         evals, _ = ingest(name, [str(log)], config=settings if config else None, constants=given_all)
         return evals["rollouts"].to_list()
+
+
+def ingested(
+    folder: Path, name: str, log: str, config: object, *, file: str = "log.jsonl", form: str = "json", **given: str
+) -> tuple[pl.DataFrame, list[str]]:
+    """The ``evals`` table of one log and its configuration, and the notes on it.
+
+    Args:
+        config: Settings, or the text of a file of the form.
+    """
+    (folder / file).write_text(log)
+    settings = folder / f"config.{form}"
+    settings.write_text(config if isinstance(config, str) else json.dumps(config))
+    return ingest(name, [str(folder / file)], config=settings, constants={**QUESTIONS, **given})
 
 
 def words(name: str, run: Run) -> list[str]:

@@ -21,6 +21,8 @@ from reading_logs import needed
 RUNS = int(os.environ.get("ISOCOMPUTE_ATTACHED_RUNS", "5"))
 SEED = int(os.environ.get("ISOCOMPUTE_ATTACHED_SEED", "0"))
 
+STOPPING = Path(__file__).parents[4] / "docs" / "stopping.md"
+
 ARGS = {
     "num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
     "logging_steps": 100, "max_completion_length": 4, "max_steps": 20, "eval_strategy": "steps", "eval_steps": 100,
@@ -100,7 +102,8 @@ def summed(outcomes):
 
 def legal(count, folder, name, **options):
     """So many random cases that TRL takes, with what came of them."""
-    from attached_runs import quiet, random_case, train
+    from attached_runs import random_case, train
+    from trl_runs import quiet
 
     number = found = 0
     while found < count:
@@ -180,7 +183,8 @@ def test_a_process_that_is_killed_within_a_generation_batch_is_resumed(trl, tmp_
 
 @pytest.mark.parametrize("kills", [[], [3], [1, 7]])
 def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it_was_killed(trl, tmp_path, kills):
-    from attached_runs import Case, quiet, train
+    from attached_runs import Case, train
+    from trl_runs import quiet
 
     chosen = {"args": ARGS, "problems": 8, "eval_problems": 4}
     case = Case(limit="rollouts", batches=2.5, counted="used", kills=kills, chosen=chosen)
@@ -192,7 +196,8 @@ def test_a_limit_on_what_is_used_ends_a_run_after_the_same_step_however_often_it
 
 @pytest.mark.parametrize("limit", ["device_hours", "money"])
 def test_a_limit_on_time_or_money_ends_a_run_in_the_middle_of_a_batch_too(trl, tmp_path, limit):
-    from attached_runs import Case, quiet, train
+    from attached_runs import Case, train
+    from trl_runs import quiet
 
     # Steps that share a batch, most of them; how many fit into the second of the limit is the machine's affair.
     chosen = {"args": {**ARGS, "num_iterations": 200, "max_steps": 100_000}, "problems": 8, "eval_problems": 4}
@@ -225,16 +230,16 @@ def trainer_of(trl, folder, **options):
 
 def test_what_cannot_be_attached_is_named(trl, tmp_path):
     trainer = trainer_of(trl, tmp_path)
-    with pytest.raises(BudgetError, match=r"attached to TRL's GRPOTrainer, not to 'trainer'"):
+    with pytest.raises(BudgetError, match="not to 'trainer'"):
         attach("trainer", tmp_path / "a.ledger", rollouts=10)
-    with pytest.raises(BudgetError, match="there is no limit to hold the run to; give rollouts"):
+    with pytest.raises(BudgetError, match="no limit"):
         attach(trainer, tmp_path / "a.ledger")
-    with pytest.raises(BudgetError, match="needs price_per_device_hour"):
+    with pytest.raises(BudgetError, match="price_per_device_hour"):
         attach(trainer, tmp_path / "a.ledger", money=3.0)
-    with pytest.raises(BudgetError, match=r"limit on rollouts is 10\.5"):
+    with pytest.raises(BudgetError, match=r"rollouts is 10\.5"):
         attach(trainer, tmp_path / "a.ledger", rollouts=10.5)
     attach(trainer, tmp_path / "a.ledger", rollouts=1e6)
-    with pytest.raises(BudgetError, match=r"has a budget already, with the ledger .*a\.ledger"):
+    with pytest.raises(BudgetError, match=r"already.*a\.ledger"):
         attach(trainer, tmp_path / "b.ledger", rollouts=10)
     assert not (tmp_path / "a.ledger").exists()
 
@@ -243,7 +248,7 @@ def test_a_run_whose_first_batch_does_not_fit_is_refused_and_its_ledger_untouche
     path = tmp_path / "run.ledger"
     trainer = trainer_of(trl, tmp_path)
     attach(trainer, path, rollouts=7)
-    with pytest.raises(BudgetError, match=r"not even the next step fits.*from 0 to 8 rollouts, and the budget is 7"):
+    with pytest.raises(BudgetError, match=r"from 0 to 8 .*is 7"):
         trainer.train()
     assert not path.exists()
     trainer = trainer_of(trl, tmp_path)
@@ -254,12 +259,12 @@ def test_a_run_whose_first_batch_does_not_fit_is_refused_and_its_ledger_untouche
     # Started again from nothing by mistake: what was paid stays canonical.
     trainer = trainer_of(trl, tmp_path)
     attach(trainer, path, rollouts=8)
-    with pytest.raises(BudgetError, match=r"from 8 \(8 of them lost\) to 16 rollouts paid for"):
+    with pytest.raises(BudgetError, match=r"from 8 \(8 .*to 16"):
         trainer.train()
     assert path.read_bytes() == before
     trainer = trainer_of(trl, tmp_path)
     attach(trainer, tmp_path / "other.ledger", rollouts=100)
-    with pytest.raises(LedgerError, match="cannot resume from step 2, because the ledger ends at step 0"):
+    with pytest.raises(LedgerError, match=r"from step 2, .* at step 0"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
 
 
@@ -312,13 +317,14 @@ def test_what_tools_wrote_is_prefill_and_no_response(trl, tmp_path):
     assert (trained.rollouts, trained.response_tokens, trained.prompt_tokens) == (8, 16, seen - 16 + 16)
 
 
-def test_the_run_of_the_readme_ends_as_it_says(trl, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    section = text[text.index("## Stop a TRL run at its budget") :]
+@pytest.mark.skipif(not STOPPING.exists(), reason="the manual lies in the repository")
+def test_the_run_of_the_manual_ends_as_it_says(trl, tmp_path, monkeypatch):
+    text = STOPPING.read_text("utf-8")
+    section = text[text.index("## Inside TRL") :]
     begin, end = section.index("    from datasets import Dataset"), section.index("It ends after step 12")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
-    exec(compile(textwrap.dedent(section[begin:end]), "README.md", "exec"), names)
+    exec(compile(textwrap.dedent(section[begin:end]), str(STOPPING), "exec"), names)
     trainer = names["trainer"]
     assert trainer.state.global_step == 12
     reason = "step 13 would take the run from 96 to 104 rollouts, and the budget is 100"

@@ -1,10 +1,8 @@
 import json
 
-import pytest
-from isocompute.budget import BudgetError
 from isocompute.budget.cli import main
 from isocompute.budget.trainers.forms import flags, load, nested
-from isocompute.budget.trainers.registry import TRAINERS, read
+from isocompute.budget.trainers.registry import read
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1
@@ -51,50 +49,6 @@ def test_references_are_followed_and_circles_left_alone(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("a: {b: '${c.d}', e: '${e.f}'}\nc: {d: 5}\nx: '${y}'\ny: '${x}'\n")
     assert load(path) == {"a.b": 5, "a.e": "${e.f}", "c.d": 5, "x": "${x}", "y": "${x}"}
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("a.yaml", "a: [", "not YAML"),
-        ("a.json", "{", "not json"),
-        ("a.toml", "= 1", "not toml"),
-        ("a.json", "[1]", "holds no settings"),
-        ("a.sh", "echo 'open", "not sh"),
-    ],
-)
-def test_a_file_that_cannot_be_understood_is_one_line_and_exit_code_2(tmp_path, capsys, name, text, said):
-    path = tmp_path / name
-    path.write_text(text)
-    assert main(["convert", "--from", "verl", str(path)]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.startswith(f"error: {path}: ")
-    assert err.count("\n") == 1
-
-
-def test_a_file_that_is_not_there_or_empty_of_flags_is_told(tmp_path, capsys):
-    assert main(["convert", "--from", "trl", str(tmp_path / "none.yaml")]) == 2
-    assert "No such file" in capsys.readouterr().err
-    (tmp_path / "a.sh").write_text("echo nothing")
-    assert main(["convert", "--from", "trl", str(tmp_path / "a.sh")]) == 2
-    assert "no settings were given" in capsys.readouterr().err
-    (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BudgetError, match="it is not text"):
-        load(tmp_path / "b.json")
-
-
-@pytest.mark.parametrize("name", sorted(TRAINERS))
-def test_the_commands_take_an_allocation_there_and_back(name, tmp_path, capsys):
-    split = ["--rollouts-per-problem", "16", "--problems-per-batch", "8", "--update-steps", "5e2"]
-    document, back = tmp_path / "settings.json", tmp_path / "allocation.json"
-    assert main(["convert", "--to", name, *split, "--world-size", "16", "--json", str(document)]) == 0
-    printed = capsys.readouterr().out
-    words = [word for line in printed.splitlines() if not line.startswith("#") for word in line.split()]
-    for source in ([str(document)], ["--", *words]):
-        assert main(["convert", "--from", name, "--world-size", "16", "--json", str(back), *source]) == 0
-        assert "rollouts              64,000\n" in capsys.readouterr().out
-        assert json.loads(back.read_text())["update_steps"] == 500
 
 
 def test_flags_override_the_file(tmp_path, capsys):

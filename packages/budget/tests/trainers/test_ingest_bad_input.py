@@ -27,6 +27,7 @@ NAMES = ("step", "_step", "Step", "train/global_step", "eval/global_step", "trai
          "eval/m/avg@4", "progress/rollouts", "progress/tokens")  # fmt: skip
 
 odd = st.one_of(
+    st.sampled_from(["", "x", "nan", "inf", "-1", "1e300", "true", "0.5", "2026-01-01"]),
     st.none(), st.booleans(), st.text(max_size=3), st.just(10**400), st.floats(), st.integers(-2, 10**20),
     st.lists(st.integers(), max_size=2), st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1)),
 )  # fmt: skip
@@ -36,7 +37,7 @@ row = st.fixed_dictionaries({"step": st.integers(1, 6)}, optional=shares)
 log_rows = st.lists(row, min_size=1, max_size=6, unique_by=lambda found: found["step"])
 cells = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(NAMES), odd), max_size=2)
 frameworks = st.sampled_from(["verl", "trl", "openrlhf", "prime-rl"])
-often = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=240, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def checked(trainer: str, name: str, content: str) -> None:
@@ -52,29 +53,19 @@ def checked(trainer: str, name: str, content: str) -> None:
 
 
 @often
-@given(trainer=frameworks, rows=log_rows, cells=cells, torn=st.booleans())
-def test_lines_of_anything_are_a_table_or_a_clear_error(
-    trainer: str, rows: list[dict[str, object]], cells: list[tuple[int, str, object]], torn: bool
+@given(trainer=frameworks, rows=log_rows, cells=cells, torn=st.booleans(), table=st.booleans())
+def test_logs_of_anything_are_a_table_or_a_clear_error(
+    trainer: str, rows: list[dict[str, object]], cells: list[tuple[int, str, object]], torn: bool, table: bool
 ) -> None:
     rows.sort(key=lambda found: found["step"])  # type: ignore[arg-type, return-value]
     for index, name, value in cells:
         rows[index % len(rows)][name] = value
-    checked(trainer, "log.jsonl", "".join(json.dumps(found) + "\n" for found in rows) + '{"step": 9, "eva' * torn)
-
-
-@often
-@given(trainer=frameworks, rows=log_rows,
-       cells=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(NAMES), st.sampled_from(
-           ["", "x", "nan", "inf", "-1", "1e300", "true", "0.5", "2026-01-01"])), max_size=2))  # fmt: skip
-def test_tables_of_anything_are_a_table_or_a_clear_error(
-    trainer: str, rows: list[dict[str, object]], cells: list[tuple[int, str, str]]
-) -> None:
-    rows.sort(key=lambda found: found["step"])  # type: ignore[arg-type, return-value]
-    for index, name, value in cells:
-        rows[index % len(rows)][name] = value
-    header = sorted({name for found in rows for name in found})
-    lines = [",".join(str(found.get(name, "")) for name in header) for found in rows]
-    checked(trainer, "log.csv", "\n".join([",".join(header), *lines]) + "\n")
+    if table:
+        header = sorted({name for found in rows for name in found})
+        lines = [",".join(str(found.get(name, "")) for name in header) for found in rows]
+        checked(trainer, "log.csv", "\n".join([",".join(header), *lines]) + "\n")
+    else:
+        checked(trainer, "log.jsonl", "".join(json.dumps(found) + "\n" for found in rows) + '{"step": 9, "eva' * torn)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +77,7 @@ def test_a_setting_beyond_all_counts_is_refused(name: str, value: str, tmp_path:
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text('{"step": 1000000, "val-core/m/acc/mean@4": 0.5}\n')
     config.write_text(json.dumps(CONFIG))
-    with pytest.raises((BudgetError, tables.TableError), match=r"log.jsonl: .*(rollouts|seed|questions)"):
+    with pytest.raises((BudgetError, tables.TableError), match=r"(rollouts|seed|questions)"):
         ingest("verl", [str(log)], config=config, constants={"questions": "9", name: value})
 
 
@@ -105,7 +96,7 @@ def test_a_count_that_cannot_be_is_refused(trainer: str, metrics: dict[str, floa
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text("".join(json.dumps({"step": step, **metrics}) + "\n" for step in (1, 2)))
     config.write_text(json.dumps(CONFIG))
-    with pytest.raises(BudgetError, match=r"log.jsonl: .*(impossible|not a length)"):
+    with pytest.raises(BudgetError, match=r"impossible|not a length"):
         ingest(trainer, [str(log)], config=config, constants={"questions": "9"})
 
 

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
+from reading_logs import ingested
 
 VERL: dict[str, Any] = {
     "data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
@@ -21,25 +22,22 @@ OPENRLHF_ROW = {"eval/global_step": 2, "eval/eval_m_pass1": 0.5}
 
 
 def read(
-    folder: Path, trainer: str, row: dict[str, Any], config: str, *, name: str = "config.json", **given: str
+    folder: Path, trainer: str, row: dict[str, Any], config: object, **options: str
 ) -> tuple[pl.DataFrame, list[str]]:
-    (folder / "log.jsonl").write_text(json.dumps(row) + "\n")
-    (folder / name).write_text(config)
-    constants = {"questions": "16", **given}
-    return ingest(trainer, [str(folder / "log.jsonl")], config=folder / name, constants=constants)
+    return ingested(folder, trainer, json.dumps(row) + "\n", config, **options)
 
 
 def test_a_configuration_may_be_toml_or_what_wandb_keeps(tmp_path: Path) -> None:
     toml = "[data]\ntrain_batch_size = 8\n[actor_rollout_ref.rollout]\nn = 4\n[actor_rollout_ref.actor]\n"
-    evals, _ = read(tmp_path, "verl", VERL_ROW, f"{toml}ppo_mini_batch_size = 8\n", name="config.toml")
+    evals, _ = read(tmp_path, "verl", VERL_ROW, f"{toml}ppo_mini_batch_size = 8\n", form="toml")
     assert evals["rollouts"].to_list() == [64]
     kept = {key: {"desc": None, "value": value} for key, value in VERL.items()}
-    evals, _ = read(tmp_path, "verl", VERL_ROW, json.dumps(kept))
+    evals, _ = read(tmp_path, "verl", VERL_ROW, kept)
     assert evals["rollouts"].to_list() == [64]
 
 
 def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path: Path) -> None:
-    _, notes = read(tmp_path, "verl", VERL_ROW, json.dumps(VERL))
+    _, notes = read(tmp_path, "verl", VERL_ROW, VERL)
     assert "actor_rollout_ref.actor.ppo_epochs is not set; the default of 1 is assumed" in notes
     # Without a configuration there is nothing that could have left it out.
     given = {"actor_rollout_ref.rollout.n": "4", "data.train_batch_size": "8",
@@ -50,10 +48,10 @@ def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path: Path) -> N
 
 def test_verls_v1_trainer_fetches_a_batch_in_pieces(tmp_path: Path) -> None:
     pieces = {**VERL, "data": {"train_batch_size": 8, "gen_batch_size": 2}}
-    evals, _ = read(tmp_path, "verl", VERL_ROW, json.dumps({**pieces, "trainer": {"use_v1": True}}))
+    evals, _ = read(tmp_path, "verl", VERL_ROW, {**pieces, "trainer": {"use_v1": True}})
     assert evals["rollouts"].to_list() == [64]
-    with pytest.raises(BudgetError, match="gen_batch_size is 2 with a train_batch_size 8"):
-        read(tmp_path, "verl", VERL_ROW, json.dumps({**pieces, "trainer": {"use_v1": False}}))
+    with pytest.raises(BudgetError, match=r"gen_batch_size is 2 .*8"):
+        read(tmp_path, "verl", VERL_ROW, {**pieces, "trainer": {"use_v1": False}})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_a_setting_that_cannot_be_is_named(
     config: dict[str, Any], given: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(BudgetError, match=message):
-        read(tmp_path, "openrlhf", OPENRLHF_ROW, json.dumps({**OPENRLHF, **config}), **given)
+        read(tmp_path, "openrlhf", OPENRLHF_ROW, {**OPENRLHF, **config}, **given)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +79,17 @@ def test_a_setting_that_cannot_be_is_named(
 def test_a_pass_rate_that_cannot_be_is_named(rate: float, said: str, message: str, tmp_path: Path) -> None:
     row = {**OPENRLHF_ROW, "train/dynamic_filtering_pass_rate": rate}
     with pytest.raises(BudgetError, match=message):
-        read(tmp_path, "openrlhf", row, json.dumps(OPENRLHF), pass_rate_of=said)
+        read(tmp_path, "openrlhf", row, OPENRLHF, pass_rate_of=said)
     # One response a prompt: the two are the same.
     single = {**OPENRLHF, "n_samples_per_prompt": 1, "train_batch_size": 8}
     row = {**OPENRLHF_ROW, "eval/global_step": 1, "train/dynamic_filtering_pass_rate": 50.0}
-    assert read(tmp_path, "openrlhf", row, json.dumps(single))[0]["rollouts"].to_list() == [16]
+    assert read(tmp_path, "openrlhf", row, single)[0]["rollouts"].to_list() == [16]
 
 
 def test_logs_and_file_that_differ_are_refused(tmp_path: Path) -> None:
     events = Path(__file__).parents[1] / "fixtures" / "trl" / "events"
     (tmp_path / "config.json").write_text(json.dumps({"num_generations": 8}))
-    with pytest.raises(BudgetError, match="num_generations is 4 in its logs and 8 in the configuration file"):
+    with pytest.raises(BudgetError, match=r"num_generations is 4 .*8"):
         ingest("trl", [str(events)], config=tmp_path / "config.json", constants={"questions": "16"})
     evals, _ = ingest("trl", [str(events)], constants={"questions": "16"})
     assert evals["rollouts"].to_list() == [32, 64, 96]

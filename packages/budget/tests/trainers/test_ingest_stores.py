@@ -66,9 +66,7 @@ def test_a_tracking_uri_that_points_nowhere_is_named(uri: str, empty: Path, monk
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     for read in (lambda: ingest("trl", ["mlflow:some"]), lambda: tables.read("mlflow:some", "evals")):
-        with pytest.raises(
-            TrackingError, match=r"there is no MLflow store .*elsewhere|there is no MLflow store .*mlruns"
-        ):
+        with pytest.raises(TrackingError, match=r"store .*(elsewhere|mlruns)"):
             read()
     assert everything(empty) == []
 
@@ -78,23 +76,23 @@ def test_a_database_of_something_else_is_left_alone(empty: Path) -> None:
     with sqlite3.connect(empty / "mine.db") as database:
         database.execute("create table mine (a integer)")
     before = (empty / "mine.db").read_bytes()
-    with pytest.raises(TrackingError, match=r"mine.db is not an MLflow store"):
+    with pytest.raises(TrackingError, match=r"mine.db is not"):
         tables.read("sqlite:///mine.db", "evals")
     assert (empty / "mine.db").read_bytes() == before
 
 
 def test_an_experiment_without_runs_says_so(store: str, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    with pytest.raises(TrackingError, match="mlflow:empty: the experiment holds no run"):
+    with pytest.raises(TrackingError, match=r"mlflow:empty: .*no run"):
         ingest("trl", ["mlflow:empty"], constants=QUESTIONS)
-    with pytest.raises(TrackingError, match=r"mlflow:none: .* has no such experiment .it has Default, empty, two"):
+    with pytest.raises(TrackingError, match=r"mlflow:none: .*empty, two"):
         ingest("trl", ["mlflow:none"], constants=QUESTIONS)
     assert everything(empty) == []
 
 
 def test_runs_of_one_name_and_seed_in_mlflow_are_two(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    with pytest.raises(BudgetError, match=r"runs:/\w+ \(trl\) and runs:/\w+ \(trl\) have one seed, 42"):
+    with pytest.raises(BudgetError, match=r"runs:/.* one seed, 42"):
         ingest("trl", ["mlflow:two"], constants=QUESTIONS)
     evals, _ = ingest("trl", ["mlflow:two"], constants={**QUESTIONS, "seed": "auto"})
     assert evals["run_id"].n_unique() == 2
@@ -139,7 +137,7 @@ def test_a_parent_folder_of_event_files_is_read_run_by_run(tmp_path: Path, confi
     events(tmp_path / "runs" / "b", {2: 0.5, 4: 0.6})
     # Hyperparameters are written into a folder of their own, without metrics.
     events(tmp_path / "runs" / "b" / "1700000000.1", {})
-    with pytest.raises(BudgetError, match=r"runs/a and .*runs/b have one seed, 42"):
+    with pytest.raises(BudgetError, match=r"runs/a and .*one seed, 42"):
         ingest("trl", [str(tmp_path / "runs")], config=config, constants=QUESTIONS)
     evals, _ = ingest("trl", [str(tmp_path / "runs")], config=config, constants={**QUESTIONS, "seed": "auto"})
     assert evals.sort("seed", "step")["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.5, 0.6])
@@ -152,7 +150,7 @@ def test_two_event_files_of_one_folder_are_one_run_continued_or_refused(tmp_path
     assert evals["avg_at_4"].to_list() == pytest.approx([0.1, 0.2, 0.35, 0.4])
     assert any("went back to step 6" in note for note in notes)
     events(tmp_path / "run", {2: 0.7}, name="3")
-    with pytest.raises(BudgetError, match="begins again at step 2 after step 8"):
+    with pytest.raises(BudgetError, match="step 2 after step 8"):
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)
 
 
@@ -166,5 +164,5 @@ def test_the_arguments_that_a_trainer_writes_into_its_events_are_read(tmp_path: 
 
 def test_a_folder_of_events_without_metrics_is_refused(tmp_path: Path, config: Path) -> None:
     events(tmp_path / "run", {})
-    with pytest.raises(BudgetError, match="its event files hold no metrics"):
+    with pytest.raises(BudgetError, match="no metrics"):
         ingest("trl", [str(tmp_path / "run")], config=config, constants=QUESTIONS)

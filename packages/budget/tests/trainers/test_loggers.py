@@ -68,7 +68,7 @@ def test_trackios_database_is_read_without_trackio(tmp_path: Path) -> None:
             database.execute("INSERT INTO metrics (run_id, run_name, metrics) VALUES ('a', 'r', ?)", [json.dumps(row)])
     check(ingest("trl", [str(tmp_path / "p.db")])[0])
     (tmp_path / "q.db").write_bytes(b"something else")
-    with pytest.raises(BudgetError, match="is no database of Trackio's"):
+    with pytest.raises(BudgetError, match="Trackio"):
         ingest("trl", [str(tmp_path / "q.db")])
 
 
@@ -97,7 +97,7 @@ def test_arguments_that_would_run_code_do_not(tmp_path: Path) -> None:
         assert read_arguments(path) == ({"num_generations": 4} if name == "a" else {})
     assert not (tmp_path / "ran").exists()
     (tmp_path / "c.bin").write_bytes(b"PK")
-    with pytest.raises(BudgetError, match=r"is not the training_args.bin"):
+    with pytest.raises(BudgetError, match=r"not the training_args.bin"):
         read_arguments(tmp_path / "c.bin")
 
 

@@ -56,7 +56,7 @@ def test_openrlhf_counts_the_prompts_that_filtering_replaced(seed: int, passing:
 def test_openrlhf_asks_what_its_pass_rate_is_of() -> None:
     # 80 % of the prompts, or 10 % of them with eight responses each: the log does not say.
     rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=False)
-    with pytest.raises(BudgetError, match=r"--set pass_rate_of=prompts .*--set pass_rate_of=responses"):
+    with pytest.raises(BudgetError, match="pass_rate_of=responses"):
         rollouts("openrlhf", rows, FLAT)
     rows, truth = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
     assert rollouts("openrlhf", rows, FLAT) == truth
@@ -65,7 +65,7 @@ def test_openrlhf_asks_what_its_pass_rate_is_of() -> None:
 def test_openrlhf_asks_where_filtering_left_no_rate() -> None:
     rows, _ = openrlhf_run(0, 2, n=8, batch=16, passing=0.8, responses=True)
     bare = [{k: v for k, v in row.items() if "filtering" not in k} for row in rows]
-    with pytest.raises(BudgetError, match=r"dynamic_filtering_pass_rate.*--set rollouts_per_step=NUMBER"):
+    with pytest.raises(BudgetError, match="--set rollouts_per_step="):
         rollouts("openrlhf", bare, NESTED)
     off = {**NESTED, "algo": {"dynamic_filtering_enable": False}}
     assert rollouts("openrlhf", bare, off) == [128, 256]
@@ -73,7 +73,7 @@ def test_openrlhf_asks_where_filtering_left_no_rate() -> None:
 
 def test_openrlhf_asks_for_a_filtered_step_that_is_not_logged() -> None:
     rows, _ = openrlhf_run(0, 4, n=8, batch=16, passing=0.8, responses=True)
-    with pytest.raises(BudgetError, match="how many rollouts step 2 generated is not known"):
+    with pytest.raises(BudgetError, match="rollouts step 2 generated"):
         rollouts("openrlhf", rows[:2] + rows[4:], NESTED)
 
 

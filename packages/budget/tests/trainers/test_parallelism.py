@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
+from isocompute.budget.trainers.registry import read
 from isocompute.budget.trainers.target import Parallelism, Run
 
 degrees = st.builds(
@@ -73,29 +73,15 @@ def test_the_world_that_a_refusal_names_divides(world, spread, problems):
         assert run.data_parallel * spread.tensor * spread.pipeline * spread.context == world
 
 
-@pytest.mark.parametrize("name", sorted(TRAINERS))
-@pytest.mark.parametrize("kind", ["tensor", "pipeline", "context"])
-def test_a_trainer_is_told_how_the_model_is_spread_or_that_it_cannot(name, kind):
-    allocation = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=3)
-    run = Run(allocation=allocation, world_size=8, parallelism=Parallelism(**{kind: 4}))
-    assert (run.data_parallel, run.rank_rollouts, run.pass_rollouts) == (2, 16, 8)
-    if kind not in trainer(name).parallelism:
-        with pytest.raises(BudgetError, match=f"trains without {kind} parallelism"):
-            convert(name, run)
-        return
-    found = read(name, convert(name, run).settings)
-    assert (found.allocation, found.world_size, found.data_parallel) == (allocation, 8, 2)
-
-
 def test_degrees_that_cannot_be_are_refused():
     with pytest.raises(BudgetError, match="tensor parallelism is 0"):
         Parallelism(tensor=0)
-    with pytest.raises(BudgetError, match="context parallelism is 2,097,152; it must be at most"):
+    with pytest.raises(BudgetError, match=r"context .* is 2,097,152"):
         Parallelism(context=2**21)
     allocation = Allocation(problems_per_batch=8, rollouts_per_problem=4, update_steps=3)
-    with pytest.raises(BudgetError, match=r"6 devices .* on 4 each \(tensor 2 × context 2\); world_size 4 or 8 would"):
+    with pytest.raises(BudgetError, match="world_size 4 or 8 would"):
         Run(allocation=allocation, world_size=6, parallelism=Parallelism(tensor=2, context=2))
-    with pytest.raises(BudgetError, match=r"33 rollouts .* 2 data-parallel ranks; problems_per_batch 2 or 4 would"):
+    with pytest.raises(BudgetError, match="problems_per_batch 2 or 4"):
         Run(
             allocation=Allocation(problems_per_batch=3, rollouts_per_problem=11, update_steps=3),
             world_size=8,

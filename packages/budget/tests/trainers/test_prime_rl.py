@@ -85,7 +85,7 @@ def test_prime_rl_counts_the_groups_that_it_discarded(seed: int, steps: int, fir
 def test_prime_rl_asks_for_a_step_that_is_not_logged() -> None:
     rows, truth = prime_run(0, 3, n=4, batch=16, first=1)
     bare = [row for row in rows if not ("progress/rollouts" in row and row["step"] == 2)]
-    with pytest.raises(BudgetError, match=r"step 2 .*progress/rollouts.*--set rollouts_per_step=NUMBER"):
+    with pytest.raises(BudgetError, match=r"step 2 .*rollouts_per_step="):
         rollouts("prime-rl", bare, PRIME)
     given = {"rollouts_per_step": str(truth[2] - truth[1])}
     assert rollouts("prime-rl", bare, PRIME, **given) == truth
@@ -93,7 +93,7 @@ def test_prime_rl_asks_for_a_step_that_is_not_logged() -> None:
 
 def test_prime_rl_asks_where_only_the_trained_batch_is_counted() -> None:
     rows = [{"step": 0, "progress/samples": 16}, {"step": 1, "eval/math/avg@4": 0.5}]
-    with pytest.raises(BudgetError, match=r"progress/samples .*trained.*--set rollouts_per_step=NUMBER"):
+    with pytest.raises(BudgetError, match=r"samples .*rollouts_per_step="):
         rollouts("prime-rl", rows, PRIME)
 
 
@@ -102,7 +102,7 @@ def test_prime_rl_takes_the_group_size_of_its_sources() -> None:
     own = {"orchestrator": {**PRIME["orchestrator"], "train": {"source": [{"group_size": 8}, {"group_size": 8}]}}}
     assert rollouts("prime-rl", rows, own) == truth
     mixed = {"orchestrator": {**PRIME["orchestrator"], "train": {"source": [{"group_size": 8}, {"group_size": 4}]}}}
-    with pytest.raises(BudgetError, match="groups of 4 and 8 are mixed"):
+    with pytest.raises(BudgetError, match="groups of 4 and 8"):
         rollouts("prime-rl", rows, mixed)
 
 

@@ -43,10 +43,10 @@ def test_a_scale_is_said_where_it_is_not_declared(scale: str) -> None:
 
 @pytest.mark.parametrize("rewards", [[0.4, 0.5, 0.6, 0.5], [0.1, 0.1, 1.1, 0.1], [0.0, 0.5, 1.0, 0.5]])
 def test_shaped_rewards_within_0_and_1_are_refused(rewards: list[float]) -> None:
-    with pytest.raises(BudgetError, match=r"reward is .* with a standard deviation of .*, which is not a success rate"):
+    with pytest.raises(BudgetError, match="not a success rate"):
         success_rates(points([rewards], 4), "reward", "", where="a run")
 
 
 def test_a_scale_that_is_none_is_refused() -> None:
-    with pytest.raises(BudgetError, match="scale is 'stars'; it must be rate, sign, percent"):
+    with pytest.raises(BudgetError, match="scale is 'stars'"):
         success_rates([Point(step=0, mean=0.5)], "reward", "stars", where="a run")

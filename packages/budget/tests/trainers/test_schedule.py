@@ -74,10 +74,10 @@ def test_up_to_two_restarts_that_left_no_trace_are_within_the_error(
 def test_a_log_that_no_schedule_explains_is_refused() -> None:
     schedule = Schedule(every=4, accumulation=1)
     never = {s: Evidence(entry=lambda g: g == 0) for s in range(1, 9)}
-    with pytest.raises(BudgetError, match="its log contradicts its settings at step 1"):
+    with pytest.raises(BudgetError, match=r"contradicts .*at step 1"):
         count(schedule, 8, never, [], where="a run")
     always = {s: Evidence(entry=lambda g: g == 1) for s in range(1, 9)}
-    with pytest.raises(BudgetError, match="its log contradicts its settings"):
+    with pytest.raises(BudgetError, match="contradicts"):
         count(schedule, 8, always, [], where="a run")
 
 

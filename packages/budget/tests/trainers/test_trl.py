@@ -12,6 +12,7 @@ from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert
 from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
+from trl_runs import model_of
 
 whole = st.integers(1, 4)
 quick = settings(max_examples=40, deadline=None)
@@ -63,15 +64,15 @@ TRL_CONFIG = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
 def test_trl_asks_for_a_world_size_that_does_not_follow(known: dict[str, int]) -> None:
-    with pytest.raises(BudgetError, match=r"world_size .* is not known: .*--set world_size=NUMBER"):
+    with pytest.raises(BudgetError, match="--set world_size=NUMBER"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **known})
 
 
 def test_trl_refuses_sizes_that_contradict_each_other() -> None:
     sizes = {"steps_per_generation": 2, "generation_batch_size": 128}
-    with pytest.raises(BudgetError, match=r"generation_batch_size is 128 and .* are 16"):
+    with pytest.raises(BudgetError, match=r"is 128 and .* are 16"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, **sizes, "world_size": 1})
-    with pytest.raises(BudgetError, match=r"generation_batch_size of 100 is not a multiple of the 16"):
+    with pytest.raises(BudgetError, match=r"of 100 .*multiple of the 16"):
         rollouts("trl", TRL_ROWS, {**TRL_CONFIG, "generation_batch_size": 100, "world_size": 2})
 
 
@@ -101,13 +102,13 @@ def test_trl_settings_that_the_log_contradicts_are_refused(tmp_path: Path) -> No
     sizes = {"generation_batch_size": 32, "steps_per_generation": 4, "num_iterations": 2}
     config.write_text(json.dumps({**settings, **sizes}))
     # The log says that every step generated.
-    with pytest.raises(BudgetError, match="its log contradicts its settings"):
+    with pytest.raises(BudgetError, match="contradicts"):
         ingest("trl", [str(trl / "trainer_state.json")], config=config, constants=QUESTIONS)
 
 
 def test_trl_asks_for_what_a_trainer_state_does_not_hold() -> None:
     state = str(FIXTURES / "trl" / "trainer_state.json")
-    with pytest.raises(BudgetError, match=r"num_generations is not known.*--set num_generations=VALUE"):
+    with pytest.raises(BudgetError, match="--set num_generations="):
         ingest("trl", [state])
     # How many problems were evaluated follows from how long that took, and how many a second.
     assert ingest("trl", [state], config=FIXTURES / "trl" / "config.json")[0]["questions"].unique().to_list() == [16]
@@ -146,21 +147,8 @@ def test_trl_takes_the_settings_for_the_same_batches(trl, tmp_path, monkeypatch,
 @pytest.mark.parametrize("case", [(3, 4, 3, 1, 2), (2, 3, 2, 1, None)])
 def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_path, case):
     datasets = needed("datasets")
-    tokenizers = needed("tokenizers")
-    transformers = needed("transformers")
     run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
-    words = {word: place for place, word in enumerate(["<pad>", "<eos>", "<unk>", *"0123456789+="])}
-    plain = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    plain.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = transformers.Qwen2ForCausalLM(
-        transformers.Qwen2Config(
-            vocab_size=len(words), num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None, **sizes
-        )
-    )
+    model, tokenizer = model_of()
     seen = []
 
     def reward(prompts, completions, **_):

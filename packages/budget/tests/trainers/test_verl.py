@@ -1,6 +1,5 @@
 """veRL's logs, against simulations of how it generates and logs that its tracker wrote (fixtures/make.py)."""
 
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -84,14 +83,14 @@ def test_verl_counts_evicted_prompts_with_all_their_responses(seed: int, steps: 
 
 def test_verl_asks_where_filtering_left_no_count() -> None:
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    with pytest.raises(BudgetError, match=r"step 1 .*train/num_gen_batches.*--set rollouts_per_step=NUMBER"):
+    with pytest.raises(BudgetError, match=r"step 1 .*rollouts_per_step="):
         rollouts("verl", rows, VERL)
     assert rollouts("verl", rows, VERL, rollouts_per_step="96") == [0, 192, 384]
 
 
 def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged() -> None:
     rows, _ = verl_run(resampled, 0, 6, 4)
-    with pytest.raises(BudgetError, match="how many rollouts step 3 generated is not known"):
+    with pytest.raises(BudgetError, match="rollouts step 3 generated"):
         rollouts("verl", rows[:3] + rows[4:], VERL)
 
 
@@ -100,7 +99,7 @@ def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() ->
     known = {"actor_rollout_ref__rollout__n": "4", "data__train_batch_size": "8", "data__gen_batch_size": "8",
              "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
              "actor_rollout_ref__actor__ppo_epochs": "1"}  # fmt: skip
-    with pytest.raises(BudgetError, match=r"filter_groups.enable is not known.*--set algorithm.filter_groups.enable="):
+    with pytest.raises(BudgetError, match=r"filter_groups.enable="):
         rollouts("verl", rows, None, **known)
     assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]
 
@@ -108,14 +107,14 @@ def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() ->
 def test_verl_asks_where_the_generation_batch_is_not_the_training_batch() -> None:
     rows, _ = verl_run(lambda _: (12, {}), 0, 4, 4)
     unfiltered = {**VERL, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .* train_batch_size 8"):
+    with pytest.raises(BudgetError, match=r"gen_batch_size is 12 .*8"):
         rollouts("verl", rows, unfiltered)
 
 
 def test_verl_asks_for_what_a_fully_asynchronous_run_generated() -> None:
     rows, _ = verl_run(lambda _: (8, {"fully_async/count/stale_trajectory_processed": 1.0}), 0, 4, 4)
     unfiltered = {**VERL, "data": {"train_batch_size": 8}, "algorithm": {"filter_groups": {"enable": False}}}
-    with pytest.raises(BudgetError, match=r"asynchronous.*--set rollouts_per_step=NUMBER"):
+    with pytest.raises(BudgetError, match=r"asynchronous.*_per_step="):
         rollouts("verl", rows, unfiltered)
 
 
@@ -135,24 +134,12 @@ def test_verl_counts_prompts_and_marks_what_is_biased() -> None:
     assert any("resamples with replacement" in note for note in notes)
 
 
-def test_verl_counts_the_groups_that_filtering_evicted(tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in (FIXTURES / "verl" / "run.jsonl").read_text().splitlines()]
-    for line in lines[1:]:
-        line["data"]["training/filter_groups/evicted_samples"] = 8
-    (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = FIXTURES / "verl" / "config.json"
-    evals, _ = ingest("verl", [str(tmp_path)], config=config, constants=QUESTIONS)
-    # The metric counts prompts, whatever its name, and each of them had four responses.
-    assert evals["rollouts"].to_list() == [0, 2 * (64 + 32), 4 * (64 + 32)]
-
-
 PARALLEL = [
     (Parallelism(context=2), 8),
     (Parallelism(tensor=4, pipeline=2), 16),
     (Parallelism(tensor=2, context=2), 8),
     (Parallelism(pipeline=4), 4),
 ]
-CASES = [(8, 4, 5, 1, None), (32, 64, 500, 8, 16), (3, 6, 7, 1, None), (12, 8, 100, 6, 4), (64, 16, 2, 64, None)]
 
 
 @pytest.fixture
@@ -202,19 +189,6 @@ def test_verl_takes_random_settings_and_they_read_back(number):
     assert (found.allocation, found.generated) == (run.allocation, run.allocation.rollouts)
     assert (found.world_size, found.data_parallel) == (run.world_size, run.data_parallel)
     assert (found.unknown, found.inconsistent) == ((), ())
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_verl_takes_the_settings(stock, case):
-    from omegaconf import OmegaConf
-
-    run = run_of(*case[:3], world_size=case[3], micro_batch=case[4])
-    for key, value in convert("verl", run).settings.items():
-        assert OmegaConf.select(stock, key, throw_on_missing=False, default="absent") != "absent", key
-        OmegaConf.update(stock, key, value)
-    found = read("verl", {key: OmegaConf.select(stock, key) for key in convert("verl", run).settings})
-    assert found.allocation == run.allocation
-    validate(stock)
 
 
 def validate(config):

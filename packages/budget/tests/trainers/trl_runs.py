@@ -8,6 +8,7 @@ import json
 import random
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,7 @@ def problems_of(count: int, first: int = 0) -> Any:
 
 @dataclass
 class Generation:
-    """What the hooked generator saw.
-
-    Attributes:
-        made: Rollouts so far.
-        truth: Rollouts by optimizer step.
-        stops: Steps at which the process is still to be stopped, or None before it is known how many there are.
-    """
+    """Rollouts that the hooked generator saw, by optimizer step, and the steps at which it is still to be stopped."""
 
     made: int = 0
     truth: dict[int, int] = field(default_factory=lambda: {0: 0})
@@ -178,18 +173,25 @@ def segment(chosen: dict[str, Any], out: Path, at: int, seen: Generation) -> boo
     return True
 
 
-def attempt(chosen: dict[str, Any], folder: Path) -> Outcome:
-    """Train a layout and read its log back."""
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what TRL prints and warns of."""
     with (
         contextlib.redirect_stdout(io.StringIO()),
         contextlib.redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
-        try:
+        yield
+
+
+def attempt(chosen: dict[str, Any], folder: Path) -> Outcome:
+    """Train a layout and read its log back."""
+    try:
+        with quiet():
             truth = train(chosen, folder)
-        except ValueError as error:
-            return Outcome("illegal", str(error)[:120], chosen)
+    except ValueError as error:
+        return Outcome("illegal", str(error)[:120], chosen)
     if max(truth) == 0:
         return Outcome("illegal", "TRL generated nothing", chosen)
     given = {"metric": "accuracy"} if chosen["rewards"] == "several" else {}

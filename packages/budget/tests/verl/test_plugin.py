@@ -190,7 +190,7 @@ def test_a_budget_that_makes_no_sense_is_refused(verl, config, overrides, said):
 
 def test_another_version_of_verl_is_refused(verl, config, monkeypatch):
     monkeypatch.setattr("isocompute.budget.verl.settings.version", lambda _: "1.0.0")
-    with pytest.raises(BudgetError, match=r"veRL 1\.0\.0 is installed, and this budget was written against 0\.9"):
+    with pytest.raises(BudgetError, match=r"veRL 1\.0\.0 .*0\.9"):
         verl.get_trainer_cls("sync")(config())
 
 
@@ -202,20 +202,20 @@ def test_a_whole_number_may_be_written_as_hydra_reads_it(verl, config):
 def test_a_manager_without_the_replay_buffer_is_refused(config):
     from isocompute.budget.verl import AgentLoopManager
 
-    with pytest.raises(BudgetError, match=r"trainer\.use_v1=True, set trainer\.v1\.sampler\.custom_sampler\.path=pkg"):
+    with pytest.raises(BudgetError, match=r"custom_sampler\.path=pkg"):
         AgentLoopManager.create(config=config(), llm_client=None)
 
 
 def test_a_replay_buffer_without_the_manager_is_refused(verl, config):
     trainer = verl.get_trainer_cls("sync")(config())
-    with pytest.raises(BudgetError, match=r"manager is not that of the budget; set \+actor_rollout_ref\.rollout\.agen"):
+    with pytest.raises(BudgetError, match="manager is not"):
         trainer.replay_buffer._evict_terminal_groups(1, "train", (set(), set(), set(), {}))
 
 
 def test_a_replay_buffer_that_another_makes_is_refused():
     from isocompute.budget.verl import ReplayBuffer
 
-    with pytest.raises(BudgetError, match=r"made by the trainer of veRL 0\.9 .*, and refill_fn is None"):
+    with pytest.raises(BudgetError, match="refill_fn is None"):
         ReplayBuffer(trainer_mode="sync")
 
 
@@ -227,6 +227,6 @@ def test_a_count_that_cannot_be_read_is_named(verl, config, prepared):
     budget = trainer.replay_buffer.budget
     trainer.global_steps, budget._restore = 0, lambda _: 0
     trainer._get_n_gpus_for_throughput = lambda: 1
-    with pytest.raises(BudgetError, match=r"run\.ledger\.dispatched: is not the number of rollouts that were dispatch"):
+    with pytest.raises(BudgetError, match=r"run\.ledger\.dispatched"):
         budget.open()
     budget.close()

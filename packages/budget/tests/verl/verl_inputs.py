@@ -38,25 +38,7 @@ SEPARATE = (
 
 @dataclass
 class Case:
-    """A run.
-
-    Attributes:
-        mode: ``sync``, ``colocate_async`` or ``separate_async``.
-        batch: Prompts of a step.
-        n: Rollouts of a prompt.
-        samples: How often ``separate_async`` samples in a step.
-        limits: The budget's keys.
-        filtered: Whether groups of equal rewards are evicted and refilled.
-        failing: Chance that a session of the engine fails.
-        steps: ``total_training_steps``.
-        kills: Steps in which a process is killed when it has sampled: of the first process, the second, ...
-        save_freq: As veRL's.
-        test_freq: As veRL's.
-        overrides: More of veRL's settings.
-        tools: Whether the last token of every response is one that a tool wrote.
-        for_real: Whether the process kills itself.
-        in_actor: Whether veRL's TaskRunner is an actor, as veRL starts it.
-    """
+    """A run of veRL: ``kills`` are the steps in which each process is killed when it has sampled."""
 
     mode: str = "sync"
     batch: int = 2

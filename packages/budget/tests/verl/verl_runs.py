@@ -29,20 +29,7 @@ class KilledError(Exception):
 
 @dataclass
 class Found:
-    """What came of a run.
-
-    Attributes:
-        dispatched: Rollouts that veRL's agent loop manager was given, by ``train`` and ``eval``.
-        made: What the engine made, by ``train`` and ``eval``: rollouts, prompt tokens, response tokens.
-        taken: The steps taken, in order, of all processes.
-        resumed: Steps that the processes went on after.
-        restored: Training rollouts that came back, finished, with checkpoints, and their response tokens.
-        validated: The steps after which the trainer validated.
-        saved: The steps of its checkpoints.
-        log: What it logged, by step.
-        reason: Why the budget ended it.
-        error: What it raised.
-    """
+    """What came of a run: rollouts dispatched and tokens made by ``train`` and ``eval``, and of its steps."""
 
     dispatched: dict[str, int] = field(default_factory=dict)
     made: dict[str, list[int]] = field(default_factory=dict)
