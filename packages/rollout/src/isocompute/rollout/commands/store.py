@@ -43,6 +43,7 @@ class Store:
             # Whoever reads or writes first holds the lock until the connection is closed.
             self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._base.execute("PRAGMA journal_mode = WAL")
+            self._base.execute("PRAGMA synchronous = NORMAL")
             self._base.execute("CREATE TABLE IF NOT EXISTS settings (text TEXT)")
             self._base.execute(
                 "CREATE TABLE IF NOT EXISTS groups (problem_id TEXT, first_sample INTEGER, samples INTEGER, "
