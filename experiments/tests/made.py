@@ -119,13 +119,12 @@ def _settings() -> Any:
 
 
 def changed(tmp_path: Path, change: str, value: object) -> Path:
-    """The settings of the checkout with one of ``smoke`` changed, by its dotted path."""
-    raw = copy.deepcopy(_settings())
-    place = raw["smoke"]
+    """The preset ``smoke`` of the checkout with one setting changed, by its dotted path."""
+    smoke = place = copy.deepcopy(_settings()["smoke"])
     *parents, last = change.split(".")
     for key in parents:
         place = place[key]
     place[last] = value
     path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(raw))
+    path.write_text(yaml.safe_dump({"preset": "smoke", "smoke": smoke}))
     return path

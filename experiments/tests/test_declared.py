@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from experiments.errors import ExperimentError
 from experiments.running.cells import Origin
 from experiments.running.design import Design
 from experiments.running.identity import Surroundings
-from experiments.settings import Preset, load, template
+from experiments.settings import Preset, load
 from experiments.stages import plan
 from experiments.stages.sweep import find
 
@@ -94,12 +93,3 @@ def test_every_cell_is_trained_at_each_factor_of_its_rate(tmp_path: Path) -> Non
     assert len(both) == 2 * len(alone)
     assert {cell.run_id for cell in alone} < {cell.run_id for cell in both}
     assert {cell.learner.learning_rate for cell in both if cell.batch_rollouts == 8} == {5e-7, 1e-6}
-
-
-@pytest.mark.slow
-def test_a_preset_with_a_declared_rate_is_written_whole_by_init(tmp_path: Path) -> None:
-    known = preset(tmp_path)
-    written = template.text("mine", known, yaml.safe_load((tmp_path / "params.yaml").read_text())["smoke"])
-    (tmp_path / "mine.yaml").write_text(written)
-    assert load(tmp_path / "mine.yaml", "mine").sweep["easy"].learning_rate == known.sweep["easy"].learning_rate
-    assert "batch_rollouts: 1024" in written

@@ -36,7 +36,7 @@ def shallow(monkeypatch: pytest.MonkeyPatch, **resources: Any) -> Preset:
     monkeypatch.setitem(footprint.PUBLISHED, QWEN, {**footprint.PUBLISHED[QWEN], "num_hidden_layers": 2})
     preset = load(preset="paper")
     own = preset.resources.model_copy(update=resources)
-    return preset.model_copy(update={"resources": own, "sweep": {"hard": preset.sweep["hard"]}, "prescribe": {}})
+    return preset.model_copy(update={"resources": own, "sweep": {"easy": preset.sweep["easy"]}, "prescribe": {}})
 
 
 @pytest.mark.slow

@@ -12,15 +12,6 @@ FIXTURES = Path(__file__).parents[2] / "packages" / "budget" / "tests" / "fixtur
 QUESTIONS = {"questions": "16"}
 
 
-def test_trl_from_tensorboard_is_trl_from_its_trainer_state() -> None:
-    trl = FIXTURES / "trl"
-    state, _ = ingest("trl", [str(trl / "trainer_state.json")], config=trl / "config.json", constants=QUESTIONS)
-    events, _ = ingest("trl", [str(trl / "events")], config=trl / "config.json", constants=QUESTIONS)
-    for column in ("step", "rollouts", "tokens"):
-        assert events[column].to_list() == state[column].to_list()
-    assert events["avg_at_2"].to_list() == pytest.approx(state["avg_at_2"].to_list(), abs=1e-6)
-
-
 def test_verl_from_mlflow_is_verl_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     import mlflow

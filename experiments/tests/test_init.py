@@ -52,7 +52,7 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
     # adapter.
     other_kinds = {
         "dataset", "revision", "files", "split", "prompt", "answer", "verifier", "metadata", "path", "model", "recipe",
-            "codes", "largest_digit", "share", "batch_rollouts", "models", "folder", "command", "libraries",
+            "batch_rollouts", "models", "folder", "others", "command", "libraries",
                 "world_size", "micro_batch", "logs", "log_settings", "rank", "alpha", "target_modules",
     }  # fmt: skip
     described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(schema.preset_schema())}

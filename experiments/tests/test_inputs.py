@@ -28,7 +28,7 @@ SOURCE = {"kind": "file", "path": "data.jsonl", "verifier": "python:judging.mine
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a data set, a verifier in two modules, a base model that is a folder, and a preset of them."""
     monkeypatch.chdir(tmp_path)
-    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ("polars", "torch", "vllm")]
+    pinned = [f"{name}=={version(name).partition('+')[0]}" for name in ("polars", "torch", "numpy")]
     (tmp_path / "constraints.txt").write_text("\n".join(pinned))
     (tmp_path / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+1=", "answer": "3"}\n')
     (tmp_path / "judging").mkdir()

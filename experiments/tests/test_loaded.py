@@ -52,7 +52,7 @@ def tree(tmp_path: Path) -> Path:
     """A copy of the code, and a preset whose one worker samples with transformers."""
     import yaml
 
-    hidden = shutil.ignore_patterns("tests")
+    hidden = shutil.ignore_patterns("tests", "studies")
     for package in ("budget", "rollout", "learner", "frontier"):
         shutil.copytree(ROOT / "packages" / package / "src", tmp_path / "packages" / package / "src", ignore=hidden)
     shutil.copytree(ROOT / "experiments", tmp_path / "experiments", ignore=hidden)

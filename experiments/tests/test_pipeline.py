@@ -20,6 +20,7 @@ import pytest
 import yaml
 from isocompute.rollout import response_seed
 
+from .made import BASE
 from .servers import Front
 
 pytestmark = [pytest.mark.slow("the whole pipeline"), pytest.mark.xdist_group("traces")]
@@ -40,7 +41,8 @@ def clone(folder: Path, resources: Mapping[str, object]) -> Path:
         source, copied = ROOT / "packages" / package / "src", folder / "packages" / package / "src"
         shutil.copytree(source, copied, ignore=hidden, symlinks=True)
     shutil.copytree(ROOT / "contract", folder / "contract", ignore=hidden)
-    shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=hidden)
+    apart = shutil.ignore_patterns("tests", "studies")
+    shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=apart)
     (folder / ".dvc").mkdir()
     for name in ("dvc.yaml", "constraints.txt", ".dvcignore", ".dvc/config"):
         shutil.copy(ROOT / name, folder / name)
@@ -158,7 +160,7 @@ def test_the_policies_that_were_tested_are_kept_as_models(finished: tuple[Path, 
     folder, _ = finished
     states = json.loads((folder / "outputs" / "prescribe" / "easy" / "cells.json").read_text())["cells"]
     assert states
-    base = AutoModelForCausalLM.from_pretrained(folder / "outputs" / "prepared" / "base" / "base").state_dict()
+    base = AutoModelForCausalLM.from_pretrained(BASE).state_dict()
     for state in states:
         trained = AutoModelForCausalLM.from_pretrained(folder / state["policy"]).state_dict()
         assert trained.keys() == base.keys()

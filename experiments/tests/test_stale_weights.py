@@ -2,15 +2,15 @@
 
 import os
 import random
-from pathlib import Path
 
 import polars as pl
 import pytest
 import torch
 from isocompute.learner import Learner, LearnerConfig, SyncError, prepare, with_cohorts
 from isocompute.rollout import Sampling, open_sampler
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
+
+from .made import BASE
 
 pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
 
@@ -21,30 +21,12 @@ PROBLEMS = pl.DataFrame(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    vocabulary = {token: i for i, token in enumerate(("<pad>", "<eos>", *"0123456789+-="))}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=1,
-        max_position_embeddings=64, tie_word_embeddings=False, initializer_range=0.3, eos_token_id=1, pad_token_id=0,
-        bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("number", range(FAULTS * 10 // 100))
-def test_weights_that_are_not_the_learners_stop_it_before_an_update(number: int, model: Path) -> None:
+def test_weights_that_are_not_the_learners_stop_it_before_an_update(number: int) -> None:
     source = random.Random(number)
     config = LearnerConfig(learning_rate=1e-2)
-    learner = Learner(model, config)
-    sampler = open_sampler("transformers", str(model), Sampling(max_new_tokens=8, max_prompt_tokens=8))
+    learner = Learner(BASE, config)
+    sampler = open_sampler("transformers", str(BASE), Sampling(max_new_tokens=8, max_prompt_tokens=8))
 
     def batch(step: int) -> pl.DataFrame:
         rollouts = sampler.sample(PROBLEMS, samples=8, seed=number, step=step, run_id="r")
@@ -54,7 +36,7 @@ def test_weights_that_are_not_the_learners_stop_it_before_an_update(number: int,
 
     learner.update(batch(1))
     fresh = {name: tensor.clone() for name, tensor in learner.weights()}
-    old = {name: tensor.clone() for name, tensor in LlamaForCausalLM.from_pretrained(model).state_dict().items()}
+    old = {name: tensor.clone() for name, tensor in LlamaForCausalLM.from_pretrained(BASE).state_dict().items()}
     # All of them are stale, or one layer is, or one is mangled.
     wrong = dict(fresh)
     place = source.choice([name for name in fresh if "proj" in name])

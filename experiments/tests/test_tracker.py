@@ -130,16 +130,6 @@ def test_every_run_says_whose_it_is_and_of_what(store: Path) -> None:
     assert tags[tracking.OWNER_TAG].endswith(owner)
 
 
-def test_every_run_says_from_which_commit_it_is(store: Path) -> None:
-    # MLflow asks once, for the repository of the program that runs.
-    program = f"import sys; sys.argv = [{str(ROOT / 'experiments' / '__main__.py')!r}]; from experiments import outbox"
-    asked = [sys.executable, "-c", f"{program}; print(outbox.tags('sweep')['mlflow.source.git.commit'])"]
-    path = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = subprocess.run(asked, env=path, capture_output=True, text=True, check=True)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert said.stdout == commit.stdout
-
-
 def test_metrics_carry_the_time_at_which_they_were_measured(store: Path) -> None:
     from mlflow import MlflowClient
 

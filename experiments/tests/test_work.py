@@ -137,22 +137,6 @@ def test_tables_of_many_cells_are_not_read_before_they_are_joined(monkeypatch: p
     assert read == ["ledger"]
 
 
-def test_checkpoints_are_kept_under_a_limit_and_the_oldest_go_first() -> None:
-    cells = [cell(seed=seed) for seed in range(3)]
-    for age, one in enumerate(cells):
-        folder = ended(one, budget=96)
-        kept = folder / "checkpoints" / "step-000000012"
-        kept.mkdir(parents=True)
-        (kept / "tensors.safetensors").write_bytes(b"\0" * 1000)
-        os.utime(folder / "done.json", (age, age))
-    assert work.prune(3e-6) == []
-    assert work.prune(2e-6) == [f"{cells[0].run_id}/checkpoints"]
-    assert [bool(work.newest_checkpoint(work.folder_of(one))) for one in cells] == [False, True, True]
-    assert work.prune(0.0, keep={cells[1].run_id}) == [f"{cells[2].run_id}/checkpoints"]
-    # What was found stays; only extending it means training it again.
-    assert work.finished(cells[0], work.folder_of(cells[0]))
-
-
 def keep_policy(one: Cell, *, step: int) -> Path:
     """What a worker leaves of a cell's policy."""
     policy = work.policy_of(work.folder_of(one))

@@ -72,14 +72,15 @@ def _make(unit: Unit, folder: Path, out: Path) -> None:
     model = MODELS[unit.task].model_validate({**how["model"], "seed": unit.base_seed})
     settings = DifficultyConfig.model_validate_json(json.dumps(how["difficulty"]))
     train(model, out / "base")
-    preset = preset_of(unit).model_copy(update={"base": ModelConfig(model=str(out / "base"))})
+    base = ModelConfig(model=str(out / "base"))
+    preset = preset_of(unit).model_copy(update={"base": base})
     if unit.task == "chains":
         parts = [load_checked(source_from(source)) for source in how["problems"]]
     else:
         parts = [Loaded(problems=table_of(source_for(model, **how["problems"])), dropped=pl.DataFrame())]
     folder.mkdir(parents=True, exist_ok=True)
     with chdir(folder):
-        record(preset.base)
+        record(base)
         difficulty.measure_sets(preset, settings, prepare.join_problems(preset, parts))
         for name in ("base.json", "histogram.svg", "histogram.png", *(f"{each}.parquet" for each in preset.sweep)):
             shutil.copy(FOLDER / ONLY / name, out / name)

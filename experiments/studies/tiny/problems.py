@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 from isocompute.rollout.contract import tables
 from isocompute.rollout.problems.candidates import problem_id
 
 from . import chains, needle
-from .config import ChainsModelConfig, MixtureModelConfig, MixtureSource, NeedleModelConfig, NeedleSource
+from .config import (
+    ChainsModelConfig,
+    MixtureModelConfig,
+    MixtureSource,
+    NeedleModelConfig,
+    NeedleSource,
+    TinyModelConfig,
+)
 
-MODELS = {"chains": ChainsModelConfig, "needle": NeedleModelConfig, "mixture": MixtureModelConfig}
+MODELS: Mapping[str, type[ChainsModelConfig] | type[NeedleModelConfig]] = {
+    "chains": ChainsModelConfig,
+    "needle": NeedleModelConfig,
+    "mixture": MixtureModelConfig,
+}
 """The settings of each task's base model."""
-SOURCES = {"needle": NeedleSource, "mixture": MixtureSource}
+SOURCES: Mapping[str, type[NeedleSource] | type[MixtureSource]] = {"needle": NeedleSource, "mixture": MixtureSource}
 """The settings of the problems of the tasks that have some of their own."""
 
 
-def source_for(model: NeedleModelConfig | MixtureModelConfig, **settings: int) -> NeedleSource | MixtureSource:
+def source_for(model: TinyModelConfig, **settings: int) -> NeedleSource | MixtureSource:
     """The source of the task that a base model is taught, with the model's own codes, digits and share."""
     kind = SOURCES[model.name]
     return kind.model_validate({**{name: getattr(model, name) for name in kind.taught}, **settings})

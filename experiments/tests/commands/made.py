@@ -18,9 +18,8 @@ from experiments.running.design import Design
 from experiments.running.foreign import CommandCell, surroundings_of
 from experiments.settings import Preset, load
 
-from ..made import PARAMS
+from ..made import BASE, PARAMS, ROOT
 
-ROOT = Path(__file__).parents[3]
 WORKER = """
 import pickle, sys
 from pathlib import Path
@@ -53,7 +52,7 @@ def trainer(**changes: Any) -> dict[str, Any]:
 def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: Any) -> Preset:
     """The preset ``trl`` with the stand-in, which is copied beside it, and with settings changed by dotted path."""
     raw = yaml.safe_load(PARAMS.read_text())
-    own = {**raw["trl"], "trainer": trainer(**of_trainer)}
+    own = {**raw["trl"], "base": {"kind": "model", "model": str(BASE)}, "trainer": trainer(**of_trainer)}
     for path, value in (changes or {}).items():
         place = own
         *parents, last = path.split(".")
@@ -62,7 +61,7 @@ def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: An
         place[last] = value
     if not (folder / SCRIPT).exists():
         shutil.copy(Path(__file__).with_name(SCRIPT), folder / SCRIPT)
-    (folder / "params.yaml").write_text(yaml.safe_dump({**raw, "trl": own}))
+    (folder / "params.yaml").write_text(yaml.safe_dump({"preset": "trl", "trl": own}))
     return load(folder / "params.yaml", "trl")
 
 

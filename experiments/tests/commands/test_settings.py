@@ -33,19 +33,19 @@ def test_the_trainers_are_those_whose_logs_are_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.command": [*command(), "{sede}"]}, "trainer.command holds {sede}; it may hold model, train"),
-        ({"trainer.command": command(seed="7")}, "trainer.command lacks {seed}, the seed of the cell"),
-        ({"trainer.command": command(ledger="a.ledger")}, "trainer.command lacks {ledger}"),
+        ({"trainer.command": [*command(), "{sede}"]}, 'command holds {sede}'),
+        ({"trainer.command": command(seed="7")}, 'command lacks {seed}, the'),
+        ({"trainer.command": command(ledger="a.ledger")}, 'command lacks {ledger}'),
         ({"trainer.command": []}, "trainer.command"),
-        ({"trainer.logs": "log.jsonl"}, "trainer.logs is 'log.jsonl'; it must lie in {checkpoints}"),
-        ({"trainer.trainer": "slime"}, "trainer.trainer is 'slime'; it must be"),
-        ({"trainer.kind": "program"}, "trainer.kind is 'program'; it must be"),
-        ({"trainer.script": "a.py"}, "trainer has no setting 'script'"),
-        ({"evaluation.metric": "best_at_4"}, "evaluation.metric is 'best_at_4'; the log of a trainer has mean rewards"),
-        ({"resources.keep_policies": "all"}, "resources.keep_policies is 'all'; what a command trains"),
-        ({"sweep.easy.learner": {"kl": {"coefficient": 0.1}}}, "sweep.easy.learner is of our learner"),
-        ({"sweep.easy.warmup_rollouts": 16}, "sweep.easy.warmup_rollouts is of our learner"),
-        ({"sweep.easy.evaluations_per_octave": 2}, "sweep.easy.evaluations_per_octave is of our learner"),
+        ({"trainer.logs": "log.jsonl"}, "logs is 'log.jsonl'"),
+        ({"trainer.trainer": "slime"}, "trainer is 'slime'"),
+        ({"trainer.kind": "program"}, "kind is 'program'"),
+        ({"trainer.script": "a.py"}, "has no setting 'script'"),
+        ({"evaluation.metric": "best_at_4"}, "metric is 'best_at_4'"),
+        ({"resources.keep_policies": "all"}, "keep_policies is 'all'"),
+        ({"sweep.easy.learner": {"kl": {"coefficient": 0.1}}}, 'learner is of our learner'),
+        ({"sweep.easy.warmup_rollouts": 16}, 'warmup_rollouts is of our'),
+        ({"sweep.easy.evaluations_per_octave": 2}, 'evaluations_per_octave is'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_or_measured_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -56,7 +56,7 @@ def test_what_cannot_be_run_or_measured_is_refused(tmp_path: Path, changes: dict
 
 def test_a_group_of_one_is_refused_by_the_translation(tmp_path: Path) -> None:
     one = cells(preset(tmp_path, {"sweep.easy.rollouts_per_problem": [4]}))[0]
-    with pytest.raises(ValueError, match="TRL refuses num_generations of 1"):
+    with pytest.raises(ValueError, match="num_generations of 1"):
         configuration_of(replace(one, rollouts_per_problem=1))
 
 

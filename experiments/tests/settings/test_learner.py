@@ -42,87 +42,51 @@ def test_an_adapter_is_a_group_that_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "value", "message"),
     [
-        (f"{LEARNER}.adapter", 4, "learner.adapter is 4; it must be a mapping"),
-        (f"{LEARNER}.adapter", {"ranks": 4}, "adapter has no setting 'ranks' .did you mean 'rank'"),
-        (f"{LEARNER}.adapter", {"rank": "4"}, "learner.adapter.rank is '4'; it must be of type int"),
-        (f"{LEARNER}.adapter", {"rank": 0}, "learner.adapter: rank is 0; it must be a whole number, 1 or more"),
-        (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "target_modules is 'q_proj'; it must be a list"),
-        (f"{LEARNER}.adapter", {"target_modules": []}, "target_modules is .*; it must be a list of names of linear"),
-        (f"{LEARNER}.adapter", {"target_modules": [3]}, "target_modules.0. is 3; it must be of type str"),
-        (RATE, {"rule": "tuned"}, "learning_rate lacks evaluate_every, learning_rates, rollouts"),
-        (RATE, {"seeds": [1]}, "smoke.sweep.easy.learning_rate lacks rule; it must be one of"),
-        (f"{RATE}.rule", "cubic", "rule is 'cubic'; it must be one of constant, linear, sqrt, tuned"),
-        (RATE, 1.0e-3, "smoke.sweep.easy.learning_rate is 0.001; it must be a mapping"),
-        (f"{RATE}.problems_per_batch", 4, "learning_rate has no setting 'problems_per_batch'"),
-        (f"{RATE}.learning_rate_s", [1.0], r"sweep.easy.learning_rate has no .*mean 'learning_rates'"),
-        ("sweep.hard.learning_rate.learning_rate", 1.0, "hard.learning_rate has both learning_rate, which declares a"),
-        (f"{RATE}.learning_rate", 1.0, "easy.learning_rate has both learning_rate, .* learning_rates, .* leave one"),
-        (
-            RATE,
-            {"rule": "tuned", "learning_rate": 1.0},
-            "learning_rate has no setting 'learning_rate' .*'learning_rates'",
-        ),
-        (RATE, DECLARED | {"rule": "root"}, "rule is 'root'; it must be one of constant, linear, sqrt, tuned"),
-        (RATE, {"learning_rate": 1.0}, "learning_rate lacks rule; it must be one of constant, linear, sqrt, tuned"),
-        (
-            RATE,
-            DECLARED | {"seeds": [900]},
-            "has no setting 'seeds'; it has batch_rollouts, learning_rate, rule",
-        ),
-        (RATE, DECLARED | {"batch_rollout": 8}, "no setting 'batch_rollout' .did you mean 'batch_rollouts'"),
-        (RATE, DECLARED | {"batch_rollouts": 0}, "learning_rate.batch_rollouts is 0; it must be at least 1"),
-        (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate.learning_rate is 0.0; it must be greater than 0"),
-        (RATE, DECLARED | {"learning_rate": "1e-6"}, r"is '1e-6'; it must be of type float \(.*: 1.0e-6\)"),
-        (
-            "sweep.hard.learning_rate",
-            ANCHOR | {"problems_per_batch": 32},
-            "learning_rate.problems_per_batch is 32; it must",
-        ),
-        (f"{RATE}.extensions", -1, "learning_rate.extensions is -1; it must be at least 0"),
-        (f"{RATE}.rollouts_per_problem", [1], "holds 1; a group baseline needs 2 or more"),
-        ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem holds 1; a group baseline needs 2 or more"),
-        ("sweep.easy.rollouts_per_problem", [0, 2], r"rollouts_per_problem\[0\] is 0; it must be at least 1"),
-        (LEARNER, {"kl": 1}, "smoke.sweep.easy.learner.kl is 1; it must be a mapping"),
-        (LEARNER, {"kl_coefficient": 1}, "smoke.sweep.easy.learner has no setting 'kl_coefficient'"),
-        (LEARNER, {"kl": {"coeficient": 1}}, "learner.kl has no setting 'coeficient'.*'coefficient'"),
-        (LEARNER, {"optimizer": {"beta2": 1.0}}, "learner.optimizer: beta2 is 1.0; it must be below 1"),
-        (
-            LEARNER,
-            {"objective": {"algorithm": "pqo"}},
-            "learner.objective: algorithm is 'pqo'; it must",
-        ),
-        (LEARNER, {"recipe": "isocompute"}, "learner: recipe is 'isocompute'; it must be one of iso"),
-        (LEARNER, {"recipe": "scalerl", "kl": 3}, "sweep.easy.learner.kl is 3; it must be a mapping"),
-        (LEARNER, {"objective": 3}, "learner.objective is 3; it must be a mapping"),
-        (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4; it must be at most every n"),
-        (
-            LEARNER,
-            {"temperature": 0.5},
-            "no setting 'temperature': it is the sampler's; see sampling.temperature",
-        ),
+        (f"{LEARNER}.adapter", 4, "adapter is 4"),
+        (f"{LEARNER}.adapter", {"ranks": 4}, ".did you mean 'rank'"),
+        (f"{LEARNER}.adapter", {"rank": "4"}, "rank is '4'"),
+        (f"{LEARNER}.adapter", {"rank": 0}, "adapter: rank is 0"),
+        (f"{LEARNER}.adapter", {"target_modules": "q_proj"}, "is 'q_proj'; it must"),
+        (f"{LEARNER}.adapter", {"target_modules": []}, "target_modules is .*"),
+        (f"{LEARNER}.adapter", {"target_modules": [3]}, "target_modules.0. is 3"),
+        (RATE, {"rule": "tuned"}, "learning_rate lacks"),
+        (RATE, {"seeds": [1]}, "learning_rate lacks rule"),
+        (f"{RATE}.rule", "cubic", "rule is 'cubic'"),
+        (RATE, 1.0e-3, "learning_rate is 0.001"),
+        (f"{RATE}.problems_per_batch", 4, "'problems_per_batch'"),
+        (f"{RATE}.learning_rate_s", [1.0], ".*mean 'learning_rates'"),
+        ("sweep.hard.learning_rate.learning_rate", 1.0, "learning_rate has both"),
+        (f"{RATE}.learning_rate", 1.0, "learning_rate has both"),
+        (RATE, {"rule": "tuned", "learning_rate": 1.0}, ".*'learning_rates'"),
+        (RATE, DECLARED | {"rule": "root"}, "rule is 'root'"),
+        (RATE, {"learning_rate": 1.0}, "learning_rate lacks rule"),
+        (RATE, DECLARED | {"seeds": [900]}, "has no setting 'seeds'"),
+        (RATE, DECLARED | {"batch_rollout": 8}, "you mean 'batch_rollouts'"),
+        (RATE, DECLARED | {"batch_rollouts": 0}, "batch_rollouts is 0"),
+        (RATE, DECLARED | {"learning_rate": 0.0}, "learning_rate is 0.0"),
+        (RATE, DECLARED | {"learning_rate": "1e-6"}, "is '1e-6'"),
+        ("sweep.hard.learning_rate", ANCHOR | {"problems_per_batch": 32}, "problems_per_batch is 32"),
+        (f"{RATE}.extensions", -1, "extensions is -1"),
+        (f"{RATE}.rollouts_per_problem", [1], "holds 1"),
+        ("sweep.easy.rollouts_per_problem", [1, 2], "rollouts_per_problem"),
+        ("sweep.easy.rollouts_per_problem", [0, 2], r"rollouts_per_problem\[0\]"),
+        (LEARNER, {"kl": 1}, "kl is 1"),
+        (LEARNER, {"kl_coefficient": 1}, "setting 'kl_coefficient'"),
+        (LEARNER, {"kl": {"coeficient": 1}}, "'coeficient'.*'coefficient'"),
+        (LEARNER, {"optimizer": {"beta2": 1.0}}, "optimizer: beta2 is 1.0"),
+        (LEARNER, {"objective": {"algorithm": "pqo"}}, "algorithm is 'pqo'"),
+        (LEARNER, {"recipe": "isocompute"}, "recipe is 'isocompute'"),
+        (LEARNER, {"recipe": "scalerl", "kl": 3}, "kl is 3"),
+        (LEARNER, {"objective": 3}, "objective is 3"),
+        (LEARNER, {"batch": {"trained_rollouts": 4}}, "trained_rollouts is 4"),
+        (LEARNER, {"temperature": 0.5}, "it is the sampler's"),
         (LEARNER, {"learning_rate": 0.5}, "a pilot finds it"),
         (LEARNER, {"optimizer": {"decay": "exponential"}}, "decay is 'exponential'"),
-        (
-            f"{RATE}.evaluate_every",
-            24,
-            "must be a multiple of every batch .8. and divide rollouts .16.",
-        ),
-        (
-            f"{RATE}.seeds",
-            [900, 1],
-            "learning_rate.seeds holds 1, which is also a seed of the sweep; a search needs",
-        ),
-        (f"{RATE}.learning_rates", [-1.0], r"learning_rates\[0\] is -1.0; it must be greater than 0"),
-        (
-            f"{RATE}.learning_rates",
-            [1.0e-3, 0.0],
-            r"learning_rates\[1\] is 0.0; it must",
-        ),
-        (
-            f"{RATE}.learning_rates",
-            [float("inf")],
-            r"learning_rates\[0\] is inf; it must be a finite number",
-        ),
+        (f"{RATE}.evaluate_every", 24, "and divide rollouts .16."),
+        (f"{RATE}.seeds", [900, 1], "seeds holds 1"),
+        (f"{RATE}.learning_rates", [-1.0], r"learning_rates\[0\] is"),
+        (f"{RATE}.learning_rates", [1.0e-3, 0.0], r"learning_rates\[1\] is"),
+        (f"{RATE}.learning_rates", [float("inf")], r"learning_rates\[0\] is"),
     ],
 )
 def test_what_cannot_be_is_one_clear_error(change: str, value: object, message: str, tmp_path: Path) -> None:
@@ -139,7 +103,7 @@ def of_a_cell(learner: Mapping[str, Any]) -> LearnerConfig:
 
 def test_a_decay_needs_a_horizon_that_does_not_depend_on_the_budget(tmp_path: Path) -> None:
     path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine"}})
-    with pytest.raises(ExperimentError, match="decay_steps is 0; a cosine decay must end after the warm-up"):
+    with pytest.raises(ExperimentError, match="decay_steps is 0"):
         load(path, "smoke")
     path = changed(tmp_path, LEARNER, {"optimizer": {"decay": "cosine", "decay_steps": 99}})
     assert of_a_cell(load(path, "smoke").sweep["easy"].learner).optimizer.decay_steps == 99
@@ -182,7 +146,7 @@ def test_a_group_of_one_is_legal_where_no_baseline_is_the_groups(tmp_path: Path)
         if legal:
             assert load(tmp_path / "params.yaml", "smoke").sweep["easy"].grid()[0] == (1, 4)
             continue
-        with pytest.raises(ExperimentError, match=r"rollouts_per_problem holds 1; .*\(grpo; ppo has none\)"):
+        with pytest.raises(ExperimentError, match="rollouts_per_problem"):
             load(tmp_path / "params.yaml", "smoke")
 
 
