@@ -129,7 +129,7 @@ def test_the_paper_s_method_has_nothing_to_prescribe_from(
 ) -> None:
     run(sweep, tmp_path)
     with pytest.raises(
-        FrontierError, match=r"out: the paper's method has no intervals to prescribe from: fit without it$"
+        FrontierError, match=r"out: .*no intervals"
     ):
         Frontier.load(tmp_path / "out")
     arguments = ["--method", "paper", "--pass-rates", "x.parquet", "--out", str(tmp_path / "out")]

@@ -31,9 +31,9 @@ def test_gpu_hours_are_those_of_all_steps_so_far_without_evaluation(table: pl.Da
 
 def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
     times = timings(table)
-    with pytest.raises(FrontierError, match="run n16s1 is evaluated at step 160 and has no timings"):
+    with pytest.raises(FrontierError, match=r"n16s1 .*160 .*no timings"):
         with_gpu_hours(table, times.filter(pl.col("run_id") != "n16s1"))
-    with pytest.raises(FrontierError, match="run n4s0 is evaluated at step 640 and has timings up to step 9"):
+    with pytest.raises(FrontierError, match=r"n4s0 .*640 .* step 9"):
         with_gpu_hours(table, times.filter((pl.col("run_id") != "n4s0") | (pl.col("step") < 10)))
     with pytest.raises(FrontierError, match="the evals lack run_id"):
         with_gpu_hours(table.drop("run_id"), times)

@@ -165,7 +165,7 @@ def test_a_trunk_whose_rate_was_not_constant_is_refused(
 ) -> None:
     config = decaying(constant)
     grow(model, config, replay, tmp_path)
-    with pytest.raises(CheckpointError, match="the checkpoint of step 4 is of a run whose decay is linear"):
+    with pytest.raises(CheckpointError, match=r"step 4 .* linear"):
         branch(learner=Learner(model, config), trunk=Checkpoints(tmp_path), run=BRANCH, problems=PROBLEMS)
 
 

@@ -161,9 +161,9 @@ def test_the_saved_policy_and_the_saved_adapter_are_the_policy(model: Path, tmp_
     assert learner.agreement(scored(LlamaForCausalLM.from_pretrained(model), rollouts)).maximum > 1e-2
     # Another one replaces it, and nothing else is lost.
     save_adapter(learner.state()[0], ADAPTER, model, adapter)
-    with pytest.raises(LearnerError, match="holds files and no adapter, and saving the adapter there would delete"):
+    with pytest.raises(LearnerError, match="files and no adapter"):
         save_adapter(learner.state()[0], ADAPTER, model, whole)
-    with pytest.raises(LearnerError, match="the state to save an adapter of has none"):
+    with pytest.raises(LearnerError, match="save an adapter of"):
         save_adapter(Learner(model, replace(CONFIG, adapter=None)).state()[0], ADAPTER, model, tmp_path / "other")
 
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(model: Path, tmp_p
 @pytest.mark.parametrize("other", [None, AdapterConfig(rank=2), AdapterConfig(rank=4, target_modules=("q_proj",))])
 def test_the_state_of_another_adapter_or_of_none_is_refused(other: AdapterConfig | None, model: Path) -> None:
     state = Learner(model, CONFIG).state()
-    with pytest.raises(LearnerError, match="the state to continue from is not one of the model"):
+    with pytest.raises(LearnerError, match="state to continue from"):
         Learner(model, replace(CONFIG, adapter=other)).load_state(*state)
 
 
@@ -264,10 +264,10 @@ def test_gradient_checkpointing_gives_the_same_updates(model: Path) -> None:
 def test_layers_that_are_not_there_are_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lm_head", "embed_tokens", "query"):
         config = replace(CONFIG, adapter=AdapterConfig(target_modules=("q_proj", name)))
-        with pytest.raises(LearnerError, match=f"has {name}, and no linear layer .* be one of down_proj, gate_proj"):
+        with pytest.raises(LearnerError, match=f"has {name}, .*down_proj"):
             Learner(model, config)
     tiny_model(tiny_config("mixtral")).save_pretrained(tmp_path)
-    with pytest.raises(LearnerError, match=r"experts of a MixtralForCausalLM .* name layers \(it has k_proj, o_proj"):
+    with pytest.raises(LearnerError, match=r"experts of a Mixtral.*k_proj"):
         Learner(tmp_path, CONFIG)
     named = AdapterConfig(target_modules=("layers.1.self_attn.q_proj", "v_proj"))
     names = {name.partition(".lora_")[0] for name in factors(Learner(tmp_path, replace(CONFIG, adapter=named)))}
