@@ -1,7 +1,6 @@
 """An adapter that is learnt in place of the weights, next to W + s·B·A written out and to peft's own model."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from peft import PeftModel
 from recordings import recorded, scored
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from written_out import written_out
 
 ADAPTER = AdapterConfig(rank=4, alpha=6.0)
@@ -35,19 +33,6 @@ CONFIG = LearnerConfig(
     learning_rate=1e-2, adapter=ADAPTER, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02),
     sync=SyncConfig(tolerance=1e9),
 )  # fmt: skip
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Norms in float64, which are computed in float32 whatever the weights' type."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", _norm)
-        yield
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 def batch(policy: Any, config: LearnerConfig, version: int) -> pl.DataFrame:

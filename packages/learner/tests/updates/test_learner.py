@@ -81,6 +81,29 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, dtype: tor
     assert distance(gradient(learner), expected) < most
 
 
+@pytest.mark.usefixtures("double")
+def test_updates_are_steps_of_adamw_with_the_gradient_written_out(model: Path) -> None:
+    """With a schedule, a clip, weight decay and every term of the objective."""
+    settings = OptimizerConfig(warmup_steps=2, decay="cosine", decay_steps=5, weight_decay=0.1, gradient_clip=0.5)
+    terms = {"kl": KLConfig(coefficient=0.1), "entropy": EntropyConfig(coefficient=0.02)}
+    config = LearnerConfig(learning_rate=1e-2, optimizer=settings, **terms)
+    learner, other, base = (Learner(model, config, dtype=torch.float64) for _ in range(3))
+    policy, begun = other.policy, weights(other).clone()
+    adam = torch.optim.AdamW(policy.parameters(), weight_decay=0.1)
+    for step in range(4):
+        rollouts = scored(policy, recorded(version=step, step=step), pl.Float64)
+        batch = prepare(with_cohorts(rollouts, config.batch), config)
+        adam.zero_grad()
+        gradient, entropy, _ = written_out(policy, base.policy, batch, config)
+        report = learner.update(batch)
+        assert report.gradient_norm == pytest.approx(float(gradient.norm()), rel=1e-9)
+        assert report.objective["entropy"].value == pytest.approx(entropy, rel=1e-9)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        adam.param_groups[0]["lr"] = config.learning_rate_at(step + 1)
+        adam.step()
+    assert distance(weights(learner) - begun, weights(other) - begun) < 1e-9
+
+
 @NUMBERS
 def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
     model: Path, rollouts: pl.DataFrame, dtype: torch.dtype, most: float
