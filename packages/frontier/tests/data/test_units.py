@@ -93,14 +93,3 @@ def test_what_cannot_be_converted_is_refused() -> None:
         convert(growing(), 100, to="steps", rollouts_per_problem=4)
     with pytest.raises(FrontierError, match="above 0"):
         convert(growing(), -1, to="tokens", rollouts_per_problem=4)
-
-
-def test_the_command_says_what_it_assumes(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table.write_csv(tmp_path / "evals.csv")
-    arguments = ["convert", str(tmp_path / "evals.csv"), "--to", "tokens", "--n", "4", "--amount"]
-    assert main([*arguments, "10000"]) == 0
-    assert "10,000 rollouts are 100,000 tokens at n = 4" in capsys.readouterr().out
-    assert main([*arguments, "1e6"]) == 0
-    assert "beyond what was measured" in capsys.readouterr().out
