@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -13,6 +14,7 @@ from isocompute.learner.objective.cohorts import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 torch.set_num_threads(1)
 
@@ -82,6 +84,19 @@ def cluster() -> Iterator[None]:
         ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
         yield
         ray.shutdown()
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Norms in float64, which are computed in float32 whatever the weights' type."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaRMSNorm, "forward", _norm)
+        yield
+
+
+def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
+    scaled: torch.Tensor = self.weight * hidden
+    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 @pytest.fixture

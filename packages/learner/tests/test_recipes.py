@@ -99,5 +99,5 @@ def assert_holds(merged: dict[str, Any], given_: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["scale-rl", "", None, 3, ["scalerl"]])
 def test_an_unknown_recipe_is_refused_with_those_that_are_known(name: object) -> None:
-    with pytest.raises(LearnerError, match="it must be one of isocompute-easy, isocompute-hard, scalerl"):
+    with pytest.raises(LearnerError, match="isocompute-easy, "):
         with_recipe({"recipe": name})

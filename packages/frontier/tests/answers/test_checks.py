@@ -31,10 +31,10 @@ def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 2, deviation: f
 @pytest.fixture(scope="module")
 def tuned() -> Fit:
     """Gains that fall by 0.04 for every octave squared from the best rate, which grows as the root of B."""
-    best = {n: 1e-4 * n**0.5 for n in (2, 4, 8, 16)}
+    best = {n: 1e-4 * n**0.5 for n in (2, 8, 32)}
     gains = {
         (n, top * factor): 0.4 - 0.04 * np.log2(factor) ** 2 + 0.02 * np.log2(n)
-        for n, top in best.items() for factor in (0.25, 0.5, 1, 2, 4)
+        for n, top in best.items() for factor in (0.25, 1, 4)
     }  # fmt: skip
     return Frontier(sweep(gains, seeds=1)).fit()
 
@@ -42,7 +42,7 @@ def tuned() -> Fit:
 def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
     found = tuned.best_rates(16_384)
     assert found is not None
-    assert found.rollouts_per_problem == (2, 4, 8, 16)
+    assert found.rollouts_per_problem == (2, 8, 32)
     for n, (low, high) in zip(found.rollouts_per_problem, found.interval, strict=True):
         assert low < 1e-4 * n**0.5 < high
     low, high = found.exponent_interval
@@ -54,7 +54,7 @@ def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
 def test_a_rate_that_does_not_grow_is_told_from_the_root_rule() -> None:
     gains = {
         (n, 1e-4 * factor): 0.4 - 0.06 * np.log2(factor) ** 2
-        for n in (2, 8, 32, 128) for factor in (0.25, 0.5, 1, 2, 4)
+        for n in (2, 16, 128) for factor in (0.25, 1, 4)
     }  # fmt: skip
     found = Frontier(sweep(gains, seeds=1, deviation=0.0)).fit().best_rates(16_384)
     assert found is not None
@@ -62,26 +62,22 @@ def test_a_rate_that_does_not_grow_is_told_from_the_root_rule() -> None:
     assert abs(found.exponent) < 0.25
 
 
-def test_where_each_n_has_one_rate_there_is_no_best_one() -> None:
-    assert Frontier(evals()).fit().best_rates(20_480) is None
+def test_of_two_n_at_one_rate_no_rate_is_the_best_and_none_is_left_out() -> None:
+    fitted = Frontier(evals(seeds=1, points=10)).fit()
+    assert fitted.best_rates(10_240) is None
+    assert fitted.left_out() == ()
 
 
 def test_an_n_that_follows_the_others_is_predicted_and_an_odd_one_is_not() -> None:
     smooth = {(n, 1e-4): 0.3 + 0.03 * np.log2(n) for n in (2, 4, 8, 16)}
-    found = Frontier(sweep(smooth, seeds=1)).fit().left_out()
+    found = Frontier(sweep({**smooth, (8, 1e-4): 0.05}, seeds=1)).fit().left_out()
     assert [f.rollouts_per_problem for f in found] == [2, 4, 8, 16]
-    assert sum(f.inside for f in found) >= 3
-    odd = Frontier(sweep({**smooth, (8, 1e-4): 0.05}, seeds=1)).fit().left_out()
-    assert not odd[2].inside
-    assert "n = 8: 0.2" in left_out_line(odd)
-
-
-def test_of_three_n_none_is_left_out() -> None:
-    assert Frontier(evals(seeds=1)).fit().left_out() == ()
+    assert [f.inside for f in found] == [True, True, False, True]
+    assert "n = 8: 0.2" in left_out_line(found)
 
 
 def test_seeds_that_differ_far_more_than_expected_are_named() -> None:
-    calm = {(n, 1e-4): 0.3 for n in (2, 4, 8, 16)}
-    assert not any("seeds differ in gain" in line for line in conflicts(Frontier(sweep(calm, seeds=3)).fit()))
+    calm = {(n, 1e-4): 0.3 for n in (2, 16)}
+    assert not any("seeds differ in gain" in line for line in conflicts(Frontier(sweep(calm, seeds=2)).fit()))
     wild = Frontier(sweep(calm, seeds=4, deviation=0.5)).fit()
     assert any("seeds differ in gain by 0." in line and "0.06 was expected" in line for line in conflicts(wild))

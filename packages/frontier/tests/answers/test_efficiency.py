@@ -48,22 +48,15 @@ def test_a_steeper_recipe_that_needs_more_is_not_the_more_efficient() -> None:
         leave_one_out(both, r0=0.4, asymptote=0.6, target=0.7)
 
 
-def test_the_intervals_of_the_compute_needed_hold() -> None:
-    inside = 0
+def test_the_intervals_of_the_compute_needed_and_of_the_slopes_hold() -> None:
+    needed = slopes = 0
     for seed in range(40):
         for e in leave_one_out(series(seed=seed), r0=0.4, asymptote=0.6, target=0.55):
             middle, slope = {"steep": (2500.0, 2.0), "flat": (4000.0, 1.2)}[e.name]
-            inside += e.needed_interval[0] <= middle * 3 ** (1 / slope) <= e.needed_interval[1]
-    assert inside >= 62
-
-
-def test_the_intervals_of_the_slopes_hold() -> None:
-    inside = 0
-    for seed in range(40):
-        for e, slope in zip(leave_one_out(series(seed=seed), r0=0.4, asymptote=0.6), (2.0, 1.2), strict=True):
-            inside += e.intervals["B"][0] <= slope <= e.intervals["B"][1]
+            needed += e.needed_interval[0] <= middle * 3 ** (1 / slope) <= e.needed_interval[1]
+            slopes += e.intervals["B"][0] <= slope <= e.intervals["B"][1]
     # What 90 % fall below once in a thousand is 62 of 80.
-    assert inside >= 62
+    assert min(needed, slopes) >= 62
 
 
 def test_one_recipe_that_fails_does_not_decide_the_asymptote() -> None:
@@ -76,7 +69,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
         leave_one_out({"short": (COMPUTE[:3], np.full(3, 0.5))}, r0=0.4)
     with pytest.raises(FrontierError, match="must lie above r0"):
         leave_one_out(series(), r0=0.4, asymptote=0.3)
-    with pytest.raises(FrontierError, match="no asymptote can be fitted"):
+    with pytest.raises(FrontierError, match="no asymptote"):
         leave_one_out({"solved": (COMPUTE, np.ones(len(COMPUTE)))}, r0=0.4)
 
 
@@ -110,7 +103,7 @@ def test_the_command_draws_and_writes_it(tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.slow
 def test_a_reward_that_no_recipe_reached_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(FrontierError, match=r"no recipe reached 0\.599: .* the highest, 0\.59\d+, is of steep"):
+    with pytest.raises(FrontierError, match=r"0\.599: .*0\.59\d+.*steep"):
         leave_one_out(series(), r0=0.4, asymptote=0.6, target=0.599)
     # A hill that is still low: what it would need for the reward of the other is far beyond its data.
     slow = Parameters(form="hill", start=0.4, gain=0.2, scale=60_000.0, shape=0.6)(COMPUTE)

@@ -56,11 +56,6 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
     assert "one base model" in lines[-1]
 
 
-def test_with_one_seed_the_answer_says_what_it_assumes_of_seeds() -> None:
-    one = Frontier(evals(seeds=1)).fit()
-    assert "one seed: that seeds differ by 6 % of the gain is assumed" in one.answer().lines()[-1]
-
-
 def test_chains_that_do_not_agree_are_named_in_the_answer(fitted: Fitted) -> None:
     assert "chains" not in fitted.answer().lines()[-1]
     astray = replace(fitted, posterior=replace(fitted.posterior, spread=1.26))
@@ -99,7 +94,7 @@ def test_width_refuses_a_budget_that_the_runs_say_nothing_of_and_no_multiple_of_
     assert fitted.best(100 * fitted.largest).cell.rollouts_per_problem == 16
     # A run that ends long before its half is not.
     short = Frontier(evals().filter(pl.col("rollouts") <= 3072, pl.col("rollouts_per_problem") == 16)).fit()
-    with pytest.raises(FrontierError, match=r"at 307k rollouts the reward of n = 16 may be .* measure farther first"):
+    with pytest.raises(FrontierError, match=r"at 307k .*n = 16 may be"):
         short.decide(307_200)
     # What to run before deciding there can be said.
     assert "extend" in {action.kind for action in short.next(307_200).actions}
@@ -124,13 +119,8 @@ def test_a_run_is_forecast_with_its_own_seed() -> None:
     # The other seeds of n = 16 end elsewhere: this one is told from them.
     mean = half.predict(20_480, n=16)
     assert (found["high"] - found["low"])[-1] < 1.5 * (mean["high"] - mean["low"])[0]
-    with pytest.raises(FrontierError, match="no run 'n9' was fitted; there are n = 4, seed 0"):
+    with pytest.raises(FrontierError, match=r"'n9' .* n = 4, seed 0"):
         half.forecast("n9", 1e4)
-
-
-def test_rewards_of_training_are_said_to_be_that() -> None:
-    table = evals(seeds=2).with_columns(split=pl.lit("train"))
-    assert "these rewards are of training" in Frontier(table).fit().answer().lines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -141,9 +131,13 @@ def test_rewards_of_training_are_said_to_be_that() -> None:
         ({4: 1e-4, 16: 1e-3}, "they change together, from 0.0001 at n = 4 to 0.001 at n = 16"),
     ],
 )
-def test_a_rate_that_differs_with_n_is_named(rates: dict[int, float], said: str) -> None:
-    table = evals().with_columns(learning_rate=pl.col("rollouts_per_problem").replace_strict(rates))
-    assert said in Frontier(table).fit().answer().lines()[-1]
+def test_rates_seeds_and_rewards_that_limit_the_answer_are_named(rates: dict[int, float], said: str) -> None:
+    rate = pl.col("rollouts_per_problem").replace_strict(rates)
+    table = evals(seeds=1, points=10).with_columns(learning_rate=rate, split=pl.lit("train"))
+    caveats = Frontier(table).fit().answer().lines()[-1]
+    assert said in caveats
+    assert "one seed: that seeds differ by 6 % of the gain is assumed" in caveats
+    assert "these rewards are of training" in caveats
 
 
 def test_what_is_read_back_says_the_same(fitted: Fitted, tmp_path: Path) -> None:
@@ -160,7 +154,7 @@ def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path
         load(tmp_path)
     save(fitted, tmp_path)
     pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")
-    with pytest.raises(FrontierError, match=r"damaged or of another version \(1 columns of draws"):
+    with pytest.raises(FrontierError, match=r"damaged .*\(1 columns"):
         load(tmp_path)
 
 
@@ -216,7 +210,7 @@ def test_of_settings_that_look_alike_next_names_no_number_of_seeds() -> None:
 
 @pytest.mark.parametrize("tell", [(4, 5), (4, 4)])
 def test_only_two_n_that_were_run_can_be_told_apart(fitted: Fitted, tell: tuple[int, int]) -> None:
-    with pytest.raises(FrontierError, match=r"give two different n of 4, 16"):
+    with pytest.raises(FrontierError, match=r"different n of 4, 16"):
         plan(fitted, 20_480, tell=tell)
 
 
@@ -229,5 +223,5 @@ def test_data_frames_of_other_libraries_are_fitted(library: str) -> None:
 
 
 def test_what_is_no_data_frame_is_refused() -> None:
-    with pytest.raises(FrontierError, match=r"a str is no data frame: .* Frontier\.read"):
+    with pytest.raises(FrontierError, match=r"a str .*Frontier\.read"):
         Frontier("runs/")

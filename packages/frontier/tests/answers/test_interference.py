@@ -57,14 +57,14 @@ def test_runs_are_compared_at_equal_rollouts_and_not_at_equal_steps() -> None:
 def test_runs_that_share_no_compute_are_not_compared() -> None:
     rates = pl.concat([polarised(4, {1024: 0.1}), polarised(16, {16384: 0.9})])
     measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
-    with pytest.raises(FrontierError, match="no two n were evaluated within 10 % of the same rollouts"):
+    with pytest.raises(FrontierError, match="within 10 %"):
         at_equal_rollouts(measures)
 
 
 def test_an_evaluation_whose_rollouts_are_not_known_is_an_error() -> None:
     rates = polarised(4, {1024: 0.1, 4096: 0.8})
     evals = evals_of(rates, {"n4": 4}).filter(pl.col("step") < 100)
-    with pytest.raises(FrontierError, match="no evaluation of run n4 at step 128 says how many rollouts"):
+    with pytest.raises(FrontierError, match="run n4 at step 128"):
         interference(rates, evals)
 
 
@@ -119,7 +119,7 @@ def test_the_gap_is_train_minus_validation_at_the_same_step() -> None:
     ]
     found = train_validation_gap(pl.DataFrame(rows))
     assert found["gap"].to_list() == pytest.approx([0.1])
-    with pytest.raises(FrontierError, match="no run was evaluated on both"):
+    with pytest.raises(FrontierError, match="evaluated on both"):
         train_validation_gap(pl.DataFrame(rows[1:]))
 
 

@@ -35,7 +35,7 @@ def test_a_file_with_other_names_is_fitted_in_its_own_unit(tmp_path: Path, table
 def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -> None:
     path = tmp_path / "mine.csv"
     table.filter(pl.col("seed") == 0).select("rollouts", "avg_at_4", n="rollouts_per_problem").write_csv(path)
-    with pytest.raises(FrontierError, match="no column problems_per_batch: name it with --column"):
+    with pytest.raises(FrontierError, match="column problems_per_batch"):
         read_evals([path], columns={"rollouts_per_problem": "n"})
     found = read_evals([path], columns={"rollouts_per_problem": "n"}, constants={"problems_per_batch": "32"})
     assert found["problems_per_batch"].unique().to_list() == [32]
@@ -45,7 +45,7 @@ def test_the_same_row_twice_counts_once_and_is_said(tmp_path: Path, table: pl.Da
     path = plain(tmp_path, table)
     twice = tmp_path / "twice.csv"
     twice.write_text(path.read_text() + "".join(path.read_text().splitlines(keepends=True)[1:3]))
-    with pytest.warns(UserWarning, match="2 rows occur more than once"):
+    with pytest.warns(UserWarning, match="2 rows occur"):
         found = read_evals([twice], columns=COLUMNS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -93,7 +93,7 @@ def newer(table: pl.DataFrame, tmp_path: Path) -> Path:
 
 def test_a_table_of_a_newer_major_version_is_refused_as_foreign_rows_too(newer: Path) -> None:
     for columns in (None, {"tokens": "rollouts"}):
-        with pytest.raises(TableError, match=r"evals\.parquet: the evals table has schema version 2\.0"):
+        with pytest.raises(TableError, match=r"evals\.parquet.*2\.0"):
             read_evals([newer], columns=columns)
 
 
@@ -105,7 +105,7 @@ def test_predict_refuses_a_table_of_a_newer_major_version(newer: Path, capsys: p
 def test_one_row_that_occurs_twice_is_said_in_the_singular(tmp_path: Path, table: pl.DataFrame) -> None:
     path = tmp_path / "rows.csv"
     pl.concat([table, table.head(1)]).write_csv(path)
-    with pytest.warns(UserWarning, match="1 row occurs twice and counts once"):
+    with pytest.warns(UserWarning, match="1 row occurs twice"):
         read_evals([path], constants={"split": "validation"})
 
 
@@ -131,7 +131,7 @@ def test_two_tables_of_one_seed_are_not_fitted_as_one_run(table: pl.DataFrame, t
     one.with_columns(recipe=pl.lit("a")).write_parquet(tmp_path / "a.parquet")
     one.with_columns(run_id=pl.lit("other"), recipe=pl.lit("b")).write_parquet(tmp_path / "b.parquet")
     tables = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    with pytest.raises(FrontierError, match=r"the runs \w+ and \w+ have one seed, 0, at n = 4 and B_p = 8"):
+    with pytest.raises(FrontierError, match=r"seed, 0, at n = 4 and B_p"):
         read_evals(tables)
     # Told apart by a column, they are two curves.
     assert len(read_evals(tables, group="recipe")) == 2 * len(one)

@@ -31,9 +31,9 @@ def test_gpu_hours_are_those_of_all_steps_so_far_without_evaluation(table: pl.Da
 
 def test_runs_without_timings_are_refused_by_name(table: pl.DataFrame) -> None:
     times = timings(table)
-    with pytest.raises(FrontierError, match="run n16s1 is evaluated at step 160 and has no timings"):
+    with pytest.raises(FrontierError, match=r"n16s1 .*160 .*no timings"):
         with_gpu_hours(table, times.filter(pl.col("run_id") != "n16s1"))
-    with pytest.raises(FrontierError, match="run n4s0 is evaluated at step 640 and has timings up to step 9"):
+    with pytest.raises(FrontierError, match=r"n4s0 .*640 .* step 9"):
         with_gpu_hours(table, times.filter((pl.col("run_id") != "n4s0") | (pl.col("step") < 10)))
     with pytest.raises(FrontierError, match="the evals lack run_id"):
         with_gpu_hours(table.drop("run_id"), times)
@@ -94,14 +94,3 @@ def test_what_cannot_be_converted_is_refused() -> None:
         convert(growing(), 100, to="steps", rollouts_per_problem=4)
     with pytest.raises(FrontierError, match="above 0"):
         convert(growing(), -1, to="tokens", rollouts_per_problem=4)
-
-
-def test_the_command_says_what_it_assumes(
-    table: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table.write_csv(tmp_path / "evals.csv")
-    arguments = ["convert", str(tmp_path / "evals.csv"), "--to", "tokens", "--n", "4", "--amount"]
-    assert main([*arguments, "10000"]) == 0
-    assert "10,000 rollouts are 100,000 tokens at n = 4" in capsys.readouterr().out
-    assert main([*arguments, "1e6"]) == 0
-    assert "beyond what was measured" in capsys.readouterr().out

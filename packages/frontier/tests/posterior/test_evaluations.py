@@ -64,7 +64,7 @@ def test_runs_at_two_rates_are_of_two_cells(table: pl.DataFrame) -> None:
 
 def test_two_runs_of_one_cell_and_seed_are_refused(table: pl.DataFrame) -> None:
     again = table.filter(pl.col("run_id") == "n4s1").with_columns(run_id=pl.lit("other"))
-    with pytest.raises(FrontierError, match="the runs n4s1 and other are both n = 4, seed 1"):
+    with pytest.raises(FrontierError, match=r"n4s1 and other .*seed 1"):
         made(pl.concat([table, again]))
 
 
@@ -104,7 +104,7 @@ def test_a_reward_in_percent_is_read_and_one_that_is_no_number_is_not(table: pl.
     )
     assert made(percent)[0].reward.max() > 1
     assert all(np.isfinite(r.error).all() for r in made(percent))
-    with pytest.raises(FrontierError, match="avg_at_4 is not a finite number at n = 4, B_p = 8, seed 0"):
+    with pytest.raises(FrontierError, match=r"avg_at_4 .*n = 4.*seed 0"):
         made(table.with_columns(avg_at_4=pl.when(pl.col("run_id") == "n4s0").then(None).otherwise("avg_at_4")))
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from isocompute.frontier import Frontier
+from isocompute.frontier import Fit, Frontier
 from isocompute.frontier.posterior.posterior import Posterior
 
 pytestmark = pytest.mark.slow("many fits")
@@ -38,9 +38,13 @@ def width(posterior: Posterior) -> tuple[float, float]:
     return tuple(float(np.ptp(np.quantile(x, [0.025, 0.975]))) for x in (drawn[:, 0], drawn[:, 1] - drawn[:, 0]))
 
 
-def test_questions_of_unlike_difficulty_widen_a_reward_and_hardly_a_difference() -> None:
+@pytest.fixture(scope="module")
+def fitted() -> Fit:
     evals, rates = tables(unlike=True)
-    fitted = Frontier(evals).fit(pass_rates=rates)
+    return Frontier(evals).fit(pass_rates=rates)
+
+
+def test_questions_of_unlike_difficulty_widen_a_reward_and_hardly_a_difference(fitted: Fit) -> None:
     (fixed, apart), (drawn, apart_drawn) = width(replace(fitted.posterior, luck=None)), width(fitted.posterior)
     # Four times the sd of pass rates, 0.16 and more, over the root of 40 questions; widths add as their squares.
     assert drawn > np.hypot(fixed, 0.1)
@@ -55,9 +59,7 @@ def test_questions_that_are_all_alike_bring_no_luck() -> None:
     assert width(posterior)[0] < width(replace(posterior, luck=None))[0] + 0.01
 
 
-def test_the_luck_is_saved_with_the_draws(tmp_path: object) -> None:
-    evals, rates = tables(unlike=True)
-    fitted = Frontier(evals).fit(pass_rates=rates)
+def test_the_luck_is_saved_with_the_draws(fitted: Fit, tmp_path: object) -> None:
     fitted.save(str(tmp_path))
     again = Frontier.load(str(tmp_path))
     assert again.answer().lines() == fitted.answer().lines()

@@ -9,6 +9,8 @@ from isocompute.frontier.show.drawing import line_styles
 from isocompute.frontier.show.panels import interference_panels
 from isocompute.frontier.show.paper import paper_figures
 
+from ..conftest import evals
+
 pytestmark = pytest.mark.slow("every figure")
 
 
@@ -17,29 +19,29 @@ def joint(table: pl.DataFrame) -> pl.DataFrame:
     return pl.concat([table.with_columns(problems_per_batch=pl.lit(size)) for size in (8, 32)])
 
 
-def fitted(table: pl.DataFrame) -> Fit:
-    return Frontier(table).fit()
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    return Frontier(evals()).fit()
 
 
 def names(folder: Path) -> set[str]:
     return {p.stem for p in folder.glob("*.svg")}
 
 
-def test_every_figure_that_the_settings_allow_is_drawn(table: pl.DataFrame, tmp_path: Path) -> None:
+def test_every_figure_that_the_settings_allow_is_drawn(fit: Fit, table: pl.DataFrame, tmp_path: Path) -> None:
     usual = {"curves", "frontier", "decision"}
-    fitted(table).report(tmp_path / "one")
+    fit.report(tmp_path / "one")
     assert names(tmp_path / "one") == usual
     # n = 4 with B_p = 32 and n = 16 with B_p = 8 are both batches of 128.
     traded = joint(table).filter(pl.col("rollouts_per_problem") * pl.col("problems_per_batch") == 128)
-    fitted(traded).report(tmp_path / "traded")
+    Frontier(traded).fit().report(tmp_path / "traded")
     assert names(tmp_path / "traded") == usual | {"b_p_star", "trade"}
     page = (tmp_path / "traded" / "report.html").read_text()
     assert page.count("data:image/png") == 5
     assert "<script" not in page
 
 
-def test_the_same_fit_is_drawn_the_same_and_without_a_date(table: pl.DataFrame, tmp_path: Path) -> None:
-    fit = fitted(table)
+def test_the_same_fit_is_drawn_the_same_and_without_a_date(fit: Fit, tmp_path: Path) -> None:
     for name in ("a", "b"):
         fit.report(tmp_path / name)
     first = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
@@ -47,11 +49,11 @@ def test_the_same_fit_is_drawn_the_same_and_without_a_date(table: pl.DataFrame, 
     assert all(b"<dc:date>" not in content for content in first.values())
 
 
-def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(table: pl.DataFrame) -> None:
+def test_figures_draw_on_axes_of_a_notebook_and_leave_its_settings_alone(fit: Fit) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    fit, before, backend = fitted(table), dict(mpl.rcParams), mpl.get_backend()
+    before, backend = dict(mpl.rcParams), mpl.get_backend()
     axes = Figure().subplots()
     assert fit.plot_frontier(ax=axes) is axes
     for draw in (fit.plot_frontier, fit.plot_regret, fit.plot_n_star):
@@ -108,9 +110,7 @@ def test_interference_is_measured_and_drawn_by_n(
 def test_the_gap_is_drawn_where_runs_were_evaluated_on_both_splits(table: pl.DataFrame, tmp_path: Path) -> None:
     train = table.with_columns(split=pl.lit("train"), avg_at_4=(pl.col("avg_at_4") + 0.05).clip(0, 1))
     pl.concat([table, train]).write_parquet(tmp_path / "evals.parquet")
-    for unit in ("rollouts", "tokens"):
-        out = tmp_path / unit
-        arguments = ["--unit", unit, "--out", str(out)]
-        assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 0
-        assert pl.read_parquet(out / "gap.parquet")["gap"].mean() == pytest.approx(0.05, abs=1e-6)
-        assert (out / "gap.svg").exists()
+    out = tmp_path / "out"
+    assert main(["fit", str(tmp_path / "evals.parquet"), "--unit", "tokens", "--out", str(out)]) == 0
+    assert pl.read_parquet(out / "gap.parquet")["gap"].mean() == pytest.approx(0.05, abs=1e-6)
+    assert (out / "gap.svg").exists()

@@ -172,7 +172,7 @@ def test_numbers_per_token_stay_with_their_tokens() -> None:
     assert batch.tokens.tolist() == [2, 3, 4, 6]
     assert batch.measured["old_logprobs"].tolist() == [-2.0, -3.0, -4.0, -6.0]
     assert batch.advantages.tolist() == pytest.approx([0.2, 0.3, 0.4, 0.6])
-    with pytest.raises(LearnerError, match="the column old_logprobs has other than one number per sampled token"):
+    with pytest.raises(LearnerError, match="column old_logprobs"):
         read(rows.with_columns(old_logprobs=pl.Series([[-2.0], [-4.0, -6.0]])), vocabulary=12)
 
 
@@ -191,8 +191,8 @@ def test_a_slice_of_a_table_is_read_as_the_same_rows_alone() -> None:
     ("column", "value", "message"),
     [
         ("prompt_ids", [], "no prompt token"),
-        ("prompt_ids", [12], "a token outside the model's vocabulary of 12"),
-        ("response_ids", [1, -1], "a token outside the model's vocabulary of 12"),
+        ("prompt_ids", [12], "vocabulary of 12"),
+        ("response_ids", [1, -1], "vocabulary of 12"),
         ("logprobs", [-1.0], "a number of log-probabilities that differs"),
         ("logprobs", [], "no log-probabilities, as where a server reports none"),
         ("logprobs", None, "no log-probabilities, as where a server reports none"),

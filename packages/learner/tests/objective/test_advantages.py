@@ -87,7 +87,7 @@ def test_the_order_of_rows_and_the_names_of_groups_do_not_matter() -> None:
 def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
     one = np.array([1.0]), np.array([0])
     with pytest.raises(
-        LearnerError, match=r"no group has two completed responses.*rollouts_per_problem must be 2 or more"
+        LearnerError, match=r"rollouts_per_problem"
     ):
         group_advantages(*one)
     assert response_advantages(*one, baseline="batch", scale="batch").tolist() == [0.0]
@@ -97,17 +97,17 @@ def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
 
 def test_what_is_no_advantage_is_refused() -> None:
     two = np.array([1.0, 0.0]), np.array([0, 0])
-    with pytest.raises(LearnerError, match="std is 'mad'; it must be one of sample, population"):
+    with pytest.raises(LearnerError, match="std is 'mad'"):
         group_advantages(*two, std="mad")
     with pytest.raises(
-        LearnerError, match="baseline is 'gae'; for advantages of responses it must be one of group, ba"
+        LearnerError, match="baseline is 'gae'"
     ):
         response_advantages(*two, baseline="gae")
-    with pytest.raises(LearnerError, match="scale is 'max'; for advantages of responses it must be one of none, group"):
+    with pytest.raises(LearnerError, match="scale is 'max'"):
         response_advantages(*two, scale="max")
-    with pytest.raises(LearnerError, match="scale is 'group' and baseline 'batch'; without a group's mean it must be"):
+    with pytest.raises(LearnerError, match=r"'group' .*'batch'"):
         response_advantages(*two, baseline="batch")
-    with pytest.raises(LearnerError, match="rollout 1 of the batch is not a finite number"):
+    with pytest.raises(LearnerError, match="rollout 1 "):
         group_advantages(np.array([1.0, np.nan]), np.array([0, 0]))
 
 

@@ -225,13 +225,13 @@ def test_the_value_loss_is_a_part_of_its_own() -> None:
 
 def test_what_the_settings_need_must_be_there() -> None:
     tokens = inputs([2, 3])
-    with pytest.raises(LearnerError, match="reference_logprobs of the objective's inputs is None, and a KL needs it"):
+    with pytest.raises(LearnerError, match="reference_logprobs"):
         objective(replace(tokens, reference_logprobs=None), WHOLE)
-    with pytest.raises(LearnerError, match="entropy of the objective's inputs is None"):
+    with pytest.raises(LearnerError, match=r"entropy .* None"):
         objective(replace(tokens, entropy=None), WHOLE)
     critic = LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"))
     for name in ("values", "returns"):
-        with pytest.raises(LearnerError, match=f"{name} of the objective's inputs is None, and a critic needs it"):
+        with pytest.raises(LearnerError, match=f"{name} of "):
             objective(replace(tokens, **{name: None}), critic)
 
 

@@ -148,7 +148,7 @@ def test_a_critic_s_advantages_are_whitened_by_the_deviation_that_is_asked_for()
 def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:
     found = prepare(table({"a": [1.0], "b": [0.0]}), config(baseline="batch", scale="none"))
     assert found["advantage"].to_list() == [0.5, -0.5]
-    with pytest.raises(LearnerError, match="rollouts_per_problem must be 2 or more"):
+    with pytest.raises(LearnerError, match="rollouts_per_problem"):
         prepare(table({"a": [1.0], "b": [0.0]}), config())
 
 
@@ -165,7 +165,7 @@ def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run(al
 
 
 def test_where_no_group_has_two_completed_responses_the_reason_says_so() -> None:
-    with pytest.raises(LearnerError, match="no group has two completed responses"):
+    with pytest.raises(LearnerError, match="two completed responses"):
         prepare(table({"a": [1.0], "b": [0.0]}), config())
 
 
@@ -191,13 +191,13 @@ def test_a_response_without_tokens_has_a_reward_and_no_weight() -> None:
 
 
 def test_what_is_missing_or_no_number_is_named() -> None:
-    with pytest.raises(LearnerError, match="no column values, which the objective needs: measure them first"):
+    with pytest.raises(LearnerError, match="no column values"):
         prepare(table().drop("values"), config("ppo"))
     in_reward = config(kl=KLConfig(coefficient=0.1, place="reward"))
-    with pytest.raises(LearnerError, match="no column reference_logprobs"):
+    with pytest.raises(LearnerError, match="reference_logprobs"):
         prepare(table().drop("reference_logprobs"), in_reward)
     for chosen in (config(), config("ppo")):
-        with pytest.raises(LearnerError, match="the reward of response 1 to problem a is not a finite number"):
+        with pytest.raises(LearnerError, match="response 1 to problem a"):
             prepare(table({"a": [1.0, np.nan]}), chosen)
 
 

@@ -27,7 +27,7 @@ def test_lists_are_read_and_written_again(rows: list[list[float]]) -> None:
 def test_a_column_that_does_not_fit_is_refused() -> None:
     table = pl.DataFrame({"values": [[1.0], None, [1.0, 2.0]]})
     assert ragged(table, "values", np.array([1, 0, 2])).values.tolist() == [1.0, 1.0, 2.0]
-    with pytest.raises(LearnerError, match="row 2 of the rollouts has 2 numbers in values and 1 sampled tokens"):
+    with pytest.raises(LearnerError, match=r"row 2 .* 2 .* 1 "):
         ragged(table, "values", np.array([1, 0, 1]))
-    with pytest.raises(LearnerError, match="no column old_logprobs, which the objective needs: measure them first"):
+    with pytest.raises(LearnerError, match="column old_logprobs"):
         ragged(table, "old_logprobs", np.array([1, 0, 2]))

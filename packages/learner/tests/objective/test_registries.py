@@ -32,9 +32,9 @@ def test_algorithms_are_made_of_what_there_is() -> None:
 
 def test_parts_that_contradict_each_other_are_refused() -> None:
     for baseline in ("batch", "gae"):
-        with pytest.raises(LearnerError, match=f"scale is 'group' and baseline '{baseline}'; without a group's mean"):
+        with pytest.raises(LearnerError, match=f"baseline '{baseline}'"):
             LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(baseline=baseline))
-    with pytest.raises(LearnerError, match="'constant', which needs constant_length: the most tokens that a"):
+    with pytest.raises(LearnerError, match="constant_length"):
         LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(algorithm="dr_grpo"))
 
 
@@ -42,5 +42,5 @@ def test_only_a_weight_without_gradient_may_have_a_lower_bound_of_0() -> None:
     for chosen in ({"algorithm": "cispo"}, {"surrogate": "cispo"}):
         assert named.ObjectiveConfig(clip_low=1.0, **chosen).resolved.clip_low == 1.0
     for chosen in ({}, {"algorithm": "cispo", "surrogate": "clip"}):
-        with pytest.raises(LearnerError, match=r"clip_low is 1\.0; a ratio cannot be clipped at 0 or below"):
+        with pytest.raises(LearnerError, match=r"clip_low is 1\.0"):
             named.ObjectiveConfig(clip_low=1.0, **chosen)

@@ -107,7 +107,7 @@ def test_a_function_on_the_ranks_sees_every_whole_tensor_and_its_results_come_by
 
 
 def test_a_bundle_must_be_named_for_each_rank(model: Path) -> None:
-    with pytest.raises(LearnerError, match="bundles names 1 bundles; it must name one for each of 2 ranks"):
+    with pytest.raises(LearnerError, match=r"1 bundles.*2 ranks"):
         LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, bundles=[0])
 
 
@@ -215,7 +215,7 @@ def test_responses_that_are_skipped_are_no_part_of_what_a_rank_is_given_to_do(
 
 def test_an_error_of_the_ranks_is_the_error_of_one_learner(two: LearnerGroup, rollouts: pl.DataFrame) -> None:
     stale = rollouts.with_columns(weights_version=pl.lit(7, dtype=pl.Int64))
-    with pytest.raises(SyncError, match=r"^a batch for step 1 was sampled with weights version \[7\]") as caught:
+    with pytest.raises(SyncError, match=r"step 1 .*version \[7\]") as caught:
         two.update(stale)
     assert "Traceback" not in str(caught.value)
     # No update was made, and all ranks can take the next.
@@ -228,7 +228,7 @@ def test_ranks_whose_gradient_is_not_finite_refuse_together(two: LearnerGroup, r
     last = pl.int_range(pl.len()) == pl.len() - 1
     broken = rollouts.with_columns(advantage=pl.when(last).then(float("nan")).otherwise("advantage"))
     before = flat(dict(two.weights()))
-    with pytest.raises(DivergenceError, match="step 1 has a gradient that is not finite"):
+    with pytest.raises(DivergenceError, match="step 1 has a gradient"):
         two.update(broken)
     assert not two.broken
     assert torch.equal(before, flat(dict(two.weights())))
@@ -237,14 +237,14 @@ def test_ranks_whose_gradient_is_not_finite_refuse_together(two: LearnerGroup, r
 
 def test_more_ranks_than_the_cluster_has_is_an_error_at_once(model: Path, config: LearnerConfig) -> None:
     """Nothing is waited for: where something is, the error says for how long."""
-    with pytest.raises(LearnerError, match=r"3 ranks need 3 CPUs, and the cluster has 2 in all"):
+    with pytest.raises(LearnerError, match=r"3 CPUs, .*2 in all"):
         LearnerGroup(model, config, world_size=3, patience=1)
-    with pytest.raises(LearnerError, match=r"1 ranks need 1 GPUs, and the cluster has 0 in all"):
+    with pytest.raises(LearnerError, match=r"1 GPUs, .*0 in all"):
         LearnerGroup(model, config, world_size=1, device="cuda", patience=1)
 
 
 def test_ranks_for_which_there_is_no_room_now_are_an_error(two: LearnerGroup, config: LearnerConfig) -> None:
-    with pytest.raises(LearnerError, match="in 1 s the cluster, which has 2 in all, had no room for them"):
+    with pytest.raises(LearnerError, match=r"in 1 s .*no room"):
         LearnerGroup(two.model, config, world_size=1, patience=1)
 
 
@@ -269,7 +269,7 @@ def test_a_rank_that_fails_alone_ends_the_group_after_its_grace_and_a_reset_star
         return wait(calls, timeout=timeout)
 
     monkeypatch.setattr(ray, "wait", waited)
-    with pytest.raises(LearnerError, match="a token outside the model's vocabulary of 12"):
+    with pytest.raises(LearnerError, match="vocabulary of 12"):
         two.update(rollouts.with_columns(prompt_ids=unknown))
     monkeypatch.undo()
     # An update's, and once one rank had failed the grace.
@@ -320,7 +320,7 @@ def test_ranks_of_which_one_does_not_answer_are_named_by_what_was_waited_for_and
 ) -> None:
     monkeypatch.setattr(two, "_update_patience", 2.0)
     os.kill(process(two._ranks[1]), signal.SIGSTOP)
-    with pytest.raises(RankError, match="2 of 2 ranks did not update in 2 s"):
+    with pytest.raises(RankError, match=r"2 of 2 ranks .* in 2 s"):
         two.update(rollouts)
     assert two.broken
     with pytest.raises(LearnerError, match="cannot be loaded"):

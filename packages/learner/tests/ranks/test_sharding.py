@@ -36,6 +36,7 @@ from transformers.models.qwen3 import modeling_qwen3
 pytestmark = pytest.mark.slow("ranks in processes of their own")
 
 ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
+UPDATES = 5 if ALL else 3
 DIVIDED = 12
 """Rank of adapters: of the rows of A each of 2, 3 or 4 ranks has an equal part."""
 COMMON = LearnerConfig(
@@ -101,10 +102,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def work_of(models: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
-    """Five updates."""
+    """A few updates."""
     config = {**CONFIGS, **ROUNDED}[name]
     policy = policy_of(name)
-    batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(5)]
+    batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(UPDATES)]
     return Work(model=models / name, config=config, batches=batches, dtype=dtype, empty=empty)
 
 
@@ -135,7 +136,7 @@ def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> flo
 
 def check_same(alone: Done, rank: Done, *, gradients: float) -> None:
     """Every gradient and norm, and the weights by how far they moved."""
-    assert len(rank.gradients) == len(alone.gradients) >= 5
+    assert len(rank.gradients) == len(alone.gradients) >= UPDATES
     for mine, theirs in zip(alone.gradients, rank.gradients, strict=True):
         assert apart(mine, theirs) < gradients
     assert rank.norms == pytest.approx(alone.norms, rel=gradients)
@@ -187,8 +188,8 @@ def test_a_rank_holds_its_part_of_weights_gradients_and_moments(
 
 def test_another_number_of_ranks_continues_from_a_checkpoint(models: Path, tmp_path: Path) -> None:
     whole = work_of(models, DEFAULT[1])
-    first = replace(whole, batches=whole.batches[:3], save=tmp_path / "checkpoints")
-    last = replace(whole, batches=whole.batches[3:], resume=tmp_path / "checkpoints")
+    first = replace(whole, batches=whole.batches[:2], save=tmp_path / "checkpoints")
+    last = replace(whole, batches=whole.batches[2:], resume=tmp_path / "checkpoints")
     straight = take(whole)
     together(2, [first], tmp_path / "first")
     ((again, *_),) = together(3, [last], tmp_path / "last")
@@ -224,5 +225,5 @@ def test_ranks_that_route_to_different_experts_take_the_updates_of_one_learner(
         unused = [name for name, gradient in alone.gradients[0].items() if "experts" in name and not gradient.any()]
         assert unused
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
-    with pytest.raises(LearnerError, match=r"a Qwen3ForCausalLM are modules, .*: set compute\.sharding to none"):
+    with pytest.raises(LearnerError, match=r"Qwen3For.*sharding"):
         shard(policy, Sharding(ranks=None, device="cpu"))

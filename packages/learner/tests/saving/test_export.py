@@ -143,16 +143,16 @@ def test_weights_of_another_model_are_refused_and_what_was_there_stays(
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "config.json").write_text("{}")
     changed(given)
-    with pytest.raises(LearnerError, match=f"the weights are not those of .*: {named} is missing, unknown or of"):
+    with pytest.raises(LearnerError, match=f"not those of .*: {named} "):
         save_policy(given, tmp_path / "base", tmp_path / "policy")
     assert [path.name for path in (tmp_path / "policy").iterdir()] == ["config.json"]
 
 
 def test_a_folder_that_would_lose_what_it_holds_is_refused(tmp_path: Path) -> None:
     base, given = tmp_path / "base", weights(base_model(tmp_path / "base", "untied"))
-    with pytest.raises(LearnerError, match="holds files and no model, and saving the policy there would delete them"):
+    with pytest.raises(LearnerError, match="files and no model"):
         save_policy(given, base, tmp_path)
-    with pytest.raises(LearnerError, match="base is the base model; the policy must be saved somewhere else"):
+    with pytest.raises(LearnerError, match="base is the base model"):
         save_policy(given, base, tmp_path / "other" / ".." / "base")
     assert (tmp_path / "base" / "model.safetensors").exists()
 
@@ -166,14 +166,14 @@ def test_a_generation_configuration_that_transformers_finds_fault_with_is_kept_a
 
 
 def test_a_base_model_that_is_not_there_is_one_error(tmp_path: Path) -> None:
-    with pytest.raises(LearnerError, match=r"the configuration of the base model .* cannot be read"):
+    with pytest.raises(LearnerError, match=r"configuration of the base"):
         save_policy({}, tmp_path / "nothing", tmp_path / "policy")
 
 
 def test_a_file_where_the_folder_should_be_is_one_error(tmp_path: Path) -> None:
     given = weights(base_model(tmp_path / "base", "untied"))
     (tmp_path / "policy").write_text("mine")
-    with pytest.raises(LearnerError, match="the policy cannot be written"):
+    with pytest.raises(LearnerError, match="cannot be written"):
         save_policy(given, tmp_path / "base", tmp_path / "policy")
     assert (tmp_path / "policy").read_text() == "mine"
 

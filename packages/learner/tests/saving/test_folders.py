@@ -71,7 +71,7 @@ def test_a_block_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
 def test_an_error_of_the_system_is_the_error_that_was_asked_for(tmp_path: Path) -> None:
     with (
-        pytest.raises(CheckpointError, match=r"thing: the thing cannot be written \(No such file or directory\)"),
+        pytest.raises(CheckpointError, match=r"thing cannot be written"),
         whole_folder(tmp_path / "thing", what="the thing", error=CheckpointError) as aside,
     ):
         (aside / "nothing" / "file").write_text("")

@@ -77,18 +77,18 @@ def test_a_decay_is_that_of_torch(decay: str, build: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"beta2": 1.0}, r"beta2 is 1\.0; it must be below 1"),
-        ({"beta1": -0.1}, "beta1 is -0.1; it must be a number, 0 or more"),
-        ({"epsilon": 0.0}, r"epsilon is 0\.0; it must be a positive number"),
-        ({"warmup_steps": 2.5}, r"warmup_steps is 2\.5; it must be a whole number, 0 or more"),
-        ({"decay": "exponential"}, "decay is 'exponential'; it must be one of constant, linear, cosine"),
+        ({"beta2": 1.0}, r"beta2 is 1\.0"),
+        ({"beta1": -0.1}, "beta1 is -0.1"),
+        ({"epsilon": 0.0}, r"epsilon is 0\.0"),
+        ({"warmup_steps": 2.5}, r"warmup_steps is 2\.5"),
+        ({"decay": "exponential"}, "decay is 'exponential'"),
         ({"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
         ({"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 steps"),
         ({"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 steps"),
         ({"decay_after": 5}, "decay_after is 5, and a constant learning rate never falls: it must be 0"),
-        ({"decay": "linear", "decay_after": -1, "decay_steps": 99}, "decay_after is -1; it must be a whole number"),
+        ({"decay": "linear", "decay_after": -1, "decay_steps": 99}, "decay_after is -1"),
         ({"decay": "linear", "decay_after": 99, "decay_steps": 99}, "decay_after is 99; a decay must begin before"),
-        ({"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5; it must be a whole number"),
+        ({"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5"),
     ],
 )
 def test_a_setting_out_of_its_range_is_named(setting: dict[str, object], message: str) -> None:

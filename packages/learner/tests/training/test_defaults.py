@@ -77,18 +77,18 @@ def test_a_column_that_the_sampler_does_not_report_is_named(learner: Learner, re
     answered = replay.sample
     for column in ("finish_reason", "reward", "sample", "logprobs"):
         replay.sample = lambda *args, _column=column, **settings: answered(*args, **settings).drop(_column)
-        with pytest.raises(LearnerError, match=rf"what Replay.sample returned has no column {column} \("):
+        with pytest.raises(LearnerError, match=rf"no column {column} \("):
             train(run=RUN, problems=PROBLEMS, sampler=replay, learner=learner)
 
 
 def test_a_sampler_that_returns_no_table_is_refused(learner: Learner, replay: Any) -> None:
     replay.sample = lambda *args, **settings: [{"problem_id": "p0"}]
-    with pytest.raises(LearnerError, match=r"Replay.sample returned is a list; it must be a polars"):
+    with pytest.raises(LearnerError, match=r"Replay.sample.* a list"):
         train(run=RUN, problems=PROBLEMS, sampler=replay, learner=learner)
 
 
 def test_a_run_without_steps_is_refused() -> None:
-    with pytest.raises(LearnerError, match="limit is 0; a run must have 1 step or more"):
+    with pytest.raises(LearnerError, match="limit is 0"):
         UpdateSteps(limit=0)
 
 

@@ -132,7 +132,7 @@ def test_a_run_that_diverges_ends_with_its_evaluations_and_does_so_again_when_re
     assert paid(meter)[-1] == (4, {"trained": 16})
     assert ended.rollouts == records[-1].rollouts == 64
     assert (records[-1].step, records[-1].gradient_retries, records[-1].sync_seconds) == (4, 1, None)
-    assert caplog.text.count("the policy has diverged; no update was made") == 2
+    assert caplog.text.count("policy has diverged") == 2
     saved = Checkpoints(tmp_path / "hot").newest()
     assert saved is not None
     assert saved.step == 2
@@ -169,7 +169,7 @@ def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_
     state.write_text(json.dumps(plain))
     write_checksums(state.parent)
     fresh = Learner(model, config)
-    with pytest.raises(CheckpointError, match=r"the progress in the checkpoint of step 2 cannot be read .*place"):
+    with pytest.raises(CheckpointError, match=r"of step 2 .*place"):
         restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
     assert fresh.version == 0
 
@@ -190,26 +190,18 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("others", "message"), OTHERS.values(), ids=OTHERS)
 def test_a_run_under_other_settings_does_not_continue_and_they_are_named(
-    others: dict[str, Any], message: str, model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
+    """Unless they change no result: the order of rows, pass rates, tolerances, when checkpoints are saved."""
     run(Learner(model, config), replay, tmp_path, steps=2)
-    fresh = Learner(model, replace(config, **others.get("config", {})))
-    before = weights(fresh)
-    with pytest.raises(CheckpointError, match=message):
-        restore(
-            learner=fresh,
-            checkpoints=Checkpoints(tmp_path),
-            run=replace(RUN, **others.get("run", {})),
-            problems=others.get("problems", PROBLEMS),
-        )
-    assert torch.equal(weights(fresh), before)
-
-
-def test_what_changes_no_result_may_change(model: Path, config: LearnerConfig, replay: Any, tmp_path: Path) -> None:
-    """The order of rows, how hard problems were found to be, tolerances, when checkpoints are saved."""
-    run(Learner(model, config), replay, tmp_path, steps=2)
+    for others, message in OTHERS.values():
+        fresh = Learner(model, replace(config, **others.get("config", {})))
+        before = weights(fresh)
+        own, problems = replace(RUN, **others.get("run", {})), others.get("problems", PROBLEMS)
+        with pytest.raises(CheckpointError, match=message):
+            restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=own, problems=problems)
+        assert torch.equal(weights(fresh), before)
     fresh = Learner(model, replace(config, sync=SyncConfig(tolerance=0.5)))
     found = restore(
         learner=fresh,

@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a step without a checkpoint": ({"decay": {"after": 3}}, r"no checkpoint of step 3 \(.*step-000000004\)"),
     "rate": (
         {"config": {"learning_rate": 0.5}},
-        r"\(learning_rate was 0\.01 and is 0\.5\): a branch may differ from its trunk in run_id",
+        r"learning_rate was 0\.01 and is 0\.5",
     ),
     "warm-up": ({"config": {"optimizer": LATER}}, "optimizer.warmup_steps was 2 and is 3"),
     "n": ({"run": {"rollouts_per_problem": 8}}, "rollouts_per_problem was 4 and is 8"),
@@ -146,20 +146,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("others", "message"), REFUSED.values(), ids=REFUSED)
 def test_a_branch_of_another_run_than_its_trunk_is_refused(
-    others: dict[str, Any], message: str, model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
+    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
     grow(model, constant, replay, tmp_path)
-    fresh = Learner(model, replace(decaying(constant, **others.get("decay", {})), **others.get("config", {})))
-    before = weights(fresh)
-    problems = others.get("problems", PROBLEMS)
-    with pytest.raises(CheckpointError, match=message):
-        branch(
-            learner=fresh, trunk=Checkpoints(tmp_path), run=replace(BRANCH, **others.get("run", {})), problems=problems
-        )
-    assert fresh.version == 0
-    assert torch.equal(weights(fresh), before)
+    trunk = Checkpoints(tmp_path)
+    for others, message in REFUSED.values():
+        fresh = Learner(model, replace(decaying(constant, **others.get("decay", {})), **others.get("config", {})))
+        before = weights(fresh)
+        own = replace(BRANCH, **others.get("run", {}))
+        with pytest.raises(CheckpointError, match=message):
+            branch(learner=fresh, trunk=trunk, run=own, problems=others.get("problems", PROBLEMS))
+        assert fresh.version == 0
+        assert torch.equal(weights(fresh), before)
 
 
 def test_a_trunk_whose_rate_was_not_constant_is_refused(
@@ -167,7 +166,7 @@ def test_a_trunk_whose_rate_was_not_constant_is_refused(
 ) -> None:
     config = decaying(constant)
     grow(model, config, replay, tmp_path)
-    with pytest.raises(CheckpointError, match="the checkpoint of step 4 is of a run whose decay is linear"):
+    with pytest.raises(CheckpointError, match=r"step 4 .* linear"):
         branch(learner=Learner(model, config), trunk=Checkpoints(tmp_path), run=BRANCH, problems=PROBLEMS)
 
 

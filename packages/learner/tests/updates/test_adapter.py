@@ -1,7 +1,6 @@
 """An adapter that is learnt in place of the weights, next to W + s·B·A written out and to peft's own model."""
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from peft import PeftModel
 from recordings import recorded, scored
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from written_out import written_out
 
 pytestmark = pytest.mark.slow("runs that train")
@@ -37,19 +35,6 @@ CONFIG = LearnerConfig(
     learning_rate=1e-2, adapter=ADAPTER, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02),
     sync=SyncConfig(tolerance=1e9),
 )  # fmt: skip
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Norms in float64, which are computed in float32 whatever the weights' type."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", _norm)
-        yield
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 def batch(policy: Any, config: LearnerConfig, version: int) -> pl.DataFrame:
@@ -163,9 +148,9 @@ def test_the_saved_policy_and_the_saved_adapter_are_the_policy(model: Path, tmp_
     assert learner.agreement(scored(LlamaForCausalLM.from_pretrained(model), rollouts)).maximum > 1e-2
     # Another one replaces it, and nothing else is lost.
     save_adapter(learner.state()[0], ADAPTER, model, adapter)
-    with pytest.raises(LearnerError, match="holds files and no adapter, and saving the adapter there would delete"):
+    with pytest.raises(LearnerError, match="files and no adapter"):
         save_adapter(learner.state()[0], ADAPTER, model, whole)
-    with pytest.raises(LearnerError, match="the state to save an adapter of has none"):
+    with pytest.raises(LearnerError, match="save an adapter of"):
         save_adapter(Learner(model, replace(CONFIG, adapter=None)).state()[0], ADAPTER, model, tmp_path / "other")
 
 
@@ -221,7 +206,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(model: Path, tmp_p
 @pytest.mark.parametrize("other", [None, AdapterConfig(rank=2), AdapterConfig(rank=4, target_modules=("q_proj",))])
 def test_the_state_of_another_adapter_or_of_none_is_refused(other: AdapterConfig | None, model: Path) -> None:
     state = Learner(model, CONFIG).state()
-    with pytest.raises(LearnerError, match="the state to continue from is not one of the model"):
+    with pytest.raises(LearnerError, match="state to continue from"):
         Learner(model, replace(CONFIG, adapter=other)).load_state(*state)
 
 
@@ -266,10 +251,10 @@ def test_gradient_checkpointing_gives_the_same_updates(model: Path) -> None:
 def test_layers_that_are_not_there_are_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("lm_head", "embed_tokens", "query"):
         config = replace(CONFIG, adapter=AdapterConfig(target_modules=("q_proj", name)))
-        with pytest.raises(LearnerError, match=f"has {name}, and no linear layer .* be one of down_proj, gate_proj"):
+        with pytest.raises(LearnerError, match=f"has {name}, .*down_proj"):
             Learner(model, config)
     tiny_model(tiny_config("mixtral")).save_pretrained(tmp_path)
-    with pytest.raises(LearnerError, match=r"experts of a MixtralForCausalLM .* name layers \(it has k_proj, o_proj"):
+    with pytest.raises(LearnerError, match=r"experts of a Mixtral.*k_proj"):
         Learner(tmp_path, CONFIG)
     named = AdapterConfig(target_modules=("layers.1.self_attn.q_proj", "v_proj"))
     names = {name.partition(".lora_")[0] for name in factors(Learner(tmp_path, replace(CONFIG, adapter=named)))}

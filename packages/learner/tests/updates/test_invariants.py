@@ -21,10 +21,10 @@ from isocompute.learner import (
     LearnerConfig,
     ObjectiveConfig,
     SyncConfig,
-    minibatches,
     prepare,
     with_cohorts,
 )
+from isocompute.learner.objective.minibatches import minibatches
 from recordings import moved, recorded, scored
 from transformers import LlamaForCausalLM
 

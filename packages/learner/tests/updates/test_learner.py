@@ -83,6 +83,30 @@ def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, dtype: tor
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("double")
+def test_updates_are_steps_of_adamw_with_the_gradient_written_out(model: Path) -> None:
+    """With a schedule, a clip, weight decay and every term of the objective."""
+    settings = OptimizerConfig(warmup_steps=2, decay="cosine", decay_steps=5, weight_decay=0.1, gradient_clip=0.5)
+    terms = {"kl": KLConfig(coefficient=0.1), "entropy": EntropyConfig(coefficient=0.02)}
+    config = LearnerConfig(learning_rate=1e-2, optimizer=settings, **terms)
+    learner, other, base = (Learner(model, config, dtype=torch.float64) for _ in range(3))
+    policy, begun = other.policy, weights(other).clone()
+    adam = torch.optim.AdamW(policy.parameters(), weight_decay=0.1)
+    for step in range(4):
+        rollouts = scored(policy, recorded(version=step, step=step), pl.Float64)
+        batch = prepare(with_cohorts(rollouts, config.batch), config)
+        adam.zero_grad()
+        gradient, entropy, _ = written_out(policy, base.policy, batch, config)
+        report = learner.update(batch)
+        assert report.gradient_norm == pytest.approx(float(gradient.norm()), rel=1e-9)
+        assert report.objective["entropy"].value == pytest.approx(entropy, rel=1e-9)
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        adam.param_groups[0]["lr"] = config.learning_rate_at(step + 1)
+        adam.step()
+    assert distance(weights(learner) - begun, weights(other) - begun) < 1e-9
+
+
+@pytest.mark.slow
 @NUMBERS
 def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
     model: Path, rollouts: pl.DataFrame, dtype: torch.dtype, most: float
@@ -123,10 +147,10 @@ def test_a_batch_without_a_sampled_token_or_without_log_probabilities_teaches_no
     learner: Learner, rollouts: pl.DataFrame
 ) -> None:
     none = rollouts.with_columns(sampled=pl.col("response_ids").list.eval(pl.element() < 0))
-    with pytest.raises(LearnerError, match="step 1 has no response token to learn from"):
+    with pytest.raises(LearnerError, match=r"step 1 .* token"):
         learner.update(none)
     server = rollouts.with_columns(pl.col("logprobs").list.head(0))
-    with pytest.raises(LearnerError, match=r"response 0 to problem p0 has no log-probabilities.*a sampler that does"):
+    with pytest.raises(LearnerError, match=r"response 0 to problem p0"):
         learner.update(server)
 
 
@@ -205,7 +229,7 @@ def test_a_reset_that_failed_says_so_and_can_be_made_again(
     with pytest.raises(LearnerError, match="cannot be loaded"):
         learner.reset(config)
     for use in (lambda: learner.update(rollouts), learner.state, lambda: list(learner.weights())):
-        with pytest.raises(LearnerError, match=r"the learner has no model, .* call reset\(\) again"):
+        with pytest.raises(LearnerError, match=r"no model.* reset\(\)"):
             use()
     away.rename(there)
     learner.reset(config)
@@ -238,9 +262,9 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
     other.update(pl.concat([none, rollouts]))
     # Not to the bit: products of other shapes are summed in another order.
     assert distance(weights(one), weights(other)) < 1e-6
-    with pytest.raises(LearnerError, match="no response token to learn from"):
+    with pytest.raises(LearnerError, match="no response token"):
         Learner(model, config).update(none)
-    with pytest.raises(LearnerError, match="no response token whose log-probability"):
+    with pytest.raises(LearnerError, match="whose log-probability"):
         one.agreement(none)
 
 

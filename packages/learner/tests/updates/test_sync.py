@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner import Agreement, Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
+from isocompute.learner import Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
+from isocompute.learner.records.updates import Agreement
 from isocompute.learner.updates.sync import agreement, check_sync, compare
 from transformers import LlamaForCausalLM
 
@@ -124,13 +125,13 @@ def sampled_in_bfloat16(policy: LlamaForCausalLM, *, groups: int = 4, samples: i
 def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:
     learner = Learner(model, BFLOAT16)
     rollouts = sampled_in_bfloat16(learner.policy)
-    with pytest.raises(SyncError, match=r"above sync\.tolerance = 0\.0001"):
+    with pytest.raises(SyncError, match=r"sync.tolerance = 0.0001"):
         Learner(model, FLOAT32).update(rollouts)
     report = learner.update(rollouts)
     assert 1e-3 < report.sync_mean < report.sync_quantile < report.sync_error
     assert 0 < report.sync_k3 < BFLOAT16.sync.k3
     # The sampler kept the weights of before that one update: stamped as new, they are found out.
     before = {name: tensor.clone() for name, tensor in learner.weights()}
-    with pytest.raises(SyncError, match=r"above sync.mean .*above sync.quantile .*above sync.k3"):
+    with pytest.raises(SyncError, match=r"mean .*quantile .*k3"):
         learner.update(rollouts.with_columns(weights_version=pl.lit(1, dtype=pl.Int64)))
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())

@@ -26,79 +26,52 @@ from .config import (
 from .errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 
 if TYPE_CHECKING:
-    from .cost.rate import matmul_rate
     from .objective.advantages import group_advantages
     from .objective.cohorts import with_cohorts
-    from .objective.minibatches import minibatches
     from .objective.prepare import prepare
-    from .protocols import Evaluation, Evaluator, Meter, Sampler, Updater
+    from .protocols import Evaluator, Meter, Sampler, Updater
     from .ranks.group import LearnerGroup
-    from .records.health import Flag, Thresholds, flags, judged
-    from .records.steps import (
-        AdvantageStatistics,
-        Agreement,
-        Average,
-        EvaluationRecord,
-        ResponseStatistics,
-        StepRecord,
-        UpdateReport,
-    )
+    from .records.health import Flag, flags, judged
+    from .records.steps import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
     from .records.timings import timings_table
-    from .saving.checkpoint import Checkpoint, Checkpoints
+    from .saving.checkpoint import Checkpoints
     from .saving.export import save_adapter, save_policy
     from .training.defaults import UpdateSteps
     from .training.loop import canary, train
-    from .training.order import Place, ProblemOrder
     from .training.recovering import through_deaths
     from .training.run import Progress, RunConfig
     from .training.starting import branch, restore
     from .updates.learner import Learner
 
 _MODULES = {
-    "saving.checkpoint": ("Checkpoint", "Checkpoints"),
-    "saving.export": ("save_adapter", "save_policy"),
-    "ranks.group": ("LearnerGroup",),
-    "records.health": ("Flag", "Thresholds", "flags", "judged"),
-    "updates.learner": ("Learner",),
-    "training.defaults": ("UpdateSteps",),
-    "training.loop": ("canary", "train"),
     "objective.advantages": ("group_advantages",),
     "objective.cohorts": ("with_cohorts",),
-    "objective.minibatches": ("minibatches",),
     "objective.prepare": ("prepare",),
-    "training.order": ("Place", "ProblemOrder"),
-    "protocols": ("Evaluation", "Evaluator", "Meter", "Sampler", "Updater"),
-    "cost.rate": ("matmul_rate",),
-    "records.steps": (
-        "AdvantageStatistics",
-        "Agreement",
-        "Average",
-        "EvaluationRecord",
-        "ResponseStatistics",
-        "StepRecord",
-        "UpdateReport",
-    ),
+    "protocols": ("Evaluator", "Meter", "Sampler", "Updater"),
+    "ranks.group": ("LearnerGroup",),
+    "records.health": ("Flag", "flags", "judged"),
+    "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport"),
+    "records.timings": ("timings_table",),
+    "saving.checkpoint": ("Checkpoints",),
+    "saving.export": ("save_adapter", "save_policy"),
+    "training.defaults": ("UpdateSteps",),
+    "training.loop": ("canary", "train"),
     "training.recovering": ("through_deaths",),
     "training.run": ("Progress", "RunConfig"),
     "training.starting": ("branch", "restore"),
-    "records.timings": ("timings_table",),
+    "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AdapterConfig",
-    "AdvantageStatistics",
-    "Agreement",
-    "Average",
     "BatchConfig",
-    "Checkpoint",
     "CheckpointError",
     "Checkpoints",
     "ComputeConfig",
     "CriticConfig",
     "DivergenceError",
     "EntropyConfig",
-    "Evaluation",
     "EvaluationRecord",
     "Evaluator",
     "Flag",
@@ -111,8 +84,6 @@ __all__ = [
     "Meter",
     "ObjectiveConfig",
     "OptimizerConfig",
-    "Place",
-    "ProblemOrder",
     "Progress",
     "RankError",
     "ResponseStatistics",
@@ -121,7 +92,6 @@ __all__ = [
     "StepRecord",
     "SyncConfig",
     "SyncError",
-    "Thresholds",
     "UpdateReport",
     "UpdateSteps",
     "Updater",
@@ -130,8 +100,6 @@ __all__ = [
     "flags",
     "group_advantages",
     "judged",
-    "matmul_rate",
-    "minibatches",
     "prepare",
     "restore",
     "save_adapter",

@@ -12,9 +12,9 @@ The parity chain, engine = learner = reference, each link with the tests that ho
 * Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
   same updates, the last bit for bit (``tests/updates/test_invariants.py``, ``tests/ranks/test_group.py``,
   ``tests/training/test_resume.py``).
-* Learner = reference: its gradient is that of a policy gradient written out token by token, without padding
-  (``tests/updates/test_learner.py``), its objective the formula (``tests/objective/test_loss.py``), and five updates on
-  a fixed batch are those that were stored (``tests/updates/test_trajectory.py``).
+* Learner = reference: its gradient is that of a policy gradient written out token by token, without padding, and its
+  updates are AdamW's steps with it (``tests/updates/test_learner.py``), its objective the formula
+  (``tests/objective/test_loss.py``).
 """
 
 from __future__ import annotations
