@@ -163,12 +163,14 @@ def learner(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
                      "weights_version": 0})  # fmt: skip
     parts = {name: find("learner", f"{name}Config") for name in ("Objective", "KL", "Entropy", "Optimizer")}
     run = RunConfig(run_id="r", rollouts_per_problem=8, problems_per_batch=4, seed=3, evaluate_every=32)
-    for name in find("learner", "ALGORITHMS"):
+    for name, algorithm in find("learner", "ALGORITHMS").items():
+        # Not every bound acts on this batch.
+        yield f"{name} is made of", asdict(algorithm)
         for place in ("loss", "reward")[: 1 + (name == "grpo")]:
             config = LearnerConfig(
-                learning_rate=1e-2, optimizer=parts["Optimizer"](warmup_steps=0),
+                learning_rate=5e-2, optimizer=parts["Optimizer"](warmup_steps=0),
                 kl=parts["KL"](coefficient=0.05, place=place), entropy=parts["Entropy"](coefficient=0.02),
-                objective=parts["Objective"](algorithm=name, updates_per_batch=2, constant_length=8),
+                objective=parts["Objective"](algorithm=name, updates_per_batch=4, constant_length=8),
             )  # fmt: skip
             own = Learner("model", config)
             batch = with_cohorts(pl.DataFrame(rows), config.batch)
