@@ -116,7 +116,7 @@ def ledger(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
     """Sums of random histories: charges of all cohorts, shared and late, attempts that end and go on, time."""
     from isocompute.budget import COHORTS, Counts, History, Ledger
 
-    os.fsync = lambda handle: None
+    os.fsync = lambda fd: None
     for number in range(500):
         rng, reached, said = random.Random(number), 0, []
         for _ in range(rng.randint(1, 5)):
