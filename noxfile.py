@@ -137,6 +137,20 @@ def redteam(session: nox.Session) -> None:
 
 
 @nox.session
+def golden(session: nox.Session) -> None:
+    """Compare what this tree and another commit compute: ``-- COMMIT``, ``-- COMMIT ledger`` for a part."""
+    install_all(session)
+    session.run("python", "tools/golden.py", *session.posargs, env=test_variables())
+
+
+@nox.session
+def mutants(session: nox.Session) -> None:
+    """Change numbers and lines that decide an answer, one at a time, and see fast tests fail."""
+    install_all(session, *TEST_TOOLS)
+    session.run("python", "tools/mutants.py", *session.posargs, env=test_variables())
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Ruff, the import contracts, and the workflows of CI."""
     tools = ("ruff==0.15.*", "import-linter==2.*", "zizmor==1.*", "check-jsonschema==0.*")

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from isocompute.budget import Counts, History, Ledger
 from isocompute.budget.ledger import frames, handles
 from isocompute.budget.ledger import writer as writer_module

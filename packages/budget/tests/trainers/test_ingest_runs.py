@@ -7,7 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.evals import ingest
+from isocompute.budget.trainers.evals import ingest, join_restarts, reader_of
+from isocompute.budget.trainers.logs.log import Log
+from isocompute.budget.trainers.registry import trainer
 
 CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
           "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16,
@@ -125,3 +127,30 @@ def test_a_configuration_that_cannot_be_read_is_named(name: str, tmp_path: Path)
         path.write_bytes(content)
         with pytest.raises(BudgetError, match=name):
             ingest("trl", [str(log)], config=path, constants=QUESTIONS)
+
+
+def starts(*of: tuple[range, dict[str, Any]]) -> list[tuple[list[int], tuple[int, ...]]]:
+    """The steps and the restarts of each run that is found in the logs of several starts."""
+    reader = reader_of(trainer("trl"))
+    logs = [
+        Log(name=f"log {k}", rows=[(step, {"eval_reward": 0.1 * k + step / 99}) for step in steps], config=config)
+        for k, (steps, config) in enumerate(of)
+    ]
+    return [([step for step, _ in log.rows], log.restarts) for log in join_restarts(logs, reader)]
+
+
+@pytest.mark.parametrize(("first", "whole"), [(11, True), (12, True), (13, True), (14, False), (6, True), (2, False)])
+def test_a_start_that_goes_on_where_another_had_come_to_is_the_same_run(first: int, whole: bool) -> None:
+    # Every second step is logged, up to 10: after a checkpoint at 11 the first entry is that of 13.
+    found = starts((range(2, 12, 2), CONFIG), (range(first, 20, 2), CONFIG))
+    assert len(found) == (1 if whole else 2)
+    if whole:
+        assert found == [([*range(2, min(first, 11), 2), *range(first, 20, 2)], (first,))]
+
+
+def test_a_start_goes_on_only_with_a_run_of_its_own_settings() -> None:
+    other = {**CONFIG, "num_iterations": 2}
+    assert len(starts((range(2, 12, 2), CONFIG), (range(12, 20, 2), other))) == 2
+    # Where a run was written to is no setting of it; a log without any may be of another run.
+    assert len(starts((range(2, 12, 2), CONFIG), (range(12, 20, 2), {**CONFIG, "output_dir": "b"}))) == 1
+    assert len(starts((range(2, 12, 2), {}), (range(12, 20, 2), {}))) == 2

@@ -34,6 +34,32 @@ def trl_run(
     return rows, truth
 
 
+@pytest.mark.parametrize(
+    ("batches", "said"), [((2, 2, 2), (32, 64, 96)), ((2, 3, 2), (32, 72, 104)), ((2, 2, 3), (32, 64, 104))]
+)
+def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
+    batches: tuple[int, ...], said: tuple[int, ...], tmp_path: Path
+) -> None:
+    # A batch of 16 every other step, an entry every fourth: what began anew made three batches between two entries.
+    config = {"num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
+              "steps_per_generation": 4, "generation_batch_size": 16, "num_generations_eval": 4}  # fmt: skip
+    rows, total = [], 0
+    for step, made in zip((4, 8, 12), batches, strict=True):
+        total += made * 16 * 15
+        rows.append(
+            {"step": step, "loss": 0.1, "completions/mean_length": 5.0, "num_tokens": total, "eval_reward": 0.5}
+        )
+    log, settings = tmp_path / "log.jsonl", tmp_path / "config.json"
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings.write_text(json.dumps(config))
+    evals, _ = ingest("trl", [str(log)], config=settings, constants=QUESTIONS)
+    # Half of a batch off, where the tokens may be unlikely ones, and two more starts may have left no trace.
+    assert tuple(evals["rollouts"]) == said
+    truth = [16 * sum(batches[: k + 1]) for k in range(3)]
+    off = [abs(found - made) for found, made in zip(evals["rollouts"], truth, strict=True)]
+    assert all(a <= b for a, b in zip(off, evals["rollouts_error"], strict=True))
+
+
 @pytest.mark.slow
 @quick
 @given(per_device=whole, world=st.sampled_from([1, 2, 8]), accumulation=whole, per_generation=whole, iterations=whole,

@@ -34,3 +34,9 @@ def test_the_seeds_that_tell_two_settings_apart_do() -> None:
 def test_no_number_of_seeds_tells_equal_settings_apart() -> None:
     assert seeds_to_tell(0.0, 0.05) is None
     assert seeds_to_tell(1e-6, 0.05) is None
+
+
+def test_nobody_is_told_to_run_more_than_25_seeds() -> None:
+    # 2·(2.80·σ/d)² seeds: 24.7 and 25.3.
+    assert seeds_to_tell(1.0, 1.255) == 25
+    assert seeds_to_tell(1.0, 1.27) is None

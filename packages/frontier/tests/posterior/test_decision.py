@@ -47,3 +47,12 @@ def test_what_loses_little_is_near() -> None:
     found = decided(draws([0.5, 0.497, 0.4], [0.001, 0.001, 0.001]))
     assert [o.cell.rollouts_per_problem for o in found.near()] == [8, 16]
     assert found.known
+
+
+def test_a_tie_is_a_thousandth_and_near_is_five() -> None:
+    for behind, chosen in ((0.0008, 32), (0.0012, 8)):
+        found = decided(draws([0.5, 0.3, 0.5 - behind], [1e-6, 1e-6, 1e-6]))
+        assert found.chosen.cell.rollouts_per_problem == chosen
+    for behind, near in ((0.0048, [8, 16]), (0.0052, [8])):
+        found = decided(draws([0.5, 0.5 - behind, 0.4], [1e-6, 1e-6, 1e-6]))
+        assert [o.cell.rollouts_per_problem for o in found.near()] == near

@@ -93,3 +93,22 @@ def test_exponential_curves_are_fitted_as_exponential() -> None:
     drawn = posterior(runs)
     assert np.median(drawn.model.tail(drawn.theta)) < 0.15
     assert abs(np.median(drawn.model.shape(drawn.theta))) < 0.1
+
+
+def test_what_is_expected_of_curves_before_the_data() -> None:
+    model = Model(runs=line((4, 16), (0.4, 0.5), (1e4, 3e4)))
+    # The median, and a standard deviation below and above it.
+    theta = np.zeros((3, model.size))
+    theta[1], theta[2] = -1.0, 1.0
+    np.testing.assert_allclose(model.tail(theta)[:, 0], [0.135, 0.0302, 0.607], rtol=0.01)
+    np.testing.assert_allclose(np.exp(model.shape(theta)[:, 0]), [1.105, 0.741, 1.649], rtol=0.01)
+    medians = {name: model.deviation(theta[:1], name)[0].tolist() for name in model.families}
+    assert medians == {"smooth": [0.3, 0.4], "departure": [0.3, 0.3], "shapes": [0.1], "seeds": [0.06, 0.08]}
+    # A standard deviation more, as a factor.
+    more = {name: (model.deviation(theta[2:], name)[0] / medians[name]).tolist() for name in model.families}
+    assert more["smooth"] == pytest.approx([2.46, 2.46], abs=0.01)
+    assert more["departure"] == pytest.approx([1.82, 1.82], abs=0.01)
+    assert more["shapes"] == pytest.approx([2.46], abs=0.01)
+    assert more["seeds"] == pytest.approx([2.01, 2.46], abs=0.01)
+    tails = {name: family.degrees for name, family in model.families.items()}
+    assert tails == {"smooth": np.inf, "departure": 4, "shapes": np.inf, "seeds": 6}
