@@ -143,7 +143,7 @@ def golden(session: nox.Session) -> None:
     session.run("python", "tools/golden.py", *session.posargs, env=test_variables())
 
 
-@nox.session
+@nox.session(tags=CAMPAIGN)
 def mutants(session: nox.Session) -> None:
     """Change numbers and lines that decide an answer, one at a time, and see fast tests fail."""
     install_all(session, *TEST_TOOLS)

@@ -9,8 +9,6 @@ import pytest
 from isocompute.budget.cli import main as budget
 from isocompute.frontier.cli import main as frontier
 
-pytestmark = pytest.mark.slow("fits of the README")
-
 ROOT = Path(__file__).parents[2]
 PROGRAMS: dict[str, Callable[[list[str]], int]] = {"isocompute-budget": budget, "isocompute-frontier": frontier}
 ENDS = re.compile(r"^\$ ", re.MULTILINE)
@@ -77,6 +75,7 @@ def test_an_answer_is_alike_where_its_n_reward_and_probability_are(
     assert alike(answer(n, reward, share), shown) == agrees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "least"), [("README.md", 1), ("docs/logs.md", 6), ("docs/faq.md", 10)])
 def test_every_example_prints_what_it_says(
     name: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

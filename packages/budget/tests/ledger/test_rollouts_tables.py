@@ -84,6 +84,7 @@ def test_what_cannot_be_counted_is_refused_and_charges_nothing(tmp_path, table, 
         assert (meter.used, meter.reserved) == (Counts(), 2)
 
 
+@pytest.mark.slow
 @given(rollouts_tables())
 def test_a_rollouts_table_is_charged_as_its_counts_are(case):
     table, _ = case

@@ -130,9 +130,7 @@ def test_the_paper_s_method_has_nothing_to_prescribe_from(
     sweep: pl.DataFrame, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(sweep, tmp_path)
-    with pytest.raises(
-        FrontierError, match=r"out: .*no intervals"
-    ):
+    with pytest.raises(FrontierError, match=r"out: .*no intervals"):
         Frontier.load(tmp_path / "out")
     arguments = ["--method", "paper", "--pass-rates", "x.parquet", "--out", str(tmp_path / "out")]
     assert main(["fit", str(tmp_path / "evals.parquet"), *arguments]) == 2

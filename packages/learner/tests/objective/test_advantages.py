@@ -86,9 +86,7 @@ def test_the_order_of_rows_and_the_names_of_groups_do_not_matter() -> None:
 
 def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
     one = np.array([1.0]), np.array([0])
-    with pytest.raises(
-        LearnerError, match=r"rollouts_per_problem"
-    ):
+    with pytest.raises(LearnerError, match=r"rollouts_per_problem"):
         group_advantages(*one)
     assert response_advantages(*one, baseline="batch", scale="batch").tolist() == [0.0]
     both = response_advantages(np.array([1.0, 0.0]), np.array([0, 1]), baseline="batch", scale="batch")
@@ -99,9 +97,7 @@ def test_what_is_no_advantage_is_refused() -> None:
     two = np.array([1.0, 0.0]), np.array([0, 0])
     with pytest.raises(LearnerError, match="std is 'mad'"):
         group_advantages(*two, std="mad")
-    with pytest.raises(
-        LearnerError, match="baseline is 'gae'"
-    ):
+    with pytest.raises(LearnerError, match="baseline is 'gae'"):
         response_advantages(*two, baseline="gae")
     with pytest.raises(LearnerError, match="scale is 'max'"):
         response_advantages(*two, scale="max")
