@@ -15,12 +15,11 @@ import sys
 import polars as pl
 from isocompute.rollout.contract import tables
 
-from experiments.running.cells import Origin, problems_hash
-from experiments.running.identity import Surroundings
+from experiments.running.cells import Origin, Surroundings, problems_hash
 from experiments.running.measure import measure
-from experiments.running.opening import workers
+from experiments.running.schedule import workers
+from experiments.running.work import PREPARED, model_of
 from experiments.settings import load
-from experiments.stages.base import FOLDER, model_of
 
 
 def main() -> int:
@@ -36,7 +35,7 @@ def main() -> int:
             model, base = model_of(preset, base_model)
             with workers(preset, {base: model}) as pool:
                 for name in preset.sweep:
-                    table = tables.read(FOLDER / base_model / f"{name}.parquet", "problems")
+                    table = tables.read(PREPARED / base_model / f"{name}.parquet", "problems")
                     origin = Origin(
                         problem_set="", base_model="", base=base, problems=problems_hash(table),
                         generation=preset.generation, surroundings=Surroundings.of(preset.resources),

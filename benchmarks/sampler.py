@@ -40,9 +40,8 @@ import polars as pl
 import pyarrow.parquet as pq
 from isocompute.rollout import EngineConfig, Prompting, Sampling, open_sampler
 from isocompute.rollout.samplers.local import LocalSampler
-from isocompute.rollout.samplers.sampling import Continue, Finished, Request, Response
+from isocompute.rollout.samplers.sampling import Continue, Finished, Request, Response, response_seed
 from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
-from isocompute.rollout.seeds import response_seed
 
 SAMPLES = 16
 NEW_TOKENS = 12

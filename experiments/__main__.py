@@ -22,8 +22,8 @@ from pathlib import Path
 from isocompute.rollout.contract.files import atomic_write
 
 from .errors import ExperimentError
-from .running import stopping
-from .settings import Preset, load, schema, template
+from .running import cluster
+from .settings import Preset, load, reading
 from .settings.reading import find
 from .settings.strict import SettingError
 from .stages import SET_STAGES, STAGES
@@ -36,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; an error a user can act on is one line and exit code 2."""
     given = _parser().parse_args(argv)
     if given.command == "schema":
-        print(schema.text(), end="")
+        print(reading.schema_text(), end="")
         return 0
     os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{Path.cwd() / 'mlflow.db'}")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    stopping.install()
-    return stopping.exit_code(lambda: _run(given))
+    cluster.install()
+    return cluster.exit_code(lambda: _run(given))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +82,7 @@ def _run(given: argparse.Namespace) -> int:
             print(line, flush=True)
     elif given.command == "plan":
         # Imported here, as below: not every command needs what another one does.
-        from isocompute.budget.planning.devices import device
+        from isocompute.budget.planning.compute import device
 
         from .stages import plan
 
@@ -112,7 +112,7 @@ def stage(preset: Preset, name: str, problem_set: str | None) -> None:
 
 def send() -> int:
     """Send what waits in the outbox; returns 1 where something still does."""
-    from .running.sender import Sender
+    from .running.tracker import Sender
 
     return int(Sender().report())
 
@@ -120,7 +120,7 @@ def send() -> int:
 def init(name: str, like: Preset) -> None:
     """Write a preset of one's own beside params.yaml, and say how it is run."""
     try:
-        text = template.text(name, like, find(preset=like.name)[-1])
+        text = reading.template_text(name, like, find(preset=like.name)[-1])
     except SettingError as error:
         raise ExperimentError(f"init {error}") from None
     path = Path(f"{name}.yaml")
@@ -140,7 +140,7 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
     import psutil
 
     process = psutil.Popen(command, env=variables)
-    with stopping.deferred() as signalled:
+    with cluster.deferred() as signalled:
         while True:
             try:
                 return int(process.wait(timeout=0.2))
@@ -163,7 +163,7 @@ def call(command: Sequence[str], variables: Mapping[str, str]) -> int:
 def repro(preset: Preset) -> int:
     """``dvc repro`` on one Ray head whose workers serve all stages."""
     from .running.cluster import shared_cluster
-    from .stages.shared import OUT
+    from .running.work import OUT
 
     before = len(SECONDS.read_text().splitlines()) if SECONDS.exists() else 0
     with shared_cluster(preset.processors()) as environment:

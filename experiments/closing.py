@@ -10,7 +10,7 @@ from typing import Any
 from isocompute.frontier import Frontier
 
 from .report.page import base_scores, choice_text, spent
-from .running.identity import digest
+from .running.cells import digest
 from .settings import PreparedConfig, Preset
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import polars as pl
 from isocompute.learner.noise.scale import LEAST_PROBLEMS, Interval, Noise
 from isocompute.rollout import successes
-from isocompute.rollout.scoring.estimators import best_at_k, worst_at_k
+from isocompute.rollout.scoring.evaluation import best_at_k, worst_at_k
 
 from .errors import ExperimentError
-from .running.actor import WorkerConfig
+from .running.worker import WorkerConfig
 from .settings import Preset
-from .settings.learner import learner_config
+from .settings.model import learner_config
 
 LEAST_ROLLOUTS, SHARE = 8192, 0.01
 RESPONSES = 32
@@ -73,7 +73,7 @@ def _rounded(value: float) -> str:
 
 def lines(preset: Preset, problem_set: str, rollouts: int | None) -> Iterator[str]:
     """Probe every base model of a problem set; yields what is printed of each."""
-    from .stages.training import setup_of
+    from .stages.sweep import setup_of
 
     setup = setup_of(preset, problem_set)
     for design in setup.designs:
@@ -101,7 +101,7 @@ def probe(
     Raises:
         ExperimentError: There are fewer than 8 training problems, or rollouts for them.
     """
-    from isocompute.learner.noise.gradients import gradients, halves
+    from isocompute.learner.noise.scale import gradients, halves
 
     from .running.worker import Worker
 

@@ -27,7 +27,7 @@ import numpy as np
 import polars as pl
 from isocompute.frontier import Fitted, Frontier
 from isocompute.frontier.answers.next import plan
-from isocompute.frontier.posterior.actions import Action
+from isocompute.frontier.posterior.decision import Action
 
 from benchmarks.frontier.campaign import Bounds, Case, Records, main, means
 from benchmarks.frontier.worlds import LAST, SIZES, World, grid_of_worlds, run

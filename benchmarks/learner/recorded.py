@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 from isocompute.learner import LearnerConfig
 from isocompute.learner.config import SyncConfig
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 
 from .theirs import LEARNING_RATE, coin_flips

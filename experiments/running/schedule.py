@@ -1,22 +1,573 @@
-"""Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced."""
+"""Schedules cells on workers: finished ones are skipped, interrupted ones continue, dead workers are replaced.
+
+Jobs on workers that may die: begun where one is free, begun again where one died, and listed where they fail.
+
+Progress on one line: in place on a terminal, now and then elsewhere.
+
+Workers with their engines up, for one stage at a time.
+
+Opens the workers of a stage: on which cluster, whose they are, and that no other stage has them meanwhile.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import polars as pl
+from filelock import FileLock, Timeout
+from isocompute.rollout.contract.deaths import death
+from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
-from . import starts, work
-from .cells import Cell
-from .dispatch import Dispatch, Job
-from .display import Progress, plan_summary
-from .foreign import kept, written
-from .pool import Pool
+from ..settings import CommandTrainer, Preset, ResourcesConfig
+from . import cluster, work
+from .cells import CHECKPOINTS, LEDGER, SAID, Cell, CommandCell, Surroundings, check_problems, digest
+from .cluster import LOCAL, SESSION, Roster, cause, environment, open_cluster
 from .tracker import Tracker
+from .work import WORK, Position, Spool, finished, folder_of
+from .work import done as read_done
+from .worker import NAMESPACE, CodeGuard, Loaded, WorkerActor, WorkerConfig, amounts, check
+
+if TYPE_CHECKING:
+    import polars as pl
+
+POLL_SECONDS = 2.0
+"""How often what runs is looked at."""
+WAIT_SECONDS = 0.5
+"""How long the answer of a worker is waited for at a time, and a signal for it."""
+ATTEMPTS = 6
+"""How often a job is begun in a row without having come further; a worker that dies each time may be its fault."""
+BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
+
+
+def backoff(times: int) -> float:
+    """Seconds until what died ``times`` times in a row is tried again: twice as long each time."""
+    return min(LONGEST_BACKOFF_SECONDS, BACKOFF_SECONDS * 2.0 ** (times - 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a worker is called for.
+
+    Attributes:
+        key: Its own, among jobs that run together.
+        begin: Calls a worker; returns the reference of the result.
+        end: Takes the result. A ``ValueError`` or ``OSError`` is the job's failure.
+        position: A value that changes while the job gets on.
+        kept: A value that changes when it has come further than where it would begin again.
+        stop: Asks it to save its state and end.
+    """
+
+    key: str
+    name: str
+    begin: Callable[[Any], Any]
+    end: Callable[[Any], object] = lambda result: None
+    position: Callable[[], object] = lambda: None
+    kept: Callable[[], object] = lambda: None
+    stop: Callable[[], None] = lambda: None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Attempt:
+    """A job, and how often it was begun in vain."""
+
+    job: Job
+    deaths: int = 0
+    not_before: float = 0.0
+    actor: Any = None
+    kept: object = None
+    position: object = None
+    moved: float = 0.0
+
+
+class Dispatch:
+    """Runs jobs on the workers of a pool."""
+
+    def __init__(self, pool: Pool, title: str) -> None:
+        self._pool, self._title = pool, title
+        self._waiting: deque[_Attempt] = deque()
+        self._later: list[_Attempt] = []
+        self._running: dict[Any, _Attempt] = {}
+        self._failed: dict[str, str] = {}
+        self._stopping = False
+
+    def run(
+        self, jobs: Iterable[Job], *, poll: Callable[[Sequence[Job]], None] = lambda running: None
+    ) -> dict[str, str]:
+        """Run jobs, begun in their order, and return why each that failed did, by its key.
+
+        Raises:
+            ExperimentError: No worker is left and none came in time, or the cluster is lost.
+            Stopped: A signal came; what ran was asked to save its state, and has ended.
+        """
+        import ray
+
+        self._waiting.extend(_Attempt(job=job) for job in jobs)
+        self._failed = {}
+        polled = time.monotonic()
+        try:
+            with cluster.deferred() as signalled:
+                while self._waiting or self._later or self._running:
+                    if signalled():
+                        self._stop()
+                    self._pool.tend()
+                    self._begin()
+                    for task in self._wait():
+                        if task in self._running:
+                            self._ended(task, self._running.pop(task))
+                    if time.monotonic() - polled >= POLL_SECONDS:
+                        poll([each.job for each in self._running.values()])
+                        self._kill_stalled()
+                        polled = time.monotonic()
+        except ray.exceptions.RayError as error:
+            raise ExperimentError(f"{self._title}: the Ray cluster does not answer ({cause(error)})") from None
+        return self._failed
+
+    def _wait(self) -> list[Any]:
+        """Wait for a worker to answer, not beyond the time when something else is due."""
+        import ray
+
+        due = [each.not_before - time.monotonic() for each in self._later]
+        seconds = max(0.05, min([WAIT_SECONDS, *due]))
+        watched = [*self._running, *self._pool.opening]
+        if watched:
+            done: list[Any] = ray.wait(watched, timeout=seconds)[0]
+            return done
+        time.sleep(seconds)
+        return []
+
+    def _begin(self) -> None:
+        now = time.monotonic()
+        due = [each for each in self._later if each.not_before <= now]
+        self._waiting.extendleft(due)
+        self._later = [each for each in self._later if each.not_before > now]
+        while self._waiting and (actor := self._pool.take()) is not None:
+            each = self._waiting.popleft()
+            each.actor, each.kept = actor, each.job.kept()
+            each.position, each.moved = each.job.position(), now
+            self._running[each.job.begin(actor)] = each
+
+    def _ended(self, task: Any, each: _Attempt) -> None:
+        import ray
+
+        try:
+            each.job.end(ray.get(task))
+        except (ray.exceptions.RayError, ValueError, OSError) as error:
+            why = death(error)
+            if why is not None:
+                self._pool.lost(each.actor)
+                self._begin_again(each, why)
+                return
+            self._fail(each, cause(error))
+        self._pool.give_back(each.actor)
+
+    def _begin_again(self, each: _Attempt, why: str) -> None:
+        if self._stopping:
+            return
+        each.deaths = each.deaths + 1 if each.job.kept() == each.kept else 1
+        if each.deaths >= ATTEMPTS:
+            self._fail(each, f"its worker died {each.deaths} times, the last time because: {why}")
+            return
+        seconds = backoff(each.deaths)
+        again = f"it continues on another one in {seconds:g} s"
+        print(f"{self._title}: the worker of {each.job.name} died ({why}); {again}", flush=True)
+        each.not_before = time.monotonic() + seconds
+        self._later.append(each)
+
+    def _fail(self, each: _Attempt, why: str) -> None:
+        self._failed[each.job.key] = why
+        print(f"{self._title}: {each.job.name} failed, and the others go on ({why})", flush=True)
+
+    def _kill_stalled(self) -> None:
+        """Kill workers whose job has not got on for too long; they are then found dead."""
+        import ray
+
+        now, patience = time.monotonic(), self._pool.resources.stall_seconds
+        for each in self._running.values():
+            position = each.job.position()
+            if position != each.position:
+                each.position, each.moved = position, now
+            elif now - each.moved > patience:
+                print(f"{self._title}: {each.job.name} showed no progress in {patience:g} s", flush=True)
+                ray.kill(each.actor)
+                each.moved = now
+
+    def _stop(self) -> None:
+        """Begin nothing more, and ask what runs to save its state, once."""
+        if not self._stopping:
+            self._stopping = True
+            print(
+                f"{self._title}: stopping; what runs saves its state, and a second signal ends it at once", flush=True
+            )
+            for each in self._running.values():
+                # On a full disk it is not asked; a second signal ends it.
+                with suppress(OSError):
+                    each.job.stop()
+        self._waiting.clear()
+        self._later.clear()
+
+
+class Line:
+    """A progress line: units done, total, and estimated time left."""
+
+    def __init__(self, title: str, *, total: int, unit: str, done: int = 0) -> None:
+        self._title, self._total, self._unit, self._at_start = title, total, unit, done
+        self._began, self._shown = time.monotonic(), 0.0
+
+    def show(self, done: int, *, before: str = "", last: bool = False) -> None:
+        """Print the line, with a text before the count, unless it was printed a moment ago."""
+        terminal = sys.stdout.isatty()
+        if not last and time.monotonic() - self._shown < (1 if terminal else 20):
+            return
+        self._shown = time.monotonic()
+        rate = (done - self._at_start) / max(self._shown - self._began, 1e-9)
+        left = f", about {(self._total - done) / rate / 60:.1f} min left" if rate > 0 and done < self._total else ""
+        line = f"{self._title}: {before}{done:,} of {self._total:,} {self._unit}{left}"
+        print(f"\r{line:<90}" if terminal else line, end="\n" if last or not terminal else "", flush=True)
+
+
+class Progress:
+    """Cells done, rollouts spent of the budget, and time left; reads of a cell only what is new."""
+
+    def __init__(self, title: str, cells: Sequence[Cell]) -> None:
+        self._cells = len(cells)
+        self._at: dict[str, Position] = {}
+        self._spent: dict[str, int] = {}
+        self._complete: set[str] = set()
+        for cell in cells:
+            self.read(cell)
+        done = sum(self._spent.values())
+        self._line = Line(title, total=sum(cell.rollouts for cell in cells), unit="rollouts", done=done)
+
+    def read(self, cell: Cell) -> None:
+        """Read what is new of a cell."""
+        folder = folder_of(cell)
+        if finished(cell, folder):
+            self._complete.add(cell.run_id)
+            self._spent[cell.run_id] = cell.rollouts
+            return
+        records, self._at[cell.run_id] = Spool(folder / "metrics.jsonl").since(self.position(cell))
+        if records:
+            self._spent[cell.run_id] = min(records[-1].record.rollouts, cell.rollouts)
+
+    def position(self, cell: Cell) -> Position:
+        """How far the spool of a cell has been read: it moves while the cell does."""
+        return self._at.get(cell.run_id, Position())
+
+    def show(self, *, last: bool = False) -> None:
+        """Print the line."""
+        before = f"{len(self._complete)}/{self._cells} cells, "
+        self._line.show(sum(self._spent.values()), before=before, last=last)
+
+
+def plan_summary(cells: Sequence[Cell], has_checkpoint: Sequence[bool]) -> str:
+    """What is done already, what is continued, as the cells that have a checkpoint can be, and what begins."""
+    left = [(cell, has) for cell, has in zip(cells, has_checkpoint, strict=True) if not finished(cell, folder_of(cell))]
+    complete, continued = len(cells) - len(left), sum(has for _, has in left)
+    again = [cell.name for cell, has in left if not has and read_done(folder_of(cell)) is not None]
+    begun = len(left) - continued
+    line = f"{len(cells)} cells: {complete} finished, {continued} continued, {begun} from the base model"
+    if again:
+        line += f"; trained again, since their checkpoints were pruned: {', '.join(again)}"
+    return line
+
+
+TEND_SECONDS = 1.0
+HOPELESS = 3
+"""How often in a row a worker that replaces another may fail to load the model while there is none besides."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """The place of one worker.
+
+    Attributes:
+        actor: Its handle; None from its death until another is started.
+        waits_for: What it was asked while it starts: where it is, then to load the model; None once it is ready.
+        placed: Whether the cluster has found room for it.
+        since: When that was asked.
+        failures: How often in a row a worker died here.
+        again_at: When another is started, where there is none.
+    """
+
+    index: int
+    actor: Any = None
+    waits_for: Any = None
+    placed: bool = False
+    since: float = 0.0
+    failures: int = 0
+    again_at: float = 0.0
+
+
+class Pool:
+    """Workers of one stage: those that are ready, and others that start meanwhile."""
+
+    def __init__(
+        self,
+        roster: Callable[..., Any],
+        actors: Sequence[Any],
+        config: WorkerConfig,
+        check: Callable[[Loaded], None],
+    ) -> None:
+        self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
+        self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
+        self._slots = [_Slot(index=i, actor=actor) for i, actor in enumerate(actors)]
+        self._idle: deque[_Slot] = deque()
+        self._busy: dict[Any, _Slot] = {}
+        self._was_ready, self._last_ready, self._problem = False, time.monotonic(), ""
+
+    @property
+    def opening(self) -> list[Any]:
+        """What workers that start were asked; ``tend`` takes the answers."""
+        return [slot.waits_for for slot in self._slots if slot.waits_for is not None]
+
+    def open(self) -> None:
+        """Wait until one worker is ready; the others are taken as they come.
+
+        Raises:
+            ExperimentError: None was in time, because the cluster has no room, or the model cannot be loaded; or a
+                worker does not see the work folder, or loaded something else than this process has.
+        """
+        import ray
+
+        path, text = self._seen
+        write_text(path, text)
+        for slot in self._slots:
+            self._ask_place(slot)
+        self._last_ready = time.monotonic()
+        while not self._idle:
+            if self.opening:
+                ray.wait(self.opening, timeout=TEND_SECONDS)
+            else:
+                time.sleep(TEND_SECONDS)
+            self.tend()
+
+    def tend(self) -> None:
+        """Take workers that have become ready, and start others in place of those that died; waits for nothing."""
+        import ray
+
+        now = time.monotonic()
+        asked = {slot.waits_for: slot for slot in self._slots if slot.waits_for is not None}
+        for task in ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []:
+            self._advance(asked[task], task)
+        for slot in self._slots:
+            if slot.actor is None and slot.again_at <= now:
+                slot.actor = self._roster("replace", slot.index)
+                self._ask_place(slot)
+            elif slot.waits_for is not None and slot.placed and now - slot.since > self.resources.start_seconds:
+                self._remove(slot, f"it did not load the model in {self.resources.start_seconds:g} s")
+        if self._idle or self._busy:
+            self._last_ready = now
+        elif now - self._last_ready > self.resources.start_seconds:
+            free, there = ray.available_resources(), ray.cluster_resources()
+            last = f"; the last problem: {self._problem}" if self._problem else ""
+            raise ExperimentError(
+                f"none of {len(self._slots)} workers started and loaded the model in "
+                f"{self.resources.start_seconds:g} s; {amounts([free])} free of {amounts([there])}{last}"
+            )
+
+    def take(self) -> Any:
+        """A worker that is ready, or None."""
+        if not self._idle:
+            return None
+        slot = self._idle.popleft()
+        self._busy[slot.actor] = slot
+        return slot.actor
+
+    def give_back(self, actor: Any) -> None:
+        """Take back a worker that has answered."""
+        slot = self._busy.pop(actor)
+        slot.failures = 0
+        self._idle.append(slot)
+
+    def lost(self, actor: Any) -> None:
+        """Have another worker started in place of one that died, at once or, the more of them die, the later."""
+        self._remove(self._busy.pop(actor), "")
+
+    def _ask_place(self, slot: _Slot) -> None:
+        path, text = self._seen
+        slot.placed, slot.since = False, time.monotonic()
+        slot.waits_for = slot.actor.place.remote(str(path), text)
+
+    def _advance(self, slot: _Slot, task: Any) -> None:
+        """Take an answer of a worker that starts."""
+        import ray
+
+        slot.waits_for = None
+        try:
+            answer = ray.get(task)
+            if not slot.placed:
+                self._check_folder(*answer)
+                slot.placed, slot.since = True, time.monotonic()
+                slot.waits_for = slot.actor.open.remote(self._config)
+                return
+            self._check(answer)
+        except (ray.exceptions.RayError, ExperimentError) as error:
+            why = death(error)
+            if why is None and (not self._was_ready or self._is_hopeless(slot, error)):
+                raise ExperimentError(cause(error)) from None
+            self._remove(slot, why or cause(error))
+            return
+        self._was_ready = True
+        self._idle.append(slot)
+
+    def _is_hopeless(self, slot: _Slot, error: Exception) -> bool:
+        """Whether there is no other worker, and this one was refused, or failed to load the model again and again.
+
+        A GPU may be free a moment later.
+        """
+        refused = isinstance(error, ExperimentError)
+        return not self._idle and not self._busy and (refused or slot.failures >= HOPELESS)
+
+    def _remove(self, slot: _Slot, why: str) -> None:
+        """End a worker, and note when another is started in its place."""
+        import ray
+
+        ray.kill(slot.actor)
+        slot.failures += 1
+        seconds = backoff(slot.failures)
+        slot.actor, slot.waits_for, slot.again_at = None, None, time.monotonic() + seconds
+        if why:
+            self._problem = why
+            print(f"a worker did not start ({why}); another is started in {seconds:g} s", flush=True)
+
+    @staticmethod
+    def _check_folder(host: str, sees: bool) -> None:
+        if not sees:
+            raise ExperimentError(
+                f"the worker on {host} does not see {WORK.resolve()}: cells on several machines need a file system "
+                "that all of them see; start from a folder on one"
+            )
+
+
+ANSWER_SECONDS = 60.0
+"""How long the holder of the workers may take to start or name them."""
+
+
+class CommandActor(WorkerActor):
+    """Has cells trained by a command, in place of a worker."""
+
+    def open(self, config: WorkerConfig) -> Loaded:
+        """Say what this process has loaded; no model is."""
+        guard = CodeGuard.install()
+        # Imported under the guard.
+        from .command import train
+
+        self._worker = partial(train, config.models)
+        return Loaded.of(config, guard)
+
+    def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:
+        """See ``command.train``."""
+        check_problems(cell, problems)
+        self._worker(cell, problems, Path(home))
+
+
+@contextmanager
+def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False) -> Iterator[Pool]:
+    """Workers of a preset with their engines up, this stage's alone for as long as this lasts.
+
+    Within a ``repro`` they are those of the stage before, where these will do; a stage run alone starts its own,
+    which end with it.
+
+    Args:
+        models: Folder or name of each base model, by the hash of its content.
+        training: Whether they train cells, for which those of a preset with a command run it.
+    """
+    resources = preset.resources
+    commands = training and isinstance(preset.trainer, CommandTrainer)
+    held = preset.devices_of_a_worker() if commands else resources.processors_of_a_worker()
+    wanted = resources.workers * held
+    with ExitStack() as stack:
+        stack.enter_context(open_cluster(wanted))
+        _check_capacity(resources, wanted)
+        stack.enter_context(_exclusive(WORK / "workers.lock", resources.start_seconds))
+        config = WorkerConfig.of(preset, models)
+        surroundings = Surroundings.of(resources)
+        actor = CommandActor if commands else WorkerActor
+        # A command's processors are its worker's; ranks and engines of ours have their own.
+        each = held if commands else 1
+        on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
+        opened = [config.models, config.generation, resources.model_dump(mode="json")]
+        key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
+        options = {
+            "num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment(),
+        }  # fmt: skip
+        roster = stack.enter_context(_roster())
+        actors = roster("take", key, resources.workers, actor, options)
+        pool = Pool(roster, actors, config, partial(check, bases=tuple(models), surroundings=surroundings))
+        pool.open()
+        yield pool
+
+
+def _check_capacity(resources: ResourcesConfig, wanted: int) -> None:
+    """Refuse at once what our own cluster of one node could never hold; any other may grow, which is said."""
+    import ray
+
+    kind = "GPU" if resources.device == "cuda" else "CPU"
+    cluster_has = ray.cluster_resources()
+    there = cluster_has.get(kind, 0.0)
+    if there < wanted:
+        lack = f"{resources.workers} workers need {wanted} {kind}s, and the cluster has {there:g} in all"
+        if LOCAL in cluster_has:
+            raise ExperimentError(f"{lack}: set resources.workers lower, or join a larger cluster")
+        print(f"{lack}: those that it has room for begin, the others join when it grows", flush=True)
+
+
+@contextmanager
+def _roster() -> Iterator[Callable[..., Any]]:
+    """The roster of the ``repro`` that this stage is part of, or one of this process."""
+    import ray
+
+    session = os.environ.get(SESSION)
+    if not session:
+        own = Roster(f"roster-{uuid4().hex[:12]}")
+        try:
+            yield lambda method, *arguments: getattr(own, method)(*arguments)
+        finally:
+            own.dismiss()
+        return
+    try:
+        holder = ray.get_actor(session, namespace=NAMESPACE)
+    except ValueError:
+        raise ExperimentError(f"the `repro` that this stage is part of is not there any more ({session})") from None
+
+    def ask(method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(holder, method).remote(*arguments), timeout=ANSWER_SECONDS)
+        except ray.exceptions.RayError as error:
+            raise ExperimentError(f"the holder of the workers did not {method} them ({cause(error)})") from None
+
+    yield ask
+
+
+@contextmanager
+def _exclusive(path: Path, patience: float) -> Iterator[None]:
+    """Hold the workers of this folder alone; another stage's hold ends with its process."""
+    lock = FileLock(path)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        print("waiting for another stage of this folder to give back the workers", flush=True)
+        try:
+            held = lock.acquire(timeout=patience, poll_interval=0.5)
+        except Timeout:
+            raise ExperimentError(
+                f"another stage has held the workers of this folder for {patience:g} s ({path}): "
+                "wait for it to end, or end it"
+            ) from None
+    with held:
+        yield
+
 
 PRUNE_SECONDS = 60.0
 """How often the disk limit is looked after: sizes of all that is kept are added up for it."""
@@ -91,7 +642,7 @@ class Run:
     def _starts(self, dispatch: Dispatch) -> dict[str, str]:
         """Make each first evaluation once, before cells that share it ask for it; returns the cells that lack one."""
         sharing = [cell for cell in self._cells if cell.start_id]
-        missing = {cell.start_id: cell for cell in sharing if not starts.exists(work.start_of(cell))}
+        missing = {cell.start_id: cell for cell in sharing if not work.exists(work.start_of(cell))}
         jobs = [
             Job(
                 key=key,
@@ -148,3 +699,15 @@ class Run:
         for place in work.prune(self._pool.resources.checkpoint_gigabytes, last=set(self._by_id), keep=self._left):
             print(f"{self._title}: {work.WORK / 'cells' / place} was deleted to keep the disk limit", flush=True)
         self._pruned = time.monotonic()
+
+
+def written(folder: Path) -> tuple[int, ...]:
+    """How much the command of a cell has charged and printed: it moves while the command does."""
+    return tuple(path.stat().st_size for name in (LEDGER, SAID) if (path := folder / name).exists())
+
+
+def kept(cell: Cell, folder: Path) -> object:
+    """A value that changes when a cell has come further than where it would begin again."""
+    if not isinstance(cell, CommandCell):
+        return work.newest_checkpoint(folder)
+    return sorted(path.name for path in (folder / CHECKPOINTS).glob("*"))

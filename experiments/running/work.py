@@ -1,22 +1,112 @@
-"""What is kept of cells: one folder per cell, named by its run id, and checkpoints under a disk limit."""
+"""What is kept of cells: one folder per cell, named by its run id, and checkpoints under a disk limit.
+
+Records of a running cell as JSON lines: the worker appends, the driver of the sweep reads what is new.
+
+Base models: their location, metadata and content hash.
+
+The evaluation before the first update, which cells of one seed share: made once, charged once.
+
+Base models that were prepared.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-from isocompute.budget import TRAINING_COHORTS
+from isocompute.budget import TRAINING_COHORTS, Counts, counts_by_cohort
+from isocompute.learner.records.steps import Record, from_plain, to_plain
+from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import write_text
 
 from ..errors import ExperimentError
+from ..settings import ModelConfig, Preset
 from .cells import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a reader is: the inode of the file that was read, and bytes read of it."""
+
+    inode: int = 0
+    read: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spooled:
+    """A record and when it was written, in ms since 1970: for charts alone, and no part of any result."""
+
+    record: Record
+    time: int
+
+
+class Spool:
+    """The records of one cell in one file, one line per record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rewind(self, rollouts: int) -> None:
+        """Drop what a killed attempt wrote beyond the checkpoint at ``rollouts``."""
+        if not self.path.exists():
+            return
+        kept = [_line(spooled) for spooled in self.timed() if spooled.record.rollouts <= rollouts]
+        # A new file, by whose inode readers notice that what they have read may be gone.
+        write_text(self.path, "".join(kept))
+
+    def write(self, record: Record) -> None:
+        """Append one record."""
+        with self.path.open("a") as stream:
+            stream.write(_line(Spooled(record=record, time=time.time_ns() // 10**6)))
+
+    def records(self) -> list[Record]:
+        """The record of every whole line."""
+        return [spooled.record for spooled in self.timed()]
+
+    def timed(self) -> list[Spooled]:
+        """The record of every whole line, with its time."""
+        return self.since(Position())[0]
+
+    def since(self, position: Position) -> tuple[list[Spooled], Position]:
+        """The records after a position, and the position behind them; a torn last line is left for later.
+
+        A file that was rewound since is read from its beginning.
+        """
+        try:
+            stream = self.path.open("rb")
+        except FileNotFoundError:
+            return [], Position()
+        with stream:
+            inode = os.fstat(stream.fileno()).st_ino
+            begin = position.read if position.inode == inode else 0
+            if begin:
+                stream.seek(begin - 1)
+                begin = begin if stream.read(1) == b"\n" else 0
+            stream.seek(begin)
+            whole = stream.read().rpartition(b"\n")[0]
+        lines = whole.split(b"\n") if whole else []
+        after = begin + (len(whole) + 1 if whole else 0)
+        return [_read(json.loads(line)) for line in lines], Position(inode=inode, read=after)
+
+
+def _line(spooled: Spooled) -> str:
+    return json.dumps({**to_plain(spooled.record), "time": spooled.time}) + "\n"
+
+
+def _read(plain: dict[str, Any]) -> Spooled:
+    at = plain.pop("time")
+    return Spooled(record=from_plain(plain), time=at)
+
 
 WORK = Path("work")
 
@@ -224,3 +314,141 @@ def _size(folder: Path) -> int:
         with suppress(FileNotFoundError):
             total += path.stat().st_size if path.is_file() else 0
     return total
+
+
+LARGE = 2**24
+"""Bytes of a file from which on its hash is remembered."""
+
+
+def local_path(model: str) -> str:
+    """Local path of a model; ``name@revision`` is downloaded from the hub first."""
+    name, at, revision = model.rpartition("@")
+    if Path(model).is_dir():
+        return model
+    from huggingface_hub import snapshot_download
+
+    return str(snapshot_download(name, revision=revision) if at else snapshot_download(model))
+
+
+def describe(model: str) -> dict[str, Any]:
+    """What is known of a model before it is loaded: ``model_type``, ``vocabulary`` (tokens), ``content``."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        place = local_path(model)
+        return {"model_type": AutoConfig.from_pretrained(place).model_type,
+                "vocabulary": len(AutoTokenizer.from_pretrained(place)), "content": content(place)}  # fmt: skip
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ExperimentError(f"the base model {model} cannot be loaded ({reason})") from None
+
+
+def content(place: str | Path) -> str:
+    """Hash of what a folder holds; of a snapshot of the hub its commit, which names its content already."""
+    folder = Path(place)
+    if folder.parent.name == "snapshots":
+        return folder.name
+    return content_hash(folder)
+
+
+def content_hash(path: Path) -> str:
+    """Hash of a file, or of a folder's file names and contents.
+
+    Hashes of large files are remembered by name, size and time, since a model of 7B takes half a minute.
+    """
+    remembered = WORK / "hashes.json"
+    try:
+        known: dict[str, str] = json.loads(remembered.read_text())
+    except (OSError, ValueError):
+        known = {}
+    digest, before = sha256(), len(known)
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        name = str(file.relative_to(path)) if path.is_dir() else file.name
+        digest.update(name.encode() + b"\0" + bytes.fromhex(_hash_of(file, known)))
+    if len(known) > before:
+        write_json(remembered, known)
+    return digest.hexdigest()[:16]
+
+
+def _hash_of(file: Path, known: dict[str, str]) -> str:
+    """Hash of a file's content; of a large one it is among those that are known, or comes to them."""
+    status = file.stat()
+    key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
+    if key in known:
+        return known[key]
+    with file.open("rb") as stream:
+        found = file_digest(stream, "sha256").hexdigest()
+    if status.st_size >= LARGE:
+        known[key] = found
+    return found
+
+
+def cost(rollouts: pl.DataFrame) -> dict[str, int]:
+    """Count what a ``rollouts`` table cost: ``rollouts``, ``prompt_tokens``, ``response_tokens``."""
+    counts = counts_by_cohort(rollouts.with_columns(cohort=pl.lit("eval")))
+    return asdict(counts.get("eval", Counts()))
+
+
+def ledger(run_id: str, spent: Mapping[str, int]) -> pl.DataFrame:
+    """One evaluation outside of any run as a ``ledger`` table of its own."""
+    row = {"run_id": run_id, "step": 0, "cohort": "eval", **spent}
+    return tables.check(pl.DataFrame([row]), "ledger", where=f"run {run_id}")
+
+
+def exists(folder: Path) -> bool:
+    """Whether a first evaluation is there."""
+    return (folder / "evaluation.json").exists()
+
+
+def write_baseline(folder: Path, found: EvaluationResult) -> None:
+    """Keep a first evaluation; the document goes last, so that it is there whole or not at all."""
+    rates = found.pass_rates.with_columns(run_id=pl.lit(folder.name), step=pl.lit(0, dtype=pl.Int64))
+    tables.write(rates, "pass_rates", folder / "pass_rates.parquet")
+    tables.write(ledger(folder.name, cost(found.rollouts)), "ledger", folder / "ledger.parquet")
+    plain = {"metrics": dict(found.metrics), "questions": found.questions, "samples": found.samples}
+    write_json(folder / "evaluation.json", plain)
+
+
+def read_baseline(folder: Path) -> EvaluationResult:
+    """Read a first evaluation, without its responses."""
+    plain = json.loads((folder / "evaluation.json").read_text())
+    rates = tables.read(folder / "pass_rates.parquet", "pass_rates").select("problem_id", "successes", "samples")
+    return EvaluationResult(**plain, pass_rates=rates, rollouts=pl.DataFrame())
+
+
+OUT = Path("outputs")
+"""Where the stages write what DVC keeps."""
+PREPARED = OUT / "prepared"
+"""Below which every base model has a folder with its problem sets."""
+ONLY = "base"
+"""Name of a base model that is given alone, and of the folder that a model is in."""
+
+
+def model_of(preset: Preset, name: str = ONLY) -> tuple[str, str]:
+    """Where a base model is, and the hash of its content.
+
+    Raises:
+        ExperimentError: The stage ``prepare`` has not run, or the model is another one since it has.
+    """
+    folder = PREPARED / name / ONLY
+    if not isinstance(preset.base, ModelConfig):
+        if not (folder / "config.json").exists():
+            raise ExperimentError(f"{folder}: there is no base model; run the stage `prepare` first")
+        return str(folder.resolve()), content_hash(folder)
+    path = folder / "model.json"
+    if not path.exists():
+        raise ExperimentError(f"{path}: there is no base model; run the stage `prepare` first")
+    recorded = json.loads(path.read_text())
+    if recorded["model"] != preset.base.model or recorded["revision"] != preset.base.revision:
+        raise ExperimentError(
+            f"{path} records the model {recorded['model']}, and the preset names {preset.base.name}: run `prepare` "
+            "again"
+        )
+    # A name on the hub with its commit cannot change; a folder can.
+    if Path(preset.base.model).is_dir() and content(preset.base.name) != recorded["content"]:
+        raise ExperimentError(
+            f"the base model {preset.base.model} has changed since the stage `prepare` recorded it: "
+            "`dvc repro` records what it is now"
+        )
+    return preset.base.name, str(recorded["content"])

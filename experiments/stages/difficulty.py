@@ -9,17 +9,14 @@ import numpy as np
 import polars as pl
 from isocompute.rollout import histogram, split
 from isocompute.rollout.contract import tables
-from isocompute.rollout.scoring.estimators import proportion_error
+from isocompute.rollout.scoring.evaluation import proportion_error
 
 from ..figures import difficulty_histogram
-from ..running.cells import Origin, problems_hash
-from ..running.identity import Surroundings
+from ..running.cells import Origin, Surroundings, problems_hash
 from ..running.measure import Measured, measure, with_rates
-from ..running.opening import workers
-from ..running.work import write_json
+from ..running.schedule import workers
+from ..running.work import ONLY, PREPARED, model_of, write_json
 from ..settings import DifficultyConfig, Preset
-from .base import FOLDER as PREPARED
-from .base import ONLY, model_of
 from .shared import log
 
 FOLDER = PREPARED / ONLY

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget.planning.devices import Device
+from isocompute.budget.planning.compute import Device
 from isocompute.learner import LearnerConfig, LearnerError
 from isocompute.learner.memory.update import GIB, Load, UpdateMemory, update_memory
 from isocompute.rollout import RolloutError, sampling_from

@@ -7,14 +7,15 @@ from typing import Any
 
 import polars as pl
 from isocompute.frontier import Fit, Frontier
-from isocompute.frontier.answers import saved
+from isocompute.frontier.answers.fitted import DOCUMENT
 from isocompute.frontier.show.report import write_report
 from isocompute.rollout.contract import tables
 from isocompute.rollout.contract.files import atomic_write, write_text
 
 from ..report import page
+from ..running.work import OUT
 from ..settings import Preset
-from .shared import OUT, log
+from .shared import log
 
 METRICS, PLOTS = OUT / "metrics", OUT / "plots"
 """What ``dvc metrics`` and ``dvc plots`` show: numbers and a picture of each problem set."""
@@ -43,7 +44,7 @@ def run(preset: Preset, problem_set: str) -> None:
     log(
         preset,
         f"{problem_set}-frontier",
-        {"posterior": out / saved.DOCUMENT, "report": report},
+        {"posterior": out / DOCUMENT, "report": report},
         figures=sorted(out.glob("*.svg")),
         params=preset.frontier.model_dump(),
         inputs={"evals": sweep / "evals.parquet"},

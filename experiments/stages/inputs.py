@@ -8,13 +8,11 @@ from pathlib import Path
 from isocompute.rollout import HubSource, LocalSource
 
 from ..errors import ExperimentError, listed
-from ..running import models
-from ..running.foreign import files_of, versions_of
-from ..running.identity import code_of_rules, computing, versions
-from ..running.work import write_json
+from ..running import work
+from ..running.cells import code_of_rules, computing, files_of, versions, versions_of
+from ..running.work import OUT, write_json
 from ..settings import CommandTrainer, PreparedConfig, Preset
 from ..settings.model import AnyBase
-from .shared import OUT
 
 FILE = OUT / "inputs.json"
 CONSTRAINTS = Path("constraints.txt")
@@ -68,7 +66,7 @@ def _content(source: object) -> str | None:
     place = source.path if isinstance(source, LocalSource) else source.dataset if isinstance(source, HubSource) else ""
     if isinstance(source, LocalSource) and not Path(place).is_file():
         raise ExperimentError(f"{place}: no such file of problems")
-    return models.content_hash(Path(place)) if place and Path(place).exists() else None
+    return work.content_hash(Path(place)) if place and Path(place).exists() else None
 
 
 def _model(base: AnyBase) -> str | dict[str, str]:
@@ -81,4 +79,4 @@ def _model(base: AnyBase) -> str | dict[str, str]:
 def _folder(place: str) -> str:
     if not Path(place).is_dir():
         raise ExperimentError(f"{place}: no such folder of a base model")
-    return models.content(place)
+    return work.content(place)

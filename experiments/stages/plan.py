@@ -10,19 +10,16 @@ from operator import add
 from pathlib import Path
 from typing import Any
 
-from isocompute.budget.planning.compute import Interval, Lengths, Model
-from isocompute.budget.planning.costs import Setting, estimate
-from isocompute.budget.planning.devices import Device, Utilisation, device, price
+from isocompute.budget.planning.compute import Device, Interval, Lengths, Model, Utilisation, device, price
+from isocompute.budget.planning.splits import Setting, estimate
 from isocompute.learner.memory.update import parameters_of
 from isocompute.rollout.contract import tables
 
-from ..rates import Rates
-from ..running.cells import Cell, Origin
+from ..running.cells import Cell, CommandCell, Origin, surroundings_of
 from ..running.command import flags_of
-from ..running.design import Design
-from ..running.foreign import CommandCell, surroundings_of
+from ..running.design import Design, Rates
 from ..settings import PreparedConfig, Preset
-from ..settings.paper import leaves, section_of
+from ..settings.model import leaves, section_of
 from ..settings.reading import find
 from . import footprint
 

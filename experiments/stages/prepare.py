@@ -1,4 +1,7 @@
-"""What cells start from: problems, base models, and the problem sets that are cut by their pass rates."""
+"""What cells start from: problems, base models, and the problem sets that are cut by their pass rates.
+
+The base model, recorded where it is named.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,20 @@ from isocompute.rollout.contract.files import write_text
 from isocompute.rollout.problems.loading import joined
 
 from ..errors import ExperimentError
-from ..settings import PreparedConfig, Preset
-from ..settings.bases import PreparedModel
-from . import base, difficulty
-from .base import FOLDER
+from ..running import work
+from ..running.work import ONLY, PREPARED, write_json
+from ..settings import ModelConfig, PreparedConfig, Preset
+from ..settings.model import PreparedModel
+from . import difficulty
 from .shared import log
+
+
+def record(base: ModelConfig) -> None:
+    """Record the base model that is named, and what is in it."""
+    described = work.describe(base.name)
+    write_json(PREPARED / ONLY / ONLY / "model.json", {**base.model_dump(), **described})
+    print(f"base: {base.name}: {described['model_type']}, {described['vocabulary']:,} tokens")
+
 
 SAME = ("config.json", "tokenizer.json", "tokenizer_config.json")
 """Files that all base models of a preset have alike: an engine is opened once, and its weights are replaced."""
@@ -30,7 +42,7 @@ def run(preset: Preset) -> None:
         _take(preset.base.models, list(preset.sweep))
     elif preset.difficulty is not None:
         # Before what takes long, since it may not be there.
-        base.record(preset.base)
+        record(preset.base)
         table = join_problems(preset, [load_checked(source) for source in preset.problems])
         difficulty.measure_sets(preset, preset.difficulty, table)
 
@@ -50,7 +62,7 @@ def _take(models: Sequence[PreparedModel], sets: Sequence[str]) -> None:
                     "their weights alone"
                 )
     for model in models:
-        source, target = Path(model.folder), FOLDER / model.name
+        source, target = Path(model.folder), PREPARED / model.name
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(source / "base", target / "base")
         shutil.copy(source / "base.json", target / "base.json")
@@ -67,8 +79,8 @@ def join_problems(preset: Preset, parts: Sequence[Loaded]) -> pl.DataFrame:
     """Write the problems, and beside them those that were dropped since their own answer is not scored right."""
     loaded = joined(parts)
     table, dropped = loaded.problems, loaded.dropped.to_dicts()
-    path = tables.write(table, "problems", FOLDER / "problems.parquet")
-    listed = write_text(FOLDER / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
+    path = tables.write(table, "problems", PREPARED / "problems.parquet")
+    listed = write_text(PREPARED / "dropped.json", json.dumps(dropped, indent=1, sort_keys=True) + "\n")
     count = table.group_by("split").len().sort("split")
     print(f"problems: {', '.join(f'{n} {side}' for side, n in count.iter_rows())} in {path}")
     if dropped:

@@ -9,17 +9,16 @@ from typing import Any
 
 import polars as pl
 from isocompute.frontier import Comparison, Frontier, compare
-from isocompute.frontier.answers import saved
+from isocompute.frontier.answers import fitted
 from isocompute.frontier.posterior.runs import Cell as Setting
 from isocompute.rollout.contract import tables
 
-from ..running.opening import workers
-from ..running.schedule import Run
+from ..running.schedule import Run, workers
 from ..running.tracker import Tracker
-from ..running.work import write_json
+from ..running.work import OUT, write_json
 from ..settings import PrescribeConfig, Preset
-from .shared import OUT, log
-from .training import collect, setup_of
+from .shared import log
+from .sweep import collect, setup_of
 
 
 def run(preset: Preset, problem_set: str) -> None:
@@ -44,7 +43,7 @@ def run(preset: Preset, problem_set: str) -> None:
         f"{problem_set}-prescription",
         {"comparison": out / "comparison.json"},
         params=test.model_dump(),
-        inputs={"posterior": OUT / "frontier" / problem_set / saved.DOCUMENT},
+        inputs={"posterior": OUT / "frontier" / problem_set / fitted.DOCUMENT},
     )
 
 

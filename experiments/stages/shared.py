@@ -10,10 +10,9 @@ from typing import Any
 
 from isocompute.budget.contract import tracking
 
-from ..outbox import Outbox, Parcel, tags
+from ..running.tracker import Outbox, Parcel, tags
 from ..settings.model import Preset
 
-OUT = Path("outputs")
 BEGAN = time.time_ns() // 10**6
 """When this stage began, in ms since 1970."""
 

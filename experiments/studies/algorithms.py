@@ -30,14 +30,12 @@ from scipy import stats
 
 from experiments.errors import ExperimentError
 from experiments.running import work
-from experiments.running.cells import Cell, Origin, problems_hash
+from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
 from experiments.running.design import Design
-from experiments.running.identity import Surroundings
-from experiments.running.models import content
-from experiments.running.opening import workers
-from experiments.running.schedule import Run
+from experiments.running.schedule import Run, workers
 from experiments.running.tracker import Tracker
-from experiments.stages.training import Setup
+from experiments.running.work import content
+from experiments.stages.sweep import Setup
 from experiments.studies.panel import study
 from experiments.studies.panel.prepare import INPUTS, preset_of
 from experiments.studies.panel.study import Unit

@@ -14,8 +14,7 @@ from isocompute.learner.config import AdapterConfig, EntropyConfig, KLConfig
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
-from experiments.running.cells import Cell, Origin
-from experiments.running.identity import Surroundings
+from experiments.running.cells import Cell, Origin, Surroundings
 
 ROOT = Path(__file__).parents[2]
 PARAMS = ROOT / "params.yaml"

@@ -14,10 +14,9 @@ import vllm.entrypoints.llm
 import vllm.v1.worker.cpu_worker  # noqa: F401
 from isocompute.rollout import load_problems, source_from
 
-from experiments.running import models
-from experiments.running.actor import WorkerConfig
-from experiments.running.worker import Worker
-from experiments.settings.resources import CheckpointsConfig, ResourcesConfig
+from experiments.running import work
+from experiments.running.worker import Worker, WorkerConfig
+from experiments.settings.model import CheckpointsConfig, ResourcesConfig
 
 from .made import BASE, SAMPLING, adapted, cell
 
@@ -50,7 +49,7 @@ def main(
 
         ray.init(num_cpus=1 + ranks, include_dashboard=False, object_store_memory=2**28, log_to_driver=False)
     model, problems = json.loads((home.parent / "inputs.json").read_text())
-    base = models.content_hash(Path(model))
+    base = work.content_hash(Path(model))
     config = WorkerConfig(
         models={base: model}, generation={"sampling": SAMPLING},
         resources=ResourcesConfig(

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from experiments.errors import ExperimentError
 from experiments.settings import ModelConfig, Preset, load
-from experiments.stages import base
+from experiments.stages import prepare
 
 from .made import BASE, PARAMS
 
@@ -22,22 +22,22 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
 
 
 def test_a_folder_that_was_trained_again_in_place_is_noticed(preset: Preset) -> None:
-    base.record(preset.base)
-    model, before = base.model_of(preset)
+    prepare.record(preset.base)
+    model, before = prepare.model_of(preset)
     assert Path(model) == Path("model").resolve()
     weights = Path("model") / "model.safetensors"
     tensors = load_file(weights)
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, weights, {"format": "pt"})
     with pytest.raises(ExperimentError, match="has changed since the stage `prepare` recorded it"):
-        base.model_of(preset)
-    base.record(preset.base)
-    assert base.model_of(preset)[1] != before
+        prepare.model_of(preset)
+    prepare.record(preset.base)
+    assert prepare.model_of(preset)[1] != before
 
 
 def test_another_name_in_the_preset_is_noticed(preset: Preset) -> None:
-    base.record(preset.base)
+    prepare.record(preset.base)
     shutil.copytree("model", "other")
     with pytest.raises(
         ExperimentError, match=r"records the model model, and the preset names .*other: run `prepare` again"
     ):
-        base.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))
+        prepare.model_of(preset.model_copy(update={"base": ModelConfig(model="other")}))

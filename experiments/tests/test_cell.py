@@ -19,7 +19,7 @@ from isocompute.budget import Ledger
 from isocompute.learner import Checkpoints, StepRecord
 
 from experiments.running import work
-from experiments.running.spool import Spool
+from experiments.running.work import Spool
 
 from .made import lost
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner import StepRecord
 
-from experiments.running.delivery import Changes, Point
-from experiments.running.spool import Spooled
+from experiments.running.tracker import Changes, Point
+from experiments.running.work import Spooled
 
 
 def points(values: list[float], changes: Changes) -> list[Point]:

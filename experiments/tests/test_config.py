@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from isocompute.rollout.scoring.refused import REFUSED
+from isocompute.rollout.scoring.rules import REFUSED
 from pydantic import ValidationError
 
 from experiments.errors import ExperimentError
 from experiments.settings import ResourcesConfig, load
-from experiments.settings.paper import SECTIONS, leaves, section_of
+from experiments.settings.model import SECTIONS, leaves, section_of
 
 from .made import PARAMS, changed
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.contract import files, tables
 from isocompute.budget.contract.errors import FileError, IsoComputeError, TableError, TrackingError
-from isocompute.budget.contract.schema import schema
+from isocompute.budget.contract.tables import schema
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("budget", "rollout", "learner", "frontier")

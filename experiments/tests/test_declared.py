@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from experiments.errors import ExperimentError
-from experiments.running.cells import Origin
+from experiments.running.cells import Origin, Surroundings
 from experiments.running.design import Design
-from experiments.running.identity import Surroundings
 from experiments.settings import Preset, load
 from experiments.stages import plan
 from experiments.stages.sweep import find

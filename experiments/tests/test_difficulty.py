@@ -2,7 +2,7 @@
 
 import polars as pl
 import pytest
-from isocompute.rollout.scoring.estimators import wilson_interval
+from isocompute.rollout.scoring.evaluation import wilson_interval
 
 from experiments.stages.difficulty import score
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from isocompute.learner.config import ObjectiveConfig, OptimizerConfig
 
-from experiments.running import identity, imports, models
+from experiments.running import cells, work
 from experiments.running.cells import problems_hash
 from experiments.settings import ResourcesConfig
 
@@ -40,22 +40,22 @@ def test_a_first_evaluation_is_shared_by_all_n_of_a_seed_and_by_no_other_seed() 
 
 def test_the_number_of_engines_is_part_of_the_identity_and_one_engine_adds_nothing_to_it() -> None:
     own = {"sampler": "transformers", "placement": "separate"}
-    one, two = (identity.computing(ResourcesConfig(**own, replicas=n)) for n in (2, 3))
+    one, two = (cells.computing(ResourcesConfig(**own, replicas=n)) for n in (2, 3))
     assert one != two
-    alone = identity.computing(ResourcesConfig(sampler="transformers"))
+    alone = cells.computing(ResourcesConfig(sampler="transformers"))
     assert alone["placement"] == "colocated"
     assert set(alone) == {"sampler", "device", "engine", "placement", "learner_ranks"}
 
 
 def test_a_flipped_sign_is_other_code_and_a_comment_or_a_docstring_is_not(tmp_path: Path) -> None:
-    text = (ROOT / "packages/learner/src/isocompute/learner/objective/surrogates.py").read_text()
+    text = (ROOT / "packages/learner/src/isocompute/learner/objective/loss.py").read_text()
     assert text.count("loss=-advantages * policies.logprobs,") == 1
     said = text.replace("    ratio =", "    # A comment.\n    ratio =").replace("token by token", "TOKEN BY TOKEN")
     flipped = text.replace("loss=-advantages * policies.logprobs,", "loss=advantages * policies.logprobs,")
     hashes = []
     for version in (text, said, flipped):
         (tmp_path / "module.py").write_text(version)
-        hashes.append(identity.source_hash(tmp_path / "module.py"))
+        hashes.append(cells.source_hash(tmp_path / "module.py"))
     assert hashes[0] == hashes[1] != hashes[2]
 
 
@@ -64,9 +64,9 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
     def hashed(text: str) -> str:
         path.write_text(text)
-        return identity.source_hash(path)
+        return cells.source_hash(path)
 
-    refusals = (ROOT / "packages/learner/src/isocompute/learner/updates/refusals.py").read_text()
+    refusals = (ROOT / "packages/learner/src/isocompute/learner/updates/learner.py").read_text()
     texts = re.findall(r'raise \w+\(\s*f?"([^"{]+)', refusals)
     assert texts
     assert hashed(refusals.replace(texts[0], f"Said otherwise: {texts[0]}")) == hashed(refusals)
@@ -77,19 +77,19 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
 
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
-    found = imports.closure(identity.LOOP, without=identity.CARRIES_NO_RESULT)
+    found = cells.closure(cells.IDENTITY_LOOP, without=cells.CARRIES_NO_RESULT)
     for needed in (
-        "isocompute.learner.objective.loss", "isocompute.learner.objective.surrogates",
+        "isocompute.learner.objective.loss", "isocompute.learner.objective.loss",
         "isocompute.learner.objective.prepare", "isocompute.learner.training.loop", "isocompute.learner.ranks.group",
         "isocompute.rollout.samplers.vllm.sampler", "isocompute.rollout.scoring.judges.tasks",
-        "isocompute.rollout.scoring.sandbox.worker", "isocompute.rollout.scoring.estimators",
+        "isocompute.rollout.scoring.sandbox.child", "isocompute.rollout.scoring.evaluation",
         "isocompute.budget.ledger.meter", "experiments.running.worker",
     ):  # fmt: skip
         assert needed in found, needed
     for free in (
         "experiments.report.page", "experiments.settings.model", "isocompute.learner.saving.export",
         "isocompute.rollout.problems.hub", "isocompute.budget.contract.tracking",
-        "experiments.running.tracker", "experiments.rates", "experiments.settings.learner",
+        "experiments.running.tracker", "experiments.running.design", "experiments.settings.model",
     ):  # fmt: skip
         assert free not in found, free
 
@@ -100,13 +100,13 @@ def test_a_model_retrained_in_place_is_another_model(tmp_path: Path, monkeypatch
     folder.mkdir()
     weights = folder / "model.safetensors"
     # Large enough for its hash to be remembered, which must not outlive the file.
-    weights.write_bytes(b"\0" * models.LARGE)
-    before = models.content(folder)
-    assert models.content(folder) == before
+    weights.write_bytes(b"\0" * work.LARGE)
+    before = work.content(folder)
+    assert work.content(folder) == before
     changed = bytearray(weights.read_bytes())
     changed[5] = 1
     weights.write_bytes(changed)
-    assert models.content(folder) != before
+    assert work.content(folder) != before
 
 
 def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:

@@ -7,7 +7,7 @@ import yaml
 
 from experiments.__main__ import main
 from experiments.errors import ExperimentError
-from experiments.settings import load, schema
+from experiments.settings import load, reading
 
 from .made import PARAMS
 from .test_schema import settings_of
@@ -55,7 +55,7 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
             "batch_rollouts", "models", "folder", "others", "command", "libraries",
                 "world_size", "micro_batch", "logs", "log_settings", "rank", "alpha", "target_modules",
     }  # fmt: skip
-    described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(schema.preset_schema())}
+    described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.preset_schema())}
     assert set(described) - other_kinds - {"name", "longest", "margin", "phrase"} <= keys
     assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text
     assert all(len(line) <= 120 for line in text.splitlines())

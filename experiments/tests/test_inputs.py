@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from experiments.errors import ExperimentError
-from experiments.running import identity
+from experiments.running import cells
 from experiments.running.cells import problems_hash
 from experiments.settings import load
 from experiments.stages import inputs
@@ -121,7 +121,7 @@ def test_another_version_of_a_library_is_noted_and_said(
 ) -> None:
     before = written()
     assert "polars" in json.loads(before)["libraries"]
-    monkeypatch.setattr(identity, "version", lambda name: "0.0.1" if name == "polars" else version(name))
+    monkeypatch.setattr(cells, "version", lambda name: "0.0.1" if name == "polars" else version(name))
     capsys.readouterr()
     assert written() != before
     assert "polars 0.0.1 for" in capsys.readouterr().out

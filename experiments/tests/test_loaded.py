@@ -12,7 +12,7 @@ from .test_identity import ROOT
 
 pytestmark = pytest.mark.slow("Ray")
 
-SURROGATES = "packages/learner/src/isocompute/learner/objective/surrogates.py"
+SURROGATES = "packages/learner/src/isocompute/learner/objective/loss.py"
 DRIVER = """
 import sys
 import time
@@ -22,9 +22,9 @@ from experiments.errors import ExperimentError
 from experiments.running import models
 import ray
 from experiments.running.cluster import cluster
-from experiments.running.identity import Surroundings
-from experiments.running.loaded import check
-from experiments.running.opening import workers
+from experiments.running.cells import Surroundings
+from experiments.running.worker import check
+from experiments.running.schedule import workers
 from experiments.settings import load
 
 edited, change = Path(sys.argv[1]), sys.argv[2]
@@ -75,4 +75,4 @@ def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(tree: 
     other_base, after_change = said
     assert "another base model" in other_base
     assert "other code" in after_change
-    assert "isocompute.learner.objective.surrogates" in after_change
+    assert "isocompute.learner.objective.loss" in after_change

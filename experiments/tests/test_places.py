@@ -7,14 +7,13 @@ import polars as pl
 import pytest
 import ray
 from isocompute.learner import LearnerConfig, LearnerGroup, prepare, with_cohorts
-from isocompute.learner.ranks.handing import RankWeights
+from isocompute.learner.ranks.group import RankWeights
 from isocompute.rollout import EngineConfig, Sampling, open_sampler
 from ray.util import get_current_placement_group, placement_group_table
 from ray.util.placement_group import remove_placement_group
 
 from experiments.errors import ExperimentError
-from experiments.running.actor import NAMESPACE, WorkerConfig
-from experiments.running.places import Layout, reserve
+from experiments.running.worker import NAMESPACE, Layout, WorkerConfig, reserve
 from experiments.settings import ResourcesConfig
 
 from .made import BASE

@@ -11,10 +11,9 @@ import pytest
 import ray
 
 from experiments.errors import ExperimentError
-from experiments.running.actor import WorkerActor
-from experiments.running.cluster import cluster, environment
-from experiments.running.opening import workers
-from experiments.running.pool import Pool
+from experiments.running.cluster import environment, open_cluster
+from experiments.running.schedule import Pool, workers
+from experiments.running.worker import WorkerActor
 from experiments.settings import load
 
 from .made import PARAMS
@@ -32,7 +31,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("RAY_TMPDIR", os.environ.get("RAY_TMPDIR", "/tmp"))
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.delenv("ISOCOMPUTE_SESSION", raising=False)
-        with cluster(2):
+        with open_cluster(2):
             yield
 
 
@@ -49,7 +48,7 @@ HOLDER = """
 import sys, time
 import ray
 from experiments.running.cluster import SESSION, environment, shared_cluster
-from experiments.running.actor import NAMESPACE, WorkerActor
+from experiments.running.worker import NAMESPACE, WorkerActor
 
 with shared_cluster(1) as joined:
     roster = ray.get_actor(joined[SESSION], namespace=NAMESPACE)

@@ -8,11 +8,11 @@ import pytest
 
 from experiments.errors import ExperimentError
 from experiments.running.cells import problems_hash
+from experiments.running.work import PREPARED
 from experiments.settings import PreparedConfig, Preset, load
-from experiments.settings.bases import PreparedModel
+from experiments.settings.model import PreparedModel
 from experiments.stages import prepare
-from experiments.stages.base import FOLDER
-from experiments.stages.training import setup_of
+from experiments.stages.sweep import setup_of
 
 from .made import PARAMS
 
@@ -53,7 +53,7 @@ def test_a_file_that_is_missing_is_named_and_nothing_is_copied(name: str, preset
     (Path("two") / name).unlink()
     with pytest.raises(ExperimentError, match=f"two/{name}: there is no such file of the base model two"):
         prepare.run(preset)
-    assert not FOLDER.exists()
+    assert not PREPARED.exists()
 
 
 def test_a_model_of_another_shape_is_refused(preset: Preset) -> None:

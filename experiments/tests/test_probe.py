@@ -10,7 +10,7 @@ from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
 from experiments.probe import Probe, probe, rollouts_of
-from experiments.running.models import content_hash
+from experiments.running.work import content_hash
 from experiments.settings import Preset, load
 
 from .made import PARAMS, ROOT

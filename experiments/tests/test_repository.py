@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.running import imports
+from experiments.running import cells
 from experiments.settings import load
 from experiments.stages import SET_STAGES, STAGES
 
@@ -71,7 +71,7 @@ def test_a_stage_depends_on_what_it_imports_and_on_nothing_else(stage: str) -> N
     named = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"][stage]["deps"]
     listed = [ROOT / path for path in named if not path.startswith(("outputs", "constraints"))]
     # Files without a statement, such as an empty __init__.py, change nothing. DVC does not follow links to contract/.
-    files = {path.resolve() for path in imports.closure(f"experiments.stages.{stage}").values()}
+    files = {path.resolve() for path in cells.closure(f"experiments.stages.{stage}").values()}
     code = [path for path in files if ast.parse(path.read_text()).body]
     assert [path for path in code if not any(path == each or each in path.parents for each in listed)] == []
     rest = [each for each in listed if not any(path == each or each in path.parents for path in code)]

@@ -23,16 +23,13 @@ from isocompute.learner.config import OptimizerConfig
 from isocompute.rollout import load_problems, source_from
 from isocompute.rollout.contract import tables
 
-from experiments.running import models, starts, work
-from experiments.running.cells import Cell, Origin, problems_hash
-from experiments.running.identity import Surroundings
+from experiments.running import work
+from experiments.running.cells import Cell, Origin, Surroundings, problems_hash
+from experiments.running.cluster import Stopped
 from experiments.running.measure import measure
-from experiments.running.opening import workers
-from experiments.running.pool import Pool
-from experiments.running.schedule import Run
-from experiments.running.spool import Spool
-from experiments.running.stopping import Stopped
+from experiments.running.schedule import Pool, Run, workers
 from experiments.running.tracker import Tracker
+from experiments.running.work import Spool
 from experiments.settings import Preset, load
 
 from .made import BASE, SAMPLING, cell, lost
@@ -70,7 +67,7 @@ def preset(home: Path) -> Preset:
 
 @pytest.fixture(scope="module")
 def pool(home: Path, preset: Preset) -> Iterator[Pool]:
-    with workers(preset, {models.content_hash(home / "model"): str(home / "model")}) as opened:
+    with workers(preset, {work.content_hash(home / "model"): str(home / "model")}) as opened:
         yield opened
 
 
@@ -82,7 +79,7 @@ def problems(home: Path) -> pl.DataFrame:
 @pytest.fixture
 def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     origin = Origin(
-        problem_set="easy", base_model="base", base=models.content_hash(home / "model"),
+        problem_set="easy", base_model="base", base=work.content_hash(home / "model"),
         problems=problems_hash(problems), generation=preset.generation, surroundings=Surroundings.of(preset.resources),
     )  # fmt: skip
     return lambda **changes: cell(origin=origin, **changes)
@@ -113,7 +110,9 @@ def test_one_first_evaluation_serves_all_n_of_a_seed(make: Any, problems: pl.Dat
     assert cells[0].start_id == cells[1].start_id
     evals = [work.outcome(one).read("evals") for one in cells]
     assert (
-        evals[0]["avg_at_4"][0] == evals[1]["avg_at_4"][0] == starts.read(work.start_of(cells[0])).metrics["avg_at_4"]
+        evals[0]["avg_at_4"][0]
+        == evals[1]["avg_at_4"][0]
+        == work.read_baseline(work.start_of(cells[0])).metrics["avg_at_4"]
     )
     assert all(table["rollouts"].to_list() == [0, 48, 96] for table in evals)
     # Charged once, to nobody's run.

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from experiments.__main__ import main
-from experiments.settings import schema
+from experiments.settings import reading
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return schema.document_schema()
+    return reading.document_schema()
 
 
 @pytest.fixture(scope="module")

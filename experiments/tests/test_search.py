@@ -11,11 +11,9 @@ from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.rates import Evaluation, Pilot
-from experiments.running import starts, work
-from experiments.running.cells import Cell, Origin
-from experiments.running.design import Design
-from experiments.running.identity import Surroundings
+from experiments.running import work
+from experiments.running.cells import Cell, Origin, Surroundings
+from experiments.running.design import Design, Evaluation, Pilot
 from experiments.settings import load
 from experiments.stages.sweep import chosen_lines, find, first_score, rates_figure
 
@@ -135,7 +133,7 @@ def test_a_metric_of_the_best_response_is_held_against_the_first_evaluations(tmp
         start = EvaluationResult(
             metrics={"best_at_4": score}, questions=100, samples=4, rollouts=answered, pass_rates=rates
         )
-        starts.write(work.start_of(cell), start)
+        work.write_baseline(work.start_of(cell), start)
     found = first_score(cells, "best_at_4")
     assert found.score == pytest.approx(0.5)
     # Each question's best is one draw: sqrt(0.4 · 0.6 / 100), of two seeds.

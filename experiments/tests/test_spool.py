@@ -4,7 +4,7 @@ from pathlib import Path
 
 from isocompute.learner.records.steps import Average, StepRecord, UpdateReport
 
-from experiments.running.spool import Position, Spool, Spooled
+from experiments.running.work import Position, Spool, Spooled
 
 from .made import evaluation_record, step_record
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.running import stopping
+from experiments.running import cluster
 
 ROOT = Path(__file__).parents[2]
 STAGE = """
@@ -71,7 +71,7 @@ def test_a_signal_reaches_the_stage_once_which_saves_before_the_command_ends(
 
 def twice(seconds: float) -> None:
     """Send this process a signal, and another one later."""
-    with stopping.deferred() as signalled:
+    with cluster.deferred() as signalled:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signalled() == signal.SIGTERM
         time.sleep(seconds)
@@ -83,14 +83,14 @@ def test_a_second_signal_ends_at_once_unless_it_is_the_first_passed_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seconds, saved in ((0.0, "saved\n"), (0.3, "")):
-        monkeypatch.setattr(stopping, "SAME_SECONDS", 0.2 if seconds else 60.0)
-        with pytest.raises(stopping.Stopped, match="stopped by SIGTERM"):
+        monkeypatch.setattr(cluster, "SAME_SECONDS", 0.2 if seconds else 60.0)
+        with pytest.raises(cluster.Stopped, match="stopped by SIGTERM"):
             twice(seconds)
         assert capsys.readouterr().out == saved
 
 
 def test_handlers_are_what_they_were_before() -> None:
-    before = [signal.getsignal(number) for number in stopping.SIGNALS]
-    with stopping.deferred() as signalled:
+    before = [signal.getsignal(number) for number in cluster.SIGNALS]
+    with cluster.deferred() as signalled:
         assert signalled() is None
-    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+    assert [signal.getsignal(number) for number in cluster.SIGNALS] == before

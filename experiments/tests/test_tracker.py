@@ -14,9 +14,8 @@ from isocompute.rollout.contract import tables
 
 from experiments.running import work
 from experiments.running.cells import Cell
-from experiments.running.sender import Sender
-from experiments.running.spool import Spool
-from experiments.running.tracker import Tracker
+from experiments.running.tracker import Sender, Tracker
+from experiments.running.work import Spool
 from experiments.settings import load
 from experiments.stages.shared import log
 

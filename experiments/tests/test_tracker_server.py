@@ -8,9 +8,8 @@ import pytest
 from isocompute.rollout.contract import tables
 
 from experiments.running import work
-from experiments.running.sender import Sender
-from experiments.running.spool import Spool
-from experiments.running.tracker import TABLES, Tracker
+from experiments.running.tracker import TABLES, Sender, Tracker
+from experiments.running.work import Spool
 
 from .made import cell, evaluation_record, finish, step_record
 from .servers import Front, Server

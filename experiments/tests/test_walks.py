@@ -18,7 +18,7 @@ from isocompute.rollout.contract import tables
 
 from experiments.settings import load
 from experiments.stages import sweep
-from experiments.stages.base import record
+from experiments.stages.prepare import record
 
 from .made import BASE, PARAMS, ROOT
 

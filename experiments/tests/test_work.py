@@ -11,12 +11,12 @@ from isocompute.learner import Flag
 from isocompute.rollout.contract import tables
 
 from experiments.errors import ExperimentError
-from experiments.running import cells, display, work
+from experiments.running import cells, schedule, work
 from experiments.running.cells import Cell
-from experiments.running.display import Progress
-from experiments.running.spool import Spool
+from experiments.running.schedule import Progress
 from experiments.running.tracker import health_of, health_text
-from experiments.stages.training import collect
+from experiments.running.work import Spool
+from experiments.stages.sweep import collect
 
 from .made import cell, ended, step_record
 
@@ -108,8 +108,8 @@ def test_progress_looks_only_at_cells_that_run(monkeypatch: pytest.MonkeyPatch) 
     cells = [cell(seed=seed) for seed in range(20)]
     shown = Progress("cells", cells)
     looked: list[Path] = []
-    real = display.finished
-    monkeypatch.setattr(display, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
+    real = schedule.finished
+    monkeypatch.setattr(schedule, "finished", lambda one, folder: looked.append(folder) or real(one, folder))
     ended(cells[3], budget=96)
     for _ in range(5):
         shown.read(cells[3])

@@ -12,7 +12,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ...running.stopping import exit_code
+from ...running.cluster import exit_code
 from . import findings, others, prepare, study
 
 WORK = study.ROOT / "work" / "panel"

@@ -17,11 +17,10 @@ from isocompute.rollout.contract import tables
 from ...closing import sweep_digest
 from ...errors import ExperimentError
 from ...report.page import choice, choice_text
-from ...running.work import write_json
+from ...running.work import OUT, write_json
 from ...settings import PreparedConfig, load
-from ...settings.bases import PreparedModel
+from ...settings.model import PreparedModel
 from ...stages import frontier, prepare, sweep
-from ...stages.shared import OUT
 from .prepare import made
 from .study import ROOT, Unit
 

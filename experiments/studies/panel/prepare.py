@@ -13,13 +13,12 @@ import polars as pl
 from isocompute.rollout import Loaded, load_checked, source_from
 from isocompute.rollout.contract import tables
 
-from ...running.models import content_hash
-from ...running.work import write_json
+from ...running.work import ONLY, PREPARED, content_hash, write_json
 from ...settings import DifficultyConfig, ModelConfig, PreparedConfig, Preset
 from ...settings import load as load_preset
-from ...settings.bases import PreparedModel
+from ...settings.model import PreparedModel
 from ...stages import difficulty, prepare
-from ...stages.base import FOLDER, ONLY, record
+from ...stages.prepare import record
 from ..tiny.problems import MODELS, source_for, table_of
 from .study import PANEL, STUDY, Unit
 
@@ -83,4 +82,4 @@ def _make(unit: Unit, folder: Path, out: Path) -> None:
         record(base)
         difficulty.measure_sets(preset, settings, prepare.join_problems(preset, parts))
         for name in ("base.json", "histogram.svg", "histogram.png", *(f"{each}.parquet" for each in preset.sweep)):
-            shutil.copy(FOLDER / ONLY / name, out / name)
+            shutil.copy(PREPARED / ONLY / name, out / name)

@@ -10,7 +10,7 @@ from pathlib import Path
 from isocompute.rollout.contract import tables
 
 from ...errors import ExperimentError
-from ...running.stopping import exit_code
+from ...running.cluster import exit_code
 from .config import TinyModelConfig
 from .problems import MODELS, SOURCES, source_for, table_of
 

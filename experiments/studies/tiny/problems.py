@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 from isocompute.rollout.contract import tables
-from isocompute.rollout.problems.candidates import problem_id
+from isocompute.rollout.problems.sources import problem_id
 
 from . import chains, needle
 from .config import (

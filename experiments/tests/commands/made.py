@@ -13,9 +13,8 @@ import yaml
 from isocompute.budget import History, LedgerError
 
 from experiments.running import work
-from experiments.running.cells import Origin, problems_hash
+from experiments.running.cells import CommandCell, Origin, problems_hash, surroundings_of
 from experiments.running.design import Design
-from experiments.running.foreign import CommandCell, surroundings_of
 from experiments.settings import Preset, load
 
 from ..made import BASE, PARAMS, ROOT

@@ -6,8 +6,7 @@ import pytest
 from isocompute.budget import Counts, History, Ledger
 
 from experiments.errors import ExperimentError
-from experiments.running.command import train
-from experiments.running.command_log import timings_of, write_tables
+from experiments.running.command import timings_of, train, write_tables
 
 from .made import SCRIPT, cells, home_of, preset, problems
 

@@ -10,10 +10,10 @@ from isocompute.budget import History
 
 from experiments.errors import ExperimentError
 from experiments.running import work
+from experiments.running.cells import CommandCell
 from experiments.running.command import train
-from experiments.running.foreign import CommandCell
-from experiments.running.spool import Spool
-from experiments.stages.training import collect
+from experiments.running.work import Spool
+from experiments.stages.sweep import collect
 
 from .made import cells, command, home_of, last_step, preset, problems, same, started
 

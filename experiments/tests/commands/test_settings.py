@@ -10,10 +10,10 @@ import yaml
 from isocompute.budget.trainers.registry import TRAINERS
 
 from experiments.errors import ExperimentError
+from experiments.running.cells import CommandCell
 from experiments.running.command import command_of, configuration_of, flags_of, values_of
-from experiments.running.foreign import CommandCell
-from experiments.settings import load, template
-from experiments.settings.trainer import CommandTrainer
+from experiments.settings import load, reading
+from experiments.settings.model import CommandTrainer
 from experiments.stages import inputs, plan
 
 from .made import SCRIPT, cells, command, preset, trainer
@@ -110,7 +110,7 @@ def test_a_change_of_what_a_run_depends_on_makes_other_runs(tmp_path: Path, monk
     script = tmp_path / SCRIPT
     script.write_text(script.read_text().replace("skill + drawn.random() / 20", "skill + drawn.random() / 30"))
     differs()
-    monkeypatch.setattr("experiments.running.identity.version", lambda name: "9.9")
+    monkeypatch.setattr("experiments.running.cells.version", lambda name: "9.9")
     differs()
 
 
@@ -138,7 +138,7 @@ def test_a_file_or_a_library_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_a_preset_with_a_command_is_written_whole_by_init(tmp_path: Path) -> None:
     known = preset(tmp_path)
     raw = yaml.safe_load((tmp_path / "params.yaml").read_text())["trl"]
-    (tmp_path / "mine.yaml").write_text(template.text("mine", known, raw))
+    (tmp_path / "mine.yaml").write_text(reading.template_text("mine", known, raw))
     written = load(tmp_path / "mine.yaml", "mine")
     assert (written.trainer, written.sweep) == (known.trainer, known.sweep)
 

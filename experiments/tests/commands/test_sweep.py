@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from experiments.errors import ExperimentError
-from experiments.running import models, work
-from experiments.running.cells import problems_hash
-from experiments.running.foreign import CommandCell
-from experiments.running.opening import workers
-from experiments.running.pool import Pool
-from experiments.running.schedule import Run
+from experiments.running import work
+from experiments.running.cells import CommandCell, problems_hash
+from experiments.running.schedule import Pool, Run, workers
 from experiments.running.tracker import Tracker
 from experiments.settings import Preset
 
@@ -38,7 +35,7 @@ def of(store: Path, monkeypatch: pytest.MonkeyPatch) -> Preset:
 @pytest.fixture
 def pool(of: Preset) -> Iterator[Pool]:
     place = Path("model").resolve()
-    with workers(of, {models.content_hash(place): str(place)}, training=True) as opened:
+    with workers(of, {work.content_hash(place): str(place)}, training=True) as opened:
         yield opened
 
 
@@ -59,7 +56,7 @@ def run(made: list[CommandCell], pool: Pool) -> str:
 def test_a_command_that_fails_is_listed_and_the_other_cells_are_finished_and_sent(of: Preset, pool: Pool) -> None:
     from mlflow import MlflowClient
 
-    base = models.content_hash(Path("model"))
+    base = work.content_hash(Path("model"))
     made = [replace(cell, origin=replace(cell.origin, base=base)) for cell in cells(of)[:2]]
     made.append(replace(made[0], seed=2))
     said = run(made, pool)

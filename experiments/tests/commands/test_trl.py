@@ -14,7 +14,7 @@ import pytest
 import yaml
 from isocompute.budget import History
 
-from experiments.running.foreign import CommandCell
+from experiments.running.cells import CommandCell
 from experiments.settings import load
 
 from ..made import BASE, PARAMS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from experiments.rates import Evaluation, Pilot, Search, Tried
+from experiments.running.design import Evaluation, Pilot, Search, Tried
 
 BASE = Evaluation(score=0.3, standard_error=0.01)
 SCORES = st.floats(0.0, 1.0)

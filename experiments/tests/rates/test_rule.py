@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.rates import Rates
+from experiments.running.design import Rates
 
 SIZES = st.integers(1, 2048)
 RATE = st.floats(1e-7, 1e-1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from experiments.errors import ExperimentError
-from experiments.rates import Tried, extension
+from experiments.running.design import Tried, extension
 
 from .made import found, grids, line, pilot
 

@@ -6,9 +6,9 @@ from math import sqrt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.scoring.estimators import wilson_interval
+from isocompute.rollout.scoring.evaluation import wilson_interval
 
-from experiments.rates import Evaluation, Trial, below, sampled, tried
+from experiments.running.design import Evaluation, Trial, below, sampled, tried
 
 from .made import BASE, SCORES
 

@@ -13,8 +13,7 @@ from isocompute.rollout import Sampling
 
 from experiments.errors import ExperimentError
 from experiments.settings import load
-from experiments.settings.learner import learner_config
-from experiments.settings.sweep import DeclaredRate
+from experiments.settings.model import DeclaredRate, learner_config
 
 from ..made import PARAMS, changed
 

@@ -7,7 +7,7 @@ import sys
 
 import polars as pl
 
-from experiments.running import dispatch, opening, schedule, stopping
+from experiments.running import cluster, schedule
 from experiments.running.tracker import Tracker
 from experiments.settings import load
 
@@ -17,12 +17,12 @@ from .stub import StubActor
 
 def main(cells: int, at_once: int, first_backoff: float) -> int:
     """Run cells, and say what processor time this process took."""
-    stopping.install()
-    dispatch.BACKOFF_SECONDS = first_backoff
+    cluster.install()
+    schedule.BACKOFF_SECONDS = first_backoff
     schedule.PRUNE_SECONDS = 5.0
     # A stub loads nothing that could be compared.
-    opening.check = lambda loaded, **expected: None
-    opening.WorkerActor = StubActor
+    schedule.check = lambda loaded, **expected: None
+    schedule.WorkerActor = StubActor
     preset = load(PARAMS, "smoke")
     resources = {"workers": at_once, "sampler": "transformers", "stall_seconds": 30.0, "start_seconds": 300.0}
     preset = preset.model_copy(update={"resources": preset.resources.model_copy(update=resources)})
@@ -30,9 +30,9 @@ def main(cells: int, at_once: int, first_backoff: float) -> int:
     swept = [cell(seed=seed, rollouts_per_problem=n) for seed in range(cells // 4) for n in (2, 4, 8, 16)]
     problems = pl.DataFrame({"problem_id": ["p"], "prompt": ["1"], "answer": ["1"]})
     try:
-        with opening.workers(preset, {"base": "model"}) as pool:
+        with schedule.workers(preset, {"base": "model"}) as pool:
             schedule.Run(swept, {swept[0].origin.problems: problems}, pool, Tracker("soak"), title="soak").finish()
-    except stopping.Stopped as stopped:
+    except cluster.Stopped as stopped:
         print(f"{stopped}: the same command continues", file=sys.stderr)
         return stopped.exit_code
     except ValueError as error:

@@ -16,10 +16,10 @@ import polars as pl
 from isocompute.rollout import EvaluationResult
 from isocompute.rollout.contract import tables
 
-from experiments.running import starts, work
-from experiments.running.actor import WorkerActor, WorkerConfig
+from experiments.running import work
 from experiments.running.cells import Cell
-from experiments.running.spool import Spool
+from experiments.running.work import Spool
+from experiments.running.worker import WorkerActor, WorkerConfig
 
 from ..made import ended, evaluation_record, step_record
 
@@ -45,7 +45,7 @@ class StubActor:
         first = EvaluationResult(
             metrics={"avg_at_4": 0.25}, questions=8, samples=4, rollouts=answered, pass_rates=rates
         )
-        starts.write(home, first)
+        work.write_baseline(home, first)
         note(f"start {cell.start_id}")
 
     def train(self, cell: Cell, problems: pl.DataFrame, home: str, start: str) -> None:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
 from transformers import LlamaConfig, LlamaForCausalLM

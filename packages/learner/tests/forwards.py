@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import torch
-from isocompute.learner.batch.micro import MicroBatch
+from isocompute.learner.batch.packing import MicroBatch
 from isocompute.learner.batch.responses import read
 from isocompute.learner.policy.forward import Forward
 from transformers import AutoModelForCausalLM

@@ -10,9 +10,9 @@ import polars as pl
 import torch
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.training.learning import learn
-from isocompute.learner.training.order import Place, ProblemOrder
+from isocompute.learner.objective.advantages import with_cohorts
+from isocompute.learner.training.loop import learn
+from isocompute.learner.training.run import Place, ProblemOrder
 from isocompute.learner.updates.adam import Optimizer
 from isocompute.learner.updates.learner import Learner
 from recordings import moved, recorded, scored

@@ -13,12 +13,12 @@ import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
-from isocompute.learner.batch.splitting import shares
+from isocompute.learner.batch.packing import shares
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.policy.sharding import own, whole
-from isocompute.learner.records.updates import UpdateReport
+from isocompute.learner.records.steps import UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.training.learning import learn
+from isocompute.learner.training.loop import learn
 from isocompute.learner.updates.learner import Learner
 from small_run import RUN
 from transformers.models.qwen3 import modeling_qwen3

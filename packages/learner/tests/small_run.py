@@ -9,7 +9,7 @@ import pytest
 import torch
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
-from isocompute.learner.training.starting import branch, restore
+from isocompute.learner.training.loop import branch, restore
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)

@@ -16,11 +16,9 @@ import polars as pl
 import pyarrow as pa
 from isocompute.rollout import RolloutError, Sampling, response_seed
 from isocompute.rollout.samplers.actor import GATHER_SECONDS
-from isocompute.rollout.samplers.base import Sampler
-from isocompute.rollout.samplers.groups import Group, Layout
-from isocompute.rollout.samplers.manifest import Manifest
-from isocompute.rollout.samplers.payloads import Payload
+from isocompute.rollout.samplers.base import Group, Layout, Sampler
 from isocompute.rollout.samplers.sampling import Draw, Response
+from isocompute.rollout.samplers.weights import Manifest, Payload
 from isocompute.rollout.scoring.scorer import Verdict
 
 SHAPES = {f"layer.{i}": (4 + i, 8) for i in range(6)}

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner.config import ImportanceConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.loss import ObjectiveInputs, objective
 from isocompute.learner.objective.prepare import prepare
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier.answers.comparison import holm
+from isocompute.frontier.answers.forecast import holm
 from scipy import stats
 
 from experiments.studies.panel.statistics import (

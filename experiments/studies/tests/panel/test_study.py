@@ -3,10 +3,8 @@
 import pytest
 
 from experiments.errors import ExperimentError
-from experiments.rates import Rates
-from experiments.running.cells import Origin
-from experiments.running.design import Design
-from experiments.running.identity import Surroundings
+from experiments.running.cells import Origin, Surroundings
+from experiments.running.design import Design, Rates
 from experiments.studies.panel.prepare import preset_of
 from experiments.studies.panel.study import UNITS, unit_of
 from experiments.tests.made import SURROUNDINGS

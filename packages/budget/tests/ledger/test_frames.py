@@ -5,18 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, Counts, History, LedgerError, Limits
-from isocompute.budget.ledger import blocks, frames, records
+from isocompute.budget.ledger import frames
 
 counts = st.builds(Counts, rollouts=st.integers(1, 10**6), response_tokens=st.integers(0, 2**40))
 charge = st.builds(
-    records.encode_charge,
+    frames.encode_charge,
     st.integers(0, 50),
     st.dictionaries(st.sampled_from(COHORTS), counts),
     st.sampled_from([0.0, 0.0, 12.5]),
 )
-attempt = st.builds(records.encode_attempt, st.just("run"), st.integers(0, 50))
+attempt = st.builds(frames.encode_attempt, st.just("run"), st.integers(0, 50))
 payloads = st.lists(st.one_of(charge, charge, attempt), max_size=6).map(
-    lambda rest: [records.encode_attempt("run", 0), *rest]
+    lambda rest: [frames.encode_attempt("run", 0), *rest]
 )
 
 
@@ -38,11 +38,11 @@ def read(data):
 
 
 SAMPLE = [
-    records.encode_attempt("run", 0),
-    records.encode_limits(Limits(rollouts=96)),
-    records.encode_charge(1, {"trained": Counts(rollouts=28), "filtered": Counts(rollouts=4, response_tokens=9)}),
-    records.encode_attempt("run", 0),
-    records.encode_charge(1, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)}),
+    frames.encode_attempt("run", 0),
+    frames.encode_limits(Limits(rollouts=96)),
+    frames.encode_charge(1, {"trained": Counts(rollouts=28), "filtered": Counts(rollouts=4, response_tokens=9)}),
+    frames.encode_attempt("run", 0),
+    frames.encode_charge(1, {"trained": Counts(rollouts=32, prompt_tokens=320, response_tokens=480)}),
 ]
 
 
@@ -164,10 +164,10 @@ lengthy = st.lists(
 
 @given(lengthy, st.booleans(), st.integers(0, 2**20), st.integers(0, 3), st.integers(0, 2**20))
 def test_many_charges_at_once_are_read_as_one_by_one(parts, synced, flip, how, cut):
-    contents = [records.encode_attempt("run", 0)]
+    contents = [frames.encode_attempt("run", 0)]
     for many, cohorts in parts:
         by_cohort = {c: Counts(rollouts=many, prompt_tokens=7) for c in cohorts}
-        contents += [records.encode_charge(step, by_cohort) for step in range(1, many + 1)]
+        contents += [frames.encode_charge(step, by_cohort) for step in range(1, many + 1)]
     data = bytearray(all_synced(contents) if synced else joined(contents))
     if how == 1:
         data[flip % len(data)] ^= 1 << cut % 8
@@ -176,11 +176,11 @@ def test_many_charges_at_once_are_read_as_one_by_one(parts, synced, flip, how, c
     elif how == 3:
         data += b"\0" * (cut % 100)
     data = bytes(data)
-    one_by_one, together = told(frames.payloads, data), told(blocks.read_blocks, data)
+    one_by_one, together = told(frames.payloads, data), told(frames.read_blocks, data)
     if isinstance(one_by_one, str):
         assert together == one_by_one
         return
     assert sum(many for _, many, _ in together) == len(one_by_one)
     assert [end for end, _, _ in together][-1:] == [end for end, _ in one_by_one][-1:]
-    entries = b"".join(p[1:] for _, _, p in together if p[0] == records.CHARGE)
-    assert entries == b"".join(p[1:] for _, p in one_by_one if p[0] == records.CHARGE)
+    entries = b"".join(p[1:] for _, _, p in together if p[0] == frames.CHARGE)
+    assert entries == b"".join(p[1:] for _, p in one_by_one if p[0] == frames.CHARGE)

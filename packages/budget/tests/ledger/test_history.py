@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import COHORTS, TRAINING_COHORTS, Counts, History, LedgerError
 from isocompute.budget.contract import tables
-from isocompute.budget.ledger import frames, records
-from isocompute.budget.ledger.accounts import drop_copies
+from isocompute.budget.ledger import frames
+from isocompute.budget.ledger.ledger import drop_copies
 
 pytestmark = pytest.mark.slow("random histories")
 
@@ -24,8 +24,8 @@ attempts = st.lists(st.tuples(st.integers(0, 6), charges), min_size=1, max_size=
 def history(attempts, *, run_id="run", where="x"):
     contents = []
     for resumed_from, charged in attempts:
-        contents.append(records.encode_attempt(run_id, resumed_from))
-        contents += [records.encode_charge(step, by_cohort) for step, by_cohort in charged]
+        contents.append(frames.encode_attempt(run_id, resumed_from))
+        contents += [frames.encode_charge(step, by_cohort) for step, by_cohort in charged]
     data = frames.head() + b"".join(frames.frame(n, payload) for n, payload in enumerate(contents))
     return History.decode(data, where)
 
@@ -95,9 +95,7 @@ def test_a_copy_of_a_ledger_is_not_counted_again():
 
 def test_a_ledger_of_two_runs_is_refused():
     data = (
-        frames.head()
-        + frames.frame(0, records.encode_attempt("a", 0))
-        + frames.frame(1, records.encode_attempt("b", 0))
+        frames.head() + frames.frame(0, frames.encode_attempt("a", 0)) + frames.frame(1, frames.encode_attempt("b", 0))
     )
     with pytest.raises(LedgerError, match="runs a and b"):
         History.decode(data, "x")
@@ -109,24 +107,24 @@ def test_a_ledger_of_two_runs_is_refused():
         (b"X", "record 1 is not one that this version knows"),
         (b"", "record 1 is not one that this version knows"),
         (b"E", "record 1 is not one that this version knows"),
-        (records.TIMED.pack(records.TIMED_CHARGE, 1, 2.0) + b"12345", "record 1 is not one that this version knows"),
-        (b"C" + records.ENTRY.pack(1, 17, 1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
-        (b"C" + records.ENTRY.pack(1, 0, -1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+        (frames.TIMED.pack(frames.TIMED_CHARGE, 1, 2.0) + b"12345", "record 1 is not one that this version knows"),
+        (b"C" + frames.ENTRY.pack(1, 17, 1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
+        (b"C" + frames.ENTRY.pack(1, 0, -1, 1, 1), "a charge of attempt 1 is not one that this version knows"),
     ],
 )
 def test_a_whole_record_that_makes_no_sense_is_named(payload, problem):
-    data = frames.head() + frames.frame(0, records.encode_attempt("a", 0)) + frames.frame(1, payload)
+    data = frames.head() + frames.frame(0, frames.encode_attempt("a", 0)) + frames.frame(1, payload)
     with pytest.raises(LedgerError, match=f"x: {problem}"):
         History.decode(data, "x")
 
 
 def test_an_unknown_ancillary_record_is_left_out():
     contents = [
-        records.encode_attempt("a", 0),
+        frames.encode_attempt("a", 0),
         b"x",
-        records.encode_charge(1, {"trained": Counts(rollouts=1)}),
+        frames.encode_charge(1, {"trained": Counts(rollouts=1)}),
         b"zanything",
-        records.encode_charge(2, {"trained": Counts(rollouts=2)}),
+        frames.encode_charge(2, {"trained": Counts(rollouts=2)}),
     ]
     history = History.decode(
         frames.head() + b"".join(frames.frame(number, payload) for number, payload in enumerate(contents)), "x"
@@ -136,6 +134,6 @@ def test_an_unknown_ancillary_record_is_left_out():
 
 
 def test_a_charge_before_any_attempt_is_named():
-    data = frames.head() + frames.frame(0, records.encode_charge(1, {"trained": Counts(rollouts=1)}))
+    data = frames.head() + frames.frame(0, frames.encode_charge(1, {"trained": Counts(rollouts=1)}))
     with pytest.raises(LedgerError, match="attempt must begin"):
         History.decode(data, "x")

@@ -1,6 +1,6 @@
 import pytest
 from isocompute.budget import BudgetError, Counts, Limits
-from isocompute.budget.ledger.limits import admission
+from isocompute.budget.ledger.counts import admission
 
 
 @pytest.mark.parametrize("value", [0, -5, 2.5, "many"])

@@ -6,17 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Counts, History, Ledger, LedgerError
 from isocompute.budget.cli import main
-from isocompute.budget.ledger import frames, records
+from isocompute.budget.ledger import frames
 from isocompute.budget.ledger.repair import salvage
 
 CONTENTS = [
-    records.encode_attempt("run", 0),
+    frames.encode_attempt("run", 0),
     *(
-        records.encode_charge(step, {"trained": Counts(rollouts=step), "failed": Counts(rollouts=100)})
+        frames.encode_charge(step, {"trained": Counts(rollouts=step), "failed": Counts(rollouts=100)})
         for step in range(1, 6)
     ),
-    records.encode_attempt("run", 4),
-    *(records.encode_charge(step, {"trained": Counts(rollouts=step)}, 2.0) for step in range(5, 8)),
+    frames.encode_attempt("run", 4),
+    *(frames.encode_charge(step, {"trained": Counts(rollouts=step)}, 2.0) for step in range(5, 8)),
 ]
 
 
@@ -54,7 +54,7 @@ def test_every_record_that_was_not_touched_is_saved_and_every_byte_is_accounted_
 
 
 def test_a_record_that_is_there_twice_is_saved_once_and_two_with_one_number_both():
-    other = records.encode_charge(9, {"stale": Counts(rollouts=7)})
+    other = frames.encode_charge(9, {"stale": Counts(rollouts=7)})
     data = joined([*CONTENTS[:3], CONTENTS[2], other, *CONTENTS[3:]], [0, 1, 2, 2, 2, *range(3, len(CONTENTS))])
     saved = salvage(data, "x")
     assert payloads(saved.content) == [*CONTENTS[:3], other, *CONTENTS[3:]]
@@ -67,7 +67,7 @@ def test_a_ledger_that_lost_its_beginning_keeps_its_run():
     data = b"\0" * ENDS[2] + joined()[ENDS[2] :]
     saved = salvage(data, "x")
     assert saved.history.run_id == "run"
-    assert payloads(saved.content) == [records.encode_attempt("run", 0), *CONTENTS[2:]]
+    assert payloads(saved.content) == [frames.encode_attempt("run", 0), *CONTENTS[2:]]
     assert saved.missing == ((0, 1),)
     assert "the record that began the first attempt is lost" in saved.notes[0]
     assert "a missing record may have begun an attempt" in saved.notes[1]
@@ -84,7 +84,7 @@ def test_a_ledger_without_any_attempt_needs_its_run_said():
 
 def test_two_runs_are_not_put_into_one_ledger():
     with pytest.raises(LedgerError, match="runs other and run"):
-        salvage(joined() + joined([records.encode_attempt("other", 0)])[frames.HEAD_BYTES :], "x")
+        salvage(joined() + joined([frames.encode_attempt("other", 0)])[frames.HEAD_BYTES :], "x")
 
 
 def damaged(path):

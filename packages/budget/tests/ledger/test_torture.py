@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.budget import Counts, History, Ledger
-from isocompute.budget.ledger import frames, handles
+from isocompute.budget.ledger import frames, writer
 from isocompute.budget.ledger import writer as writer_module
 
 pytestmark = pytest.mark.slow("a campaign of faults and kills")
@@ -101,7 +101,7 @@ def live_and_die(path, known, source, faulty):
     except Killed:
         if ledger is not None:
             # The kernel closes what a dead process had open, which also lets go of the lock.
-            handles.close(ledger._writer._handle)
+            writer.close_handle(ledger._writer._handle)
     return in_hand, resumed
 
 

@@ -2,8 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.planning.compute import Lengths, Model, response_tokens, work
-from isocompute.budget.planning.devices import Utilisation, device, device_time, memory, price
+from isocompute.budget.planning.compute import (
+    Lengths,
+    Model,
+    Utilisation,
+    device,
+    device_time,
+    memory,
+    price,
+    response_tokens,
+    work,
+)
 
 SEVEN = Model(parameters=7 * 10**9, layers=32, width=4096)
 

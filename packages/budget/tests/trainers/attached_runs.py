@@ -175,10 +175,10 @@ def _read_truth(folder: Path) -> dict[str, list[int]]:
 
 def _let_go(budget: Any) -> None:
     """What the kernel does for a dead process: close its files, and with them its locks."""
-    from isocompute.budget.ledger import handles
+    from isocompute.budget.ledger import writer
 
     if budget._ledger is not None:
-        handles.close(budget._ledger._writer._handle)
+        writer.close_handle(budget._ledger._writer._handle)
 
 
 def _barrier() -> None:

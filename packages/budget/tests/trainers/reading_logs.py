@@ -14,9 +14,8 @@ import polars as pl
 import pytest
 from isocompute.budget import Allocation
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.forms import load, render
 from isocompute.budget.trainers.registry import convert, read, trainer
-from isocompute.budget.trainers.target import Run
+from isocompute.budget.trainers.settings import Run, load, render
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUESTIONS = {"questions": "16"}

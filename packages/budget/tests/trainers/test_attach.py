@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from isocompute.budget import BudgetError, History, LedgerError
 from isocompute.budget.trl import attach
-from isocompute.budget.trl.passes import Passes
+from isocompute.budget.trl.attachment import Passes
 from reading_logs import needed
 
 RUNS = int(os.environ.get("ISOCOMPUTE_ATTACHED_RUNS", "5"))

@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.budget.cli import main
-from isocompute.budget.trainers.logs.arguments import read_arguments
+from isocompute.budget.trainers.logs.log import read_arguments
 from reading_logs import FIXTURES
 from test_loggers import CONFIG, DOCS, entries
 

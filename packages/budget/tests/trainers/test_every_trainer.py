@@ -2,9 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
-from isocompute.budget.trainers.forms import flags, render
 from isocompute.budget.trainers.registry import TRAINERS, convert, read, trainer
-from isocompute.budget.trainers.target import Parallelism, Run
+from isocompute.budget.trainers.settings import Parallelism, Run, flags, render
 
 names = st.sampled_from(sorted(TRAINERS))
 worlds = st.integers(1, 64)

@@ -1,8 +1,8 @@
 import json
 
 from isocompute.budget.cli import main
-from isocompute.budget.trainers.forms import flags, load, nested
 from isocompute.budget.trainers.registry import read
+from isocompute.budget.trainers.settings import flags, load, nested
 
 SCRIPT = """#!/bin/bash
 # data.train_batch_size=1

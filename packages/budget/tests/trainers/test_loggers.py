@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
-from isocompute.budget.trainers.logs.arguments import read_arguments
+from isocompute.budget.trainers.logs.log import read_arguments
 from reading_logs import FIXTURES
 
 DOCS = Path(__file__).parents[2] / "docs" / "trl"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import check_override, recorded, run_of
 
 ENGINE = "policy.generation.colocated"

@@ -2,7 +2,7 @@
 
 import pytest
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import check_override, recorded, run_of
 
 OPEN_INSTRUCT = """#!/bin/bash

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import QUESTIONS, needed, rollouts, run_of, words
 
 quick = settings(max_examples=40, deadline=None)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import Allocation, BudgetError
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.target import Parallelism, Run
+from isocompute.budget.trainers.settings import Parallelism, Run
 
 degrees = st.builds(
     Parallelism, tensor=st.sampled_from([1, 2, 4]), pipeline=st.sampled_from([1, 2]), context=st.sampled_from([1, 2, 3])

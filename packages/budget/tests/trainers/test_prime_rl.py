@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import QUESTIONS, check_override, recorded, rollouts, run_of
 
 quick = settings(max_examples=40, deadline=None)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 from isocompute.budget.trainers.evals import ingest, plain, progress_of
-from isocompute.budget.trainers.forms import load
 from isocompute.budget.trainers.logs.sources import read_logs
 from isocompute.budget.trainers.registry import trainer
+from isocompute.budget.trainers.settings import load
 from reading_logs import FIXTURES, QUESTIONS
 
 DOCS = FIXTURES.parents[1] / "docs" / "trl"

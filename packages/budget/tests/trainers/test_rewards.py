@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget import BudgetError
-from isocompute.budget.trainers.rewards import SCALES, Point, success_rates
+from isocompute.budget.trainers.counting import SCALES, Point, success_rates
 
 
 def points(rewards: list[list[float]], batch: int) -> list[Point]:

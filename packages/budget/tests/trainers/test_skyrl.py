@@ -2,7 +2,7 @@
 
 import pytest
 from isocompute.budget.trainers.registry import convert, read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import needed, run_of, words
 
 SPLITS = [(8, 4, 5), (32, 64, 500), (3, 8, 7)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError
 from isocompute.budget.trainers.evals import ingest
 from isocompute.budget.trainers.registry import convert, read
-from isocompute.budget.trainers.target import Parallelism
+from isocompute.budget.trainers.settings import Parallelism
 from reading_logs import FIXTURES, QUESTIONS, needed, rollouts, run_of
 
 whole = st.integers(1, 4)

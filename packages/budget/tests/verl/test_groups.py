@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.budget.ledger.counts import Counts
-from isocompute.budget.verl.groups import Groups, dispatched, of_prompts
+from isocompute.budget.verl.budget import Groups, dispatched, of_prompts
 
 lengths = st.tuples(st.integers(0, 9), st.integers(0, 9))
 # Of each prompt: how many rollouts were dispatched, and of each session the lengths of its trajectories.

@@ -189,7 +189,7 @@ def test_a_budget_that_makes_no_sense_is_refused(verl, config, overrides, said):
 
 
 def test_another_version_of_verl_is_refused(verl, config, monkeypatch):
-    monkeypatch.setattr("isocompute.budget.verl.settings.version", lambda _: "1.0.0")
+    monkeypatch.setattr("isocompute.budget.verl.budget.version", lambda _: "1.0.0")
     with pytest.raises(BudgetError, match=r"veRL 1\.0\.0 .*0\.9"):
         verl.get_trainer_cls("sync")(config())
 

@@ -203,10 +203,10 @@ def drive(runner: Any, run: Any, config: Any, case: Case, folder: Path, found: F
 
 def let_go(budget: Any) -> None:
     """What the kernel does for a dead process: close its files, and with them its locks."""
-    from isocompute.budget.ledger import handles
+    from isocompute.budget.ledger import writer
 
     if budget._ledger is not None:
-        handles.close(budget._ledger._writer._handle)
+        writer.close_handle(budget._ledger._writer._handle)
 
 
 def train(case: Case, folder: Path) -> Found:

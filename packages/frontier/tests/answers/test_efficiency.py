@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, efficiency, leave_one_out
 from isocompute.frontier.cli import main
-from isocompute.frontier.fitting.forms import Parameters
+from isocompute.frontier.fitting.point import Parameters
 
 COMPUTE = np.arange(1500.0, 16000.0, 400.0)
 

@@ -8,9 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 from isocompute.frontier import Frontier, FrontierError
-from isocompute.frontier.answers.fitted import Fitted
+from isocompute.frontier.answers.fitted import Fitted, load_fitted, save
 from isocompute.frontier.answers.next import plan, plan_lines, rates_to_open
-from isocompute.frontier.answers.saved import load, save
 from isocompute.frontier.posterior.runs import Cell
 
 from ..conftest import TRUTH, evals
@@ -142,7 +141,7 @@ def test_rates_seeds_and_rewards_that_limit_the_answer_are_named(rates: dict[int
 
 def test_what_is_read_back_says_the_same(fitted: Fitted, tmp_path: Path) -> None:
     save(fitted, tmp_path / "out")
-    again = load(tmp_path / "out")
+    again = load_fitted(tmp_path / "out")
     assert again.answer().lines() == fitted.answer().lines()
     first = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
     save(again, tmp_path / "again")
@@ -151,11 +150,11 @@ def test_what_is_read_back_says_the_same(fitted: Fitted, tmp_path: Path) -> None
 
 def test_a_damaged_posterior_is_refused_in_one_sentence(fitted: Fitted, tmp_path: Path) -> None:
     with pytest.raises(FrontierError, match=r"holds no posterior\.json"):
-        load(tmp_path)
+        load_fitted(tmp_path)
     save(fitted, tmp_path)
     pl.DataFrame({"x0": [0.0]}).write_parquet(tmp_path / "draws.parquet")
     with pytest.raises(FrontierError, match=r"damaged .*\(1 columns"):
-        load(tmp_path)
+        load_fitted(tmp_path)
 
 
 def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> None:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from isocompute.frontier import Flag, FrontierError, efficiency
 from isocompute.frontier.answers.forecast import ForecastConfig, forecast, forecasts_over_cuts
 from isocompute.frontier.cli import main
-from isocompute.frontier.fitting.forms import Parameters
-from isocompute.frontier.fitting.scalerl import fit_scalerl
+from isocompute.frontier.fitting.point import Parameters, fit_scalerl
 
 TRUTH = Parameters(form="hill", start=0.4, gain=0.21, scale=2500.0, shape=1.9)
 

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import Frontier, FrontierError, PaperConfig, fit_as_paper
 from isocompute.frontier.cli import main
-from isocompute.frontier.fitting.forms import Parameters
+from isocompute.frontier.fitting.point import Parameters
 from scipy.optimize import brentq
 
 pytestmark = pytest.mark.slow("many fits")

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from isocompute.frontier import Frontier, FrontierError
-from isocompute.frontier.answers.fitted import Fitted, at_n
-from isocompute.frontier.answers.saved import load, save
+from isocompute.frontier.answers.fitted import Fitted, at_n, load_fitted, save
 from isocompute.frontier.posterior.runs import Cell
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -24,7 +23,7 @@ KEPT = {"trl": 100, "playbook-easy": 50}
 @cache
 def read(name: str) -> Fitted:
     """One of the fixtures."""
-    return load(FIXTURES / name)
+    return load_fitted(FIXTURES / name)
 
 
 def lead(fitted: Fitted, budget: float) -> float:

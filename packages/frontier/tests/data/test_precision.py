@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier.data.precision import binomial_errors, kind_of, response_variance, trials_of, values_of
+from isocompute.frontier.data.curves import binomial_errors, kind_of, response_variance, trials_of, values_of
 
 
 @given(st.integers(1, 6), st.data())

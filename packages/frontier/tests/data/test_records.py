@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError, PaperConfig, fit_as_paper
-from isocompute.frontier.data.records import isotonic, records, smoothed
+from isocompute.frontier.data.curves import isotonic, records, smoothed
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=40).map(np.array)
 

@@ -4,7 +4,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import FrontierError, PaperConfig, convert, fit_as_paper, with_gpu_hours
 from isocompute.frontier.cli import main
-from isocompute.frontier.data.units import counted
+from isocompute.frontier.data.reading import counted
 
 
 def timings(table: pl.DataFrame) -> pl.DataFrame:

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from isocompute.frontier import ForecastConfig, FrontierError, forecast
 from isocompute.frontier.cli import main
-from isocompute.frontier.fitting.forms import FORMS, Form, Parameters, form_of
+from isocompute.frontier.fitting.point import FORMS, Form, Parameters, form_of
 
 STRETCHED = Form(
     name="stretched_exponential",

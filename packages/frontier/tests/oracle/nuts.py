@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from isocompute.frontier.posterior.priors import Priors
+from isocompute.frontier.posterior.model import Priors
 from isocompute.frontier.posterior.runs import Runs
 from numpyro.infer import MCMC, NUTS, init_to_median
 

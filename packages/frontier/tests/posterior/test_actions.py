@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from isocompute.frontier.posterior.actions import seeds_to_tell, value_of
+from isocompute.frontier.posterior.decision import seeds_to_tell, value_of
 from scipy.stats import norm
 
 RNG = np.random.default_rng

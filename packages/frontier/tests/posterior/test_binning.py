@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
-from isocompute.frontier.posterior.binning import POINTS, between, binned
 from isocompute.frontier.posterior.evaluations import Run
+from isocompute.frontier.posterior.health import POINTS, between, binned
 from isocompute.frontier.posterior.runs import Cell
 from scipy.signal import lfilter
 

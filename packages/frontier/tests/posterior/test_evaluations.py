@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
-from isocompute.frontier.data.precision import binomial_error
+from isocompute.frontier.data.curves import binomial_error
 from isocompute.frontier.posterior.evaluations import Run, runs_of
 from isocompute.frontier.posterior.runs import Cell
 from real_runs import labelled

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.frontier.posterior.failures import failure_rates
+from isocompute.frontier.posterior.decision import failure_rates
 
 
 def rates(failed: list[int], runs: list[int], rate: list[float] | None = None) -> np.ndarray:

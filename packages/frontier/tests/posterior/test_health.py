@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier import FrontierError
+from isocompute.frontier.data.reading import short
 from isocompute.frontier.posterior.evaluations import Run, runs_of
-from isocompute.frontier.posterior.health import Kind, Thresholds, judge, short
+from isocompute.frontier.posterior.health import Kind, Thresholds, judge
 from real_runs import (
     asleep,
     broken_down,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier.posterior.rise import rise
+from isocompute.frontier.posterior.model import rise
 
 positions = st.floats(-8, 8)
 tails = st.floats(0.03, 4.0)

@@ -1,7 +1,7 @@
 """The sampler, on densities whose moments are known."""
 
 import numpy as np
-from isocompute.frontier.posterior.sampling import mode, sample, split_r_hat
+from isocompute.frontier.posterior.posterior import mode, sample, split_r_hat
 
 
 def test_the_moments_of_a_normal_distribution_are_found() -> None:

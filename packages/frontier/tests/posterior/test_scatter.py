@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.posterior.evaluations import Run
+from isocompute.frontier.posterior.health import excess, local_median, spikes
 from isocompute.frontier.posterior.runs import Cell
-from isocompute.frontier.posterior.scatter import excess, local_median, spikes
 
 
 def rising(rng: np.random.Generator, points: int = 20, trials: float = 1200.0) -> Run:

@@ -8,13 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.batch.micro import MicroBatch
-from isocompute.learner.batch.packing import packed, padded
+from isocompute.learner.batch.packing import MicroBatch, micro_batches, packed, padded
 from isocompute.learner.batch.responses import read
-from isocompute.learner.batch.splitting import micro_batches
+from isocompute.learner.config import ATTENDED
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.prepare import sampled_counts
-from isocompute.learner.settings.compute import ATTENDED
 
 TOKENS = st.lists(st.integers(0, 11), max_size=5)
 PROMPTS = st.lists(st.integers(0, 3), min_size=1, max_size=3)

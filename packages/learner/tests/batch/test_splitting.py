@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.batch.splitting import shares
+from isocompute.learner.batch.packing import shares
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.lists(st.integers(1, 30), min_size=1, max_size=6)), max_size=8)
 

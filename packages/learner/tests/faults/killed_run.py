@@ -20,7 +20,7 @@ from isocompute.learner.saving import checkpoint
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
-from isocompute.learner.training.starting import restore
+from isocompute.learner.training.loop import restore
 from isocompute.learner.updates.learner import Learner
 
 STEPS, EVERY = 8, 2

@@ -23,7 +23,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.memory.update import Load, parameters_of, update_memory
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.updates.learner import Learner
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 import torch
 from isocompute.learner import LearnerConfig
-from isocompute.learner.noise import gradients
-from isocompute.learner.noise.gradients import Sketch, halves
+from isocompute.learner.noise import scale
+from isocompute.learner.noise.scale import Sketch, halves
 
 
 def rollouts() -> pl.DataFrame:
@@ -29,9 +29,9 @@ def rollouts() -> pl.DataFrame:
 def test_a_group_has_the_gradient_of_its_objective(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(gradients, "SKETCHED", 10**9)
+    monkeypatch.setattr(scale, "SKETCHED", 10**9)
     config = LearnerConfig(learning_rate=1.0, temperature=1.0)
-    first, equal = gradients.gradients(model, rollouts(), config, device="cpu")
+    first, equal = scale.gradients(model, rollouts(), config, device="cpu")
     policy = AutoModelForCausalLM.from_pretrained(model).eval()
     group = rollouts().filter(pl.col("problem_id") == "a")
     rewards = group["reward"].to_numpy()

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.aggregation import AGGREGATIONS
+from isocompute.learner.objective.loss import AGGREGATIONS
 
 ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from isocompute.learner.settings.objective import ALGORITHMS, KL_ESTIMATORS, LEVELS, SCALES, SURROGATES
+from isocompute.learner.config import ALGORITHMS, KL_ESTIMATORS, LEVELS, SCALES, SURROGATES
 
 ROOT = Path(__file__).parents[4]
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.config import BatchConfig
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 
 ROWS = st.lists(
     st.tuples(

@@ -1,7 +1,7 @@
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.objective.critic import value_loss
+from isocompute.learner.objective.loss import value_loss
 
 VALUES = st.floats(-3, 3)
 

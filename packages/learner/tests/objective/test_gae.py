@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.objective.gae import gae, whitened
-from isocompute.learner.objective.ragged import Ragged
+from isocompute.learner.objective.advantages import Ragged, gae, whitened
 
 NUMBERS = st.floats(-2, 2)
 ROWS = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6), min_size=1, max_size=5)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.objective.importance import TIS, importance_weights, mismatch
+from isocompute.learner.objective.loss import TIS, importance_weights, mismatch
 
 NATS = st.lists(st.floats(-8, 0, width=32), min_size=1, max_size=6)
 LEARNER = torch.tensor([-1.0, -2.0, -0.5, -0.1], dtype=torch.float64)

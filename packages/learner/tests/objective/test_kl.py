@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.objective.kl import KL_ESTIMATORS, kl_k1, kl_k2, kl_k3
+from isocompute.learner.objective.loss import KL_ESTIMATORS, kl_k1, kl_k2, kl_k3
 
 NATS = st.lists(st.floats(-8, 0, width=32), min_size=1, max_size=6)
 REFERENCE = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()

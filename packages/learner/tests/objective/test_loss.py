@@ -8,6 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import (
+    ALGORITHMS,
+    KL_ESTIMATORS,
+    LEVELS,
     CriticConfig,
     EntropyConfig,
     ImportanceConfig,
@@ -16,10 +19,8 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.importance import TIS
-from isocompute.learner.objective.loss import ObjectiveInputs, loss_metrics, objective
-from isocompute.learner.records.metrics import Share, added
-from isocompute.learner.settings.objective import ALGORITHMS, KL_ESTIMATORS, LEVELS
+from isocompute.learner.objective.loss import TIS, ObjectiveInputs, loss_metrics, objective
+from isocompute.learner.records.steps import Share, added
 
 PLAIN = LearnerConfig(learning_rate=1.0)
 WHOLE = LearnerConfig(

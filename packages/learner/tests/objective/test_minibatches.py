@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.config import LearnerConfig, ObjectiveConfig
-from isocompute.learner.objective.minibatches import minibatches
+from isocompute.learner.objective.prepare import minibatches
 
 
 def config(updates: int, epochs: int = 1, **more: object) -> LearnerConfig:

@@ -3,7 +3,7 @@ import polars as pl
 import pytest
 from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import estimated, prepare, sampled_counts
 
 STDS = ("sample", "population")

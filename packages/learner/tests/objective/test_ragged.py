@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.ragged import listed, ragged
+from isocompute.learner.objective.advantages import listed, ragged
 
 ROWS = st.lists(st.lists(st.floats(-4, 4, width=32), max_size=5), min_size=1, max_size=6)
 

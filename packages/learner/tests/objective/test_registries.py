@@ -1,15 +1,12 @@
 """What can be named in the settings is what there is, and has one signature."""
 
 import pytest
+from isocompute.learner import config as named
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import BASELINES, SCALES
-from isocompute.learner.objective.aggregation import AGGREGATIONS
-from isocompute.learner.objective.importance import TIS
-from isocompute.learner.objective.kl import KL_ESTIMATORS
+from isocompute.learner.objective.loss import AGGREGATIONS, KL_ESTIMATORS, SURROGATES, TIS
 from isocompute.learner.objective.prepare import ESTIMATORS
-from isocompute.learner.objective.surrogates import SURROGATES
-from isocompute.learner.settings import objective as named
 
 
 def test_names_in_the_settings_are_those_of_the_functions() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.objective.surrogates import SURROGATES, Policies, Surrogate
+from isocompute.learner.objective.loss import SURROGATES, Policies, Surrogate
 
 RATIOS = st.floats(0.25, 4.0)
 TOKENS = st.lists(st.tuples(RATIOS, st.floats(-2, 2)), min_size=1, max_size=8)

@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import settings
 from isocompute.learner.config import LearnerConfig
-from isocompute.learner.objective.aggregation import AGGREGATIONS
-from isocompute.learner.objective.loss import ObjectiveInputs, objective
-from isocompute.learner.records.metrics import Mean
+from isocompute.learner.objective.loss import AGGREGATIONS, ObjectiveInputs, objective
+from isocompute.learner.records.steps import Mean
 
 torch.set_num_threads(1)
 settings.register_profile("unhurried", deadline=None)

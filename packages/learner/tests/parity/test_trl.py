@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import EntropyConfig, ImportanceConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.objective.advantages import BASELINES, SCALES, response_advantages
-from isocompute.learner.records.metrics import numbers
+from isocompute.learner.records.steps import numbers
 
 SEEDS = st.integers(0, 2**32 - 1)
 AGREED = {"rtol": 1e-6, "atol": 1e-6}

@@ -10,8 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.objective.advantages import response_advantages
-from isocompute.learner.objective.gae import whitened
+from isocompute.learner.objective.advantages import response_advantages, whitened
 from isocompute.learner.objective.prepare import prepare
 
 SEEDS = st.integers(0, 2**32 - 1)

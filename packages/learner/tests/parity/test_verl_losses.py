@@ -7,11 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import EntropyConfig, ImportanceConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.objective.aggregation import AGGREGATIONS
-from isocompute.learner.objective.critic import value_loss
-from isocompute.learner.objective.importance import TIS
-from isocompute.learner.objective.kl import KL_ESTIMATORS
-from isocompute.learner.records.metrics import numbers
+from isocompute.learner.objective.loss import AGGREGATIONS, KL_ESTIMATORS, TIS, value_loss
+from isocompute.learner.records.steps import numbers
 
 SEEDS = st.integers(0, 2**32 - 1)
 NONE = ImportanceConfig(level="none")

@@ -11,8 +11,7 @@ from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import attention
 from isocompute.learner.policy.forward import Forward
-from isocompute.learner.policy.loading import load_policy, reference_of
-from isocompute.learner.policy.probe import at_least_float32
+from isocompute.learner.policy.loading import at_least_float32, load_policy, reference_of
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,

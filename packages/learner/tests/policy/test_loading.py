@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy.loading import load_policy
-from isocompute.learner.policy.weights import load_tensors, tensors
+from isocompute.learner.policy.loading import load_policy, load_tensors, tensors
 from safetensors.torch import load_file, save_file
 from transformers import GraniteConfig, GraniteForCausalLM
 

@@ -14,12 +14,11 @@ import ray
 import torch
 from isocompute.learner.config import AdapterConfig, LearnerConfig, ObjectiveConfig, SyncConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
-from isocompute.learner.objective.minibatches import minibatches
-from isocompute.learner.objective.prepare import prepare
+from isocompute.learner.objective.prepare import minibatches, prepare
 from isocompute.learner.ranks import group as groups
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.training.recovering import through_deaths
+from isocompute.learner.training.loop import through_deaths
 from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
 from small_run import Steps, run

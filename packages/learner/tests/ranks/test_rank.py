@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow("an interpreter that is started")
 ALONE = """
 import socket
 import ray
-from isocompute.learner.ranks.rank import RankActor
+from isocompute.learner.ranks.group import RankActor
 
 ray.util.get_node_ip_address = lambda: "127.0.0.1"
 rank = RankActor(0, 1, "cpu", 5.0, False)

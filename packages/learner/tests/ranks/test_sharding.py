@@ -25,7 +25,7 @@ from isocompute.learner.config import (
     SyncConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.policy.sharding import Sharding, shard
 from recordings import recorded, scored
 from sharded_ranks import Done, Experts, Work, forking, take, together

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner.config import LearnerConfig, ObjectiveConfig
 from isocompute.learner.objective.loss import ObjectiveInputs, loss_metrics, objective
-from isocompute.learner.records.metrics import Mean, Share, added, numbers, reduced
+from isocompute.learner.records.steps import Mean, Share, added, numbers, reduced
 
 
 def mean(*values: float) -> Mean:

@@ -2,10 +2,14 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.records.statistics import advantage_statistics, response_statistics
-from isocompute.learner.records.steps import AdvantageStatistics, ResponseStatistics
-from isocompute.learner.settings.batch import BatchConfig
+from isocompute.learner.config import BatchConfig
+from isocompute.learner.objective.advantages import with_cohorts
+from isocompute.learner.records.steps import (
+    AdvantageStatistics,
+    ResponseStatistics,
+    advantage_statistics,
+    response_statistics,
+)
 
 GROUPS = st.lists(
     st.lists(

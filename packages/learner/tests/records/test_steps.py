@@ -13,9 +13,9 @@ from isocompute.learner.records.steps import (
     StepRecord,
     UpdateReport,
     from_plain,
+    of_batch,
     to_plain,
 )
-from isocompute.learner.records.updates import of_batch
 
 UPDATE = UpdateReport(
     objective={"loss": Average(total=0.1, count=1), "entropy": Average(total=6.0, count=20)},

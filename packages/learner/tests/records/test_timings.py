@@ -1,7 +1,6 @@
 import pytest
 from isocompute.learner.contract.tables import TableError
-from isocompute.learner.records.steps import EvaluationRecord, StepRecord
-from isocompute.learner.records.timings import timings_table
+from isocompute.learner.records.steps import EvaluationRecord, StepRecord, timings_table
 
 
 def evaluation(step: int, seconds: float) -> EvaluationRecord:

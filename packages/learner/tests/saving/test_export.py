@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy.loading import load_policy
-from isocompute.learner.policy.weights import tensors
+from isocompute.learner.policy.loading import load_policy, tensors
 from isocompute.learner.saving import export
 from isocompute.learner.saving.export import save_policy
 from safetensors.torch import load_file

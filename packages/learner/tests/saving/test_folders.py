@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 from isocompute.learner.errors import CheckpointError, LearnerError
-from isocompute.learner.saving import folders
-from isocompute.learner.saving.folders import remove_folder, whole_folder
+from isocompute.learner.saving import checkpoint
+from isocompute.learner.saving.checkpoint import remove_folder, whole_folder
 
 
 def written(folder: Path, text: str = "new") -> None:
@@ -38,7 +38,7 @@ def test_all_is_flushed_before_the_rename_and_the_name_after_it(
         done.append(("rename", f"{self.name} {target.name}"))
         return rename(self, target)
 
-    monkeypatch.setattr(folders.os, "fsync", flushed)
+    monkeypatch.setattr(checkpoint.os, "fsync", flushed)
     monkeypatch.setattr(Path, "rename", renamed)
     written(final)
     monkeypatch.undo()
@@ -92,13 +92,13 @@ def test_a_folder_that_is_removed_leaves_its_name_first(tmp_path: Path, monkeypa
     """A kill while it is being deleted leaves no half of it that could be read."""
     written(tmp_path / "thing")
     seen: list[list[str]] = []
-    remove = folders.shutil.rmtree
+    remove = checkpoint.shutil.rmtree
 
     def removed(folder: Path, **named: bool) -> None:
         seen.append(names(tmp_path))
         remove(folder, **named)
 
-    monkeypatch.setattr(folders.shutil, "rmtree", removed)
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", removed)
     remove_folder(tmp_path / "thing")
     remove_folder(tmp_path / "thing")
     assert "thing" not in seen[-1]

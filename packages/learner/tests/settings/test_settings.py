@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from isocompute.learner.config import (
+    ALGORITHMS,
     AdapterConfig,
     BatchConfig,
     ComputeConfig,
@@ -16,7 +17,6 @@ from isocompute.learner.config import (
     SyncConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.settings.objective import ALGORITHMS
 
 NAN = float("nan")
 

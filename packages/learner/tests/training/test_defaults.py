@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 from isocompute.learner import Checkpoints, LearnerError, RunConfig, UpdateSteps, train
 from isocompute.learner.records.steps import EvaluationRecord, StepRecord
-from isocompute.learner.training.defaults import print_record
+from isocompute.learner.training.loop import print_record
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, LogLikelihood, Steps
 

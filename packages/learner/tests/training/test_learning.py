@@ -16,8 +16,8 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.errors import SyncError
-from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.training.learning import Learnt, learn
+from isocompute.learner.objective.advantages import with_cohorts
+from isocompute.learner.training.loop import Learnt, learn
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, weights
 

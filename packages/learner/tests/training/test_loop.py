@@ -9,7 +9,7 @@ import pytest
 import torch
 from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
-from isocompute.learner.records.timings import timings_table
+from isocompute.learner.records.steps import timings_table
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.updates.learner import Learner

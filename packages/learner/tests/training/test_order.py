@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.training.order import Place, ProblemOrder
-from isocompute.learner.training.run import Progress
+from isocompute.learner.training.run import Place, ProblemOrder, Progress
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i:02d}" for i in range(12)]})
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from isocompute.learner.errors import DivergenceError, RankError
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
-from isocompute.learner.training.recovering import through_deaths
+from isocompute.learner.training.loop import through_deaths
 
 
 def test_a_run_that_gets_no_further_ends_after_some_tries(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training.starting import restore
+from isocompute.learner.training.loop import restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.training.run import RunConfig
+from isocompute.learner.config import RunConfig
 
 RUN = RunConfig(
     run_id="r", rollouts_per_problem=4, problems_per_batch=8, seed=1, evaluate_every=512, evaluations_per_octave=2

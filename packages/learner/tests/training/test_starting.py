@@ -11,7 +11,7 @@ import torch
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig, OptimizerConfig
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training.starting import branch
+from isocompute.learner.training.loop import branch
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 

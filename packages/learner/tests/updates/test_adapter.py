@@ -8,16 +8,9 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import (
-    AdapterConfig,
-    ComputeConfig,
-    EntropyConfig,
-    KLConfig,
-    LearnerConfig,
-    SyncConfig,
-)
+from isocompute.learner.config import AdapterConfig, ComputeConfig, EntropyConfig, KLConfig, LearnerConfig, SyncConfig
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.saving.export import save_adapter, save_policy

@@ -24,7 +24,7 @@ from isocompute.learner import (
     prepare,
     with_cohorts,
 )
-from isocompute.learner.objective.minibatches import minibatches
+from isocompute.learner.objective.prepare import minibatches
 from recordings import moved, recorded, scored
 from transformers import LlamaForCausalLM
 

@@ -19,7 +19,7 @@ from isocompute.learner.config import (
     SyncConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.cohorts import with_cohorts
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.updates.learner import Learner

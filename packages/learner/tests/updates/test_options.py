@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from isocompute.learner.config import AdapterConfig, LearnerConfig
-from isocompute.learner.objective.cohorts import with_cohorts
-from isocompute.learner.training.learning import learn
+from isocompute.learner.objective.advantages import with_cohorts
+from isocompute.learner.training.loop import learn
 from isocompute.learner.updates.adam import Optimizer
 from observed import ROUNDING, Watched, batch, differences, given, observed, options
 from option_rows import CASES, PPO_AGAIN, TERMS, Case

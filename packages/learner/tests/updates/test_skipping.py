@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from isocompute.learner.config import EntropyConfig, KLConfig, LearnerConfig, ObjectiveConfig
-from isocompute.learner.updates.skipping import skipped
+from isocompute.learner.updates.learner import skipped
 
 # Of equal rewards; of the mean reward of an unequal group, such as 0, ½ and 1; and of a better one.
 ADVANTAGES, ZERO_VARIANCE = np.array([0.0, 0.0, 1.0]), np.array([True, False, False])

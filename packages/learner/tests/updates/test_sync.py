@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner import Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
-from isocompute.learner.records.updates import Agreement
+from isocompute.learner.records.steps import Agreement
 from isocompute.learner.updates.sync import agreement, check_sync, compare
 from transformers import LlamaForCausalLM
 

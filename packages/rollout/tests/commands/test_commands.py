@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout.cli import main
-from isocompute.rollout.scoring.refused import REFUSED
+from isocompute.rollout.scoring.rules import REFUSED
 
 
 def test_a_split_without_any_problem_inside_advises(

@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
-from isocompute.rollout.samplers.servers import several
+from isocompute.rollout.samplers.servers import client
 from serving import KEY, Proxy, Served, between
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
@@ -32,8 +32,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three attempts at a request, and hardly a pause between them."""
-    monkeypatch.setattr(several, "ATTEMPTS", 3)
-    monkeypatch.setattr(several, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(client, "ATTEMPTS", 3)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ class Faulty:
 
 def seeds_of(rollouts: pl.DataFrame, source: random.Random) -> dict[int, tuple[str, int]]:
     """The seeds of one to six requests, and which (problem, sample) each is."""
-    from isocompute.rollout.seeds import response_seed
+    from isocompute.rollout.samplers.sampling import response_seed
 
     keys = source.sample(rollouts.select("problem_id", "sample").rows(), source.randint(1, 6))
     return {response_seed(3, "train", 1, problem, sample): (problem, sample) for problem, sample in keys}

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked
 from isocompute.rollout.cli import main
-from isocompute.rollout.problems.candidates import problem_id
 from isocompute.rollout.problems.named import NAMED, named_set
+from isocompute.rollout.problems.sources import problem_id
 
 pytestmark = pytest.mark.slow("a process of math-verify")
 

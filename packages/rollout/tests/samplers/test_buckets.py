@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from isocompute.rollout.samplers.buckets import buckets, pack
+from isocompute.rollout.samplers.weights import buckets, pack
 
 torch = pytest.importorskip("torch")
 

@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from isocompute.rollout.samplers.models import not_loaded
+from isocompute.rollout.samplers.prompts import not_loaded
 
 CUDA_BUILD = 'raise RuntimeError("operator torchvision::nms does not exist")\n'
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
-from isocompute.rollout.samplers.control import Shares, controlled, drawn_length, shares
-from isocompute.rollout.samplers.sampling import Request, Response, aborted, as_it_is
+from isocompute.rollout.samplers.local import Shares, controlled, drawn_length, shares
+from isocompute.rollout.samplers.sampling import Request, Response, aborted, as_it_is, response_seed
 from isocompute.rollout.scoring.length_penalty import LengthPenalty
-from isocompute.rollout.seeds import response_seed
 
 pytestmark = pytest.mark.xdist_group("vllm")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError, open_sampler
-from isocompute.rollout.samplers.engine import EngineConfig
+from isocompute.rollout.samplers.sampling import EngineConfig
 
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():

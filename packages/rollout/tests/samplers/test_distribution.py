@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.distribution import distribution, draw
+from isocompute.rollout.samplers.transformers import distribution, draw
 
 torch = pytest.importorskip("torch")
 

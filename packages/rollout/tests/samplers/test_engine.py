@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.engine import EngineConfig, engine_from, settings_of
+from isocompute.rollout.samplers.sampling import EngineConfig, engine_from, settings_of
 from isocompute.rollout.samplers.vllm.sampler import engine_arguments
 
 

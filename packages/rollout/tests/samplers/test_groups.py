@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.groups import Group, Layout
-from isocompute.rollout.samplers.local import Faults, _Scoring
+from isocompute.rollout.samplers.base import Faults, Group, Layout
+from isocompute.rollout.samplers.local import _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.scorer import Scorer, Verdict

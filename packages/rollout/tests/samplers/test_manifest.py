@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.manifest import Manifest, check_tied, checked, manifest, manifest_of
+from isocompute.rollout.samplers.weights import Manifest, check_tied, checked, manifest, manifest_of
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

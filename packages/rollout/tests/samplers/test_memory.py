@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError, Sampling
-from isocompute.rollout.samplers.engine import EngineConfig
-from isocompute.rollout.samplers.manifest import manifest_of
-from isocompute.rollout.samplers.vllm.capacity import available_to, free_bytes
-from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, estimate, size_of
+from isocompute.rollout.samplers.sampling import EngineConfig
+from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, available_to, estimate, free_bytes, size_of
+from isocompute.rollout.samplers.weights import manifest_of
 
 QWEN_7B = {
     "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,

@@ -12,7 +12,7 @@ from every_sampler import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Interruption
-from isocompute.rollout.samplers.servers import several
+from isocompute.rollout.samplers.servers import client
 from serving import KEY, between, free_port
 
 # Not imported here: that takes seconds in every process that collects.
@@ -81,8 +81,8 @@ def prompt_ids(protocol: str, tiny: Any) -> Callable[[str], list[int]]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two attempts at a request, and hardly a pause between them."""
-    monkeypatch.setattr(several, "ATTEMPTS", 2)
-    monkeypatch.setattr(several, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(client, "ATTEMPTS", 2)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def test_a_server_gives_the_responses_of_the_engine_in_process(

@@ -15,7 +15,7 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.errors import EngineError
-from isocompute.rollout.samplers.engine import EngineConfig
+from isocompute.rollout.samplers.sampling import EngineConfig
 from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.rules import register
 

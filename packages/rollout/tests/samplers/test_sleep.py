@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.engine import EngineConfig
-from isocompute.rollout.samplers.vllm.sleep import STEPS, WRONG, Event, Sleep, State, step
+from isocompute.rollout.samplers.sampling import EngineConfig
+from isocompute.rollout.samplers.vllm.sampler import STEPS, WRONG, Event, Sleep, State, step
 
 pytestmark = pytest.mark.slow("vLLM")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.samplers.stopping import StopTexts
+from isocompute.rollout.samplers.transformers import StopTexts
 
 CORPUS = ["so the answer is 12; the answer is 13; é 😀 naïve", "12 + 13 = 25\n\nQ: what\nA: 25"] * 20
 TEXTS = st.lists(st.sampled_from([*"abths ;\n125é😀", "answer", " is", "Q:"]), max_size=12).map("".join)

@@ -15,8 +15,7 @@ from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
 from every_tied import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
-from isocompute.rollout.samplers.engine import EngineConfig
-from isocompute.rollout.samplers.sampling import Request
+from isocompute.rollout.samplers.sampling import EngineConfig, Request
 
 # Not imported here: that takes seconds in every process that collects.
 pytestmark = [

@@ -119,7 +119,7 @@ def targets(verifiers: list[str]) -> list[tuple[str, "Target"]]:  # noqa: F821
     import reasoning_gym
     from isocompute.rollout.problems.reasoning_gym import candidates
     from isocompute.rollout.problems.sources import ReasoningGymSource
-    from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+    from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
     from scoring.siege import program_targets, text_target
 
     found = [(name, text_target(name, answer)) for name, answer in TEXTS.items() if name in verifiers]

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.rules import rule
-from isocompute.rollout.scoring.scorer import Item, Scorer
-from isocompute.rollout.scoring.verdicts import Verdict
+from isocompute.rollout.scoring.scorer import Item, Scorer, Verdict
 from scoring.attacks import Attack
 from scoring.outside import SECRET, Outside
 

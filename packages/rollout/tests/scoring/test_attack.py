@@ -20,13 +20,12 @@ from typing import Any
 import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_problems, source_from, verifier
-from isocompute.rollout.problems.candidates import Candidate
 from isocompute.rollout.problems.reasoning_gym import candidates
-from isocompute.rollout.problems.sources import ReasoningGymSource
-from isocompute.rollout.scoring import metadata
+from isocompute.rollout.problems.sources import Candidate, ReasoningGymSource
+from isocompute.rollout.scoring import rules
 from isocompute.rollout.scoring.judges import tasks
 from isocompute.rollout.scoring.judges.equivalence import MathJudge
-from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
 
 pytestmark = pytest.mark.slow("every task of reasoning-gym")
 
@@ -220,7 +219,7 @@ def test_no_task_executes_its_settings(
         for name, value in vars(reasoning_gym.factory.DATASETS[task][1]()).items():
             if isinstance(value, str | list | tuple) and name not in {"seed", "size"}:
                 poison: Any = bare if isinstance(value, str) else [bare]
-                text = metadata.encode({"settings": {name: poison}, "question": "", "metadata": {}})
+                text = rules.encode_metadata({"settings": {name: poison}, "question": "", "metadata": {}})
                 rights(task)("1", "1", text)
         assert not spies.reached, task
 

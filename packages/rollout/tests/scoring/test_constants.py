@@ -9,7 +9,7 @@ from isocompute.rollout import verifier
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring.judges import tasks
-from isocompute.rollout.scoring.refused import REFUSED
+from isocompute.rollout.scoring.rules import REFUSED
 
 pytestmark = pytest.mark.slow("every task of reasoning-gym")
 

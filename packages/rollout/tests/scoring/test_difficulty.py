@@ -2,7 +2,7 @@ import polars as pl
 import pytest
 from isocompute.rollout import DifficultySplit, RolloutError, histogram, response_seed, split, with_pass_rates
 from isocompute.rollout.contract import tables
-from isocompute.rollout.scoring.difficulty import inside
+from isocompute.rollout.scoring.evaluation import inside
 
 PROBLEMS = pl.DataFrame(
     {

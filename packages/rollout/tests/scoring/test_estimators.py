@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring.estimators import avg_at_k, best_at_k, wilson_interval, worst_at_k
+from isocompute.rollout.scoring.evaluation import avg_at_k, best_at_k, wilson_interval, worst_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())

@@ -121,7 +121,7 @@ def test_a_scorer_that_always_says_the_same_stops_the_run(reply: str, scorer: Sc
     forged = f"""
 import sys
 
-sys.modules["isocompute.rollout.scoring.sandbox.worker"]._reply = lambda *values, **named: {reply}
+sys.modules["isocompute.rollout.scoring.sandbox.child"]._reply = lambda *values, **named: {reply}
 """
     (folder / f"stuck_rules_{reply[2]}.py").write_text(EXECUTES + forged)
     with pytest.raises(RolloutError, match=r"known to be (right|wrong)"):

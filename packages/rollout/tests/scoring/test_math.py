@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import verifier
-from isocompute.rollout.scoring.extraction import extraction
-from isocompute.rollout.scoring.rules import rule
+from isocompute.rollout.scoring.rules import extraction, rule
 from isocompute.rollout.scoring.scorer import Item, default_scorer
 
 pytestmark = pytest.mark.slow("a process of math-verify")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.scoring.config import ScoringConfig
-from isocompute.rollout.scoring.sandbox import watch
-from isocompute.rollout.scoring.sandbox.summary import sandbox_layers
+from isocompute.rollout.scoring.sandbox import child
+from isocompute.rollout.scoring.sandbox.process import sandbox_layers
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.processes import descendants
 
@@ -103,7 +103,7 @@ def test_children_that_have_ended_hide_none_that_runs() -> None:
         assert ancestor.stdout is not None
         running = int(ancestor.stdout.readline())
         try:
-            assert running in {process.pid for process in watch.descendants(ancestor.pid)}
+            assert running in {process.pid for process in child.descendants(ancestor.pid)}
         finally:
             os.killpg(ancestor.pid, signal.SIGKILL)
 

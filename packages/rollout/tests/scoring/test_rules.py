@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from isocompute.rollout import RolloutError, verifier
 from isocompute.rollout.scoring.config import ScoringConfig
-from isocompute.rollout.scoring.extraction import extraction
-from isocompute.rollout.scoring.rules import register, rule
+from isocompute.rollout.scoring.rules import extraction, register, rule
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("sandboxes of several libraries")

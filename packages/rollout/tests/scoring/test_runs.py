@@ -15,7 +15,7 @@ from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.judges import runs
 from isocompute.rollout.scoring.judges.programs import Apart
 from isocompute.rollout.scoring.judges.runs import program_of, same_output
-from isocompute.rollout.scoring.sandbox import bubblewrap, layers, start
+from isocompute.rollout.scoring.sandbox import layers, process
 from isocompute.rollout.scoring.scorer import Item, Scorer
 
 pytestmark = pytest.mark.slow("programs, some of which take all their time")
@@ -64,15 +64,15 @@ def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_ro
     scorer = any_scorer
     scorer.check(["runs"])
     report = scorer._lane("runs").report().result()
-    used = bubblewrap.path() and "bubblewrap" not in scorer.config.without
+    used = layers.bubblewrap_path() and "bubblewrap" not in scorer.config.without
     private = os.geteuid() == 0 and report["user"].endswith(layers.READS_AS_ROOT)
     assert (report["files"] == "bubblewrap") == bool(used and not private)
 
 
 def test_in_bubblewrap_a_program_sees_only_itself_and_what_it_needs() -> None:
-    if not bubblewrap.path():
+    if not layers.bubblewrap_path():
         pytest.skip("bubblewrap is not installed")
-    judge = runs.RunsJudge(bubblewrap.apart(bubblewrap.path(), start.readable([sys.prefix], user_code=False)))
+    judge = runs.RunsJudge(layers.apart(layers.bubblewrap_path(), process.readable([sys.prefix], user_code=False)))
     seen = "True 65534\nrefused refused refused refused\nrefused True\nTrue"
     tests = json.dumps([{"input": "", "output": seen}])
     assert judge.prepare("runs", tests, "")(SEEN) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from isocompute.rollout import RolloutError, verifier
 from isocompute.rollout.scoring.config import ScoringConfig, scoring_from
-from isocompute.rollout.scoring.sandbox.summary import report, sandbox_layers
+from isocompute.rollout.scoring.sandbox.process import report, sandbox_layers
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.processes import descendants
 

@@ -8,7 +8,7 @@ import pytest
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
-from isocompute.rollout.scoring.refused import EXECUTING, REFUSED
+from isocompute.rollout.scoring.rules import EXECUTING, REFUSED
 from isocompute.rollout.scoring.scorer import Item, Scorer
 from scoring.attacks import ATTACKS, EXAMPLES
 from scoring.outside import SECRET, Outside

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError
-from isocompute.rollout.scoring.estimators import avg_at_k, best_at_k, sampling_variance, wilson_interval, worst_at_k
-from isocompute.rollout.scoring.scores import differences, scores, usual_samples
+from isocompute.rollout.scoring.evaluation import (
+    avg_at_k,
+    best_at_k,
+    differences,
+    sampling_variance,
+    scores,
+    usual_samples,
+    wilson_interval,
+    worst_at_k,
+)
 
 ESTIMATORS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
 

@@ -5,21 +5,21 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.scoring.sandbox import seccomp, syscalls
+from isocompute.rollout.scoring.sandbox import kernel
 
 ALLOWED, REFUSED, UNKNOWN, KILLED = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x8000_0000
 MACHINES = ("x86_64", "aarch64")
 LISTS = (
-    syscalls.of_worker(execute=False), syscalls.of_worker(execute=True),
-    *(syscalls.of_response(signals=s, groups=g) for s in (True, False) for g in (True, False)),
+    kernel.of_worker(execute=False), kernel.of_worker(execute=True),
+    *(kernel.of_response(signals=s, groups=g) for s in (True, False) for g in (True, False)),
 )  # fmt: skip
-PROGRAMS = {(i, machine): seccomp.compiled(calls, machine) for i, calls in enumerate(LISTS) for machine in MACHINES}
+PROGRAMS = {(i, machine): kernel.compiled(calls, machine) for i, calls in enumerate(LISTS) for machine in MACHINES}
 
 
 def returned(program: bytes, number: int, values: tuple[int, ...] = (), architecture: int | None = None) -> int:
     """What a filter returns for a call."""
     machine = next(m for (_, m), code in PROGRAMS.items() if code == program)
-    kind = seccomp.ARCHITECTURES[machine] if architecture is None else architecture
+    kind = kernel.ARCHITECTURES[machine] if architecture is None else architecture
     seen = struct.pack("=IIQ6Q", number, kind, 0, *(*values, *[0] * 6)[:6])
     line, word = 0, 0
     while True:
@@ -43,7 +43,7 @@ def returned(program: bytes, number: int, values: tuple[int, ...] = (), architec
 @pytest.mark.parametrize(("which", "machine"), PROGRAMS)
 def test_a_filter_allows_what_is_listed_and_nothing_else(which: int, machine: str) -> None:
     place = MACHINES.index(machine)
-    named = {syscalls.NUMBERS[name][place]: values for name, values in LISTS[which].items()}
+    named = {kernel.NUMBERS[name][place]: values for name, values in LISTS[which].items()}
     for number in [*range(600), 0x4000_0000, 0x4000_0001, 0xFFFF_FFFF]:
         found = returned(PROGRAMS[which, machine], number)
         if number in named and all(0 in v.allowed for v in named[number]):
@@ -51,7 +51,7 @@ def test_a_filter_allows_what_is_listed_and_nothing_else(which: int, machine: st
         elif number in named:
             assert found == REFUSED, number
         else:
-            assert found == (UNKNOWN if number >= seccomp.FIRST_RECENT else REFUSED), number
+            assert found == (UNKNOWN if number >= kernel.FIRST_RECENT else REFUSED), number
     assert returned(PROGRAMS[which, machine], 0, architecture=0x4000_0003) == KILLED
     assert len(PROGRAMS[which, machine]) < 8 * 4096
 
@@ -61,7 +61,7 @@ def test_a_filter_allows_what_is_listed_and_nothing_else(which: int, machine: st
     values=st.lists(st.sampled_from([0, 1, 2, 0x20, 0x21, 0x22, 8, 1 << 17, 1 << 33, 3 << 30]), min_size=6, max_size=6),
 )  # fmt: skip
 def test_arguments_are_checked_as_they_are_listed(which: tuple[int, str], name: str, values: list[int]) -> None:
-    number = syscalls.NUMBERS[name][MACHINES.index(which[1])]
+    number = kernel.NUMBERS[name][MACHINES.index(which[1])]
     fits = all(
         values[v.argument] & (v.mask | (0xFFFF_FFFF << 32 if v.wide else 0)) in v.allowed
         for v in LISTS[which[0]][name]
@@ -90,7 +90,7 @@ def test_what_must_never_pass_is_on_no_list() -> None:
 
 def test_a_response_may_signal_itself_where_nothing_keeps_its_signals_inside() -> None:
     program = PROGRAMS[5, "x86_64"]
-    kill = syscalls.NUMBERS["kill"][0]
-    assert returned(program, kill, (syscalls.OWN_PROCESS, 9)) == ALLOWED
+    kill = kernel.NUMBERS["kill"][0]
+    assert returned(program, kill, (kernel.OWN_PROCESS, 9)) == ALLOWED
     assert returned(program, kill, (1, 9)) == REFUSED
-    assert struct.pack("=I", syscalls.OWN_PROCESS) in program
+    assert struct.pack("=I", kernel.OWN_PROCESS) in program

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from isocompute.rollout.scoring.config import LAYERS, ScoringConfig
-from isocompute.rollout.scoring.sandbox.summary import ATTEMPTS, report, words
+from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, words
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 

@@ -6,8 +6,8 @@ import polars as pl
 import pytest
 from isocompute.rollout import RolloutError, load_checked, source_from, verifier
 from isocompute.rollout.errors import ProblemError
+from isocompute.rollout.scoring.evaluation import without_unusable
 from isocompute.rollout.scoring.scorer import Item, default_scorer
-from isocompute.rollout.scoring.unusable import without_unusable
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 

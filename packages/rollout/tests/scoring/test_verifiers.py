@@ -8,7 +8,7 @@ import pytest
 from isocompute.rollout import RolloutError, verifier
 from isocompute.rollout.problems.reasoning_gym import candidates
 from isocompute.rollout.problems.sources import ReasoningGymSource
-from isocompute.rollout.scoring import metadata
+from isocompute.rollout.scoring import rules
 
 pytestmark = pytest.mark.slow("sandboxes of several libraries")
 
@@ -43,7 +43,7 @@ def test_the_scorer_has_the_tasks_own_settings() -> None:
     # The tolerance is one unit in the last place that the settings allow.
     assert right("1.0005", "1", coarse.metadata)
     assert not right("1.0005", "1", fine.metadata)
-    refused = metadata.encode({"settings": {"nonsense": 1}})
+    refused = rules.encode_metadata({"settings": {"nonsense": 1}})
     with pytest.raises(RolloutError, match="'decimal_arithmetic':"):
         right("1", "1", refused)
 
@@ -54,9 +54,9 @@ def test_metadata_come_back_as_a_scorer_compares_them() -> None:
     import numpy as np
 
     value = {"a": (1, (2, [3])), "b": {4: {"x"}}, "c": np.int64(5), "d": np.eye(1), "e": datetime.date(2026, 1, 2)}
-    text = metadata.encode(value)
+    text = rules.encode_metadata(value)
     assert json.loads(text)
-    assert metadata.decode(text, where="x") == {
+    assert rules.decode_metadata(text, where="x") == {
         "a": (1, (2, [3])), "b": {"4": ["x"]}, "c": 5, "d": [[1.0]], "e": "2026-01-02"
     }  # fmt: skip
 
@@ -66,7 +66,7 @@ def test_a_verdict_met_again_costs_no_parsing(monkeypatch: pytest.MonkeyPatch) -
     right = verifier(problem.verifier)
     assert right(problem.answer, problem.answer, problem.metadata)
     plain = verifier("reasoning_gym:chain_sum")
-    monkeypatch.setattr(metadata, "decode", None)
+    monkeypatch.setattr(rules, "decode_metadata", None)
     assert right(problem.answer, problem.answer, "".join(problem.metadata))
     assert plain("5=10", "10", first("chain_sum").metadata)
 

@@ -6,14 +6,11 @@ MLflow only for an MLflow source or log.
 """
 
 from .errors import BudgetError, LedgerError
-from .ledger.accounts import Account, account
-from .ledger.counts import COHORTS, TRAINING_COHORTS, Counts, counts_by_cohort
+from .ledger.counts import COHORTS, TRAINING_COHORTS, Admission, Counts, Limits, counts_by_cohort
 from .ledger.fold import Totals
-from .ledger.history import History
-from .ledger.ledger import Ledger
-from .ledger.limits import Admission, Limits
+from .ledger.ledger import Account, History, Ledger, account
 from .ledger.meter import Meter
-from .planning.allocation import Allocation, Scaling
+from .planning.compute import Allocation, Scaling
 
 __all__ = [
     "COHORTS",

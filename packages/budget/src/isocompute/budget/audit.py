@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .errors import BudgetError
-from .follow.live import LiveLog
+from .follow.following import LiveLog
 from .ledger.counts import TRAINING_COHORTS
-from .ledger.history import History
-from .trainers.batching import Batching
+from .ledger.ledger import History
 from .trainers.counting import Progressed
 from .trainers.evals import progress_of, reader_of, settings_of
 from .trainers.logs.log import Log
+from .trainers.settings import Batching
 from .trainers.trainer import Trainer
 
 MECHANISMS = {

@@ -1,18 +1,15 @@
 """What does a budget buy, and how should it be split? Compute-optimal frontiers of LLM reinforcement learning."""
 
-from .answers.comparison import Comparison, compare
-from .answers.efficiency import efficiency, leave_one_out
 from .answers.fitted import Fitted
-from .answers.forecast import Forecast, ForecastConfig, forecast
+from .answers.forecast import Comparison, Forecast, ForecastConfig, compare, efficiency, forecast, leave_one_out
 from .answers.interference import interference, train_validation_gap
 from .answers.paper import PaperConfig, PaperFits, fit_as_paper
-from .data.reading import read_evals
-from .data.records import isotonic, records
-from .data.units import convert, with_gpu_hours
+from .data.curves import isotonic, records
+from .data.reading import convert, read_evals, with_gpu_hours
 from .errors import MEANING, Flag, FrontierError
 from .fitting.nstar import fit_points
 from .notebook import Fit, Frontier
-from .posterior.priors import Priors
+from .posterior.model import Priors
 
 __all__ = [
     "MEANING",

@@ -10,18 +10,17 @@ import narwhals as nw
 import numpy as np
 import polars as pl
 
-from .answers import saved
+from .answers import fitted
 from .answers.checks import BestRates, LeftOut, best_rates, left_out
 from .answers.fitted import Fitted
 from .answers.next import plan
 from .data.reading import read_evals
 from .errors import FrontierError
-from .posterior.actions import Plan
+from .posterior.decision import Plan
 from .posterior.evaluations import POPULATION, Run, runs_of
+from .posterior.model import Priors
 from .posterior.posterior import Posterior, posterior
-from .posterior.preparation import Prepared, prepare
-from .posterior.priors import Priors
-from .posterior.questions import luck_of
+from .posterior.preparation import Prepared, luck_of, prepare
 from .posterior.runs import Cell
 from .show.curves import draw_frontier
 from .show.decision import draw_best, draw_regret
@@ -65,7 +64,7 @@ class Fit(Fitted):
 
     def save(self, folder: str | Path) -> None:
         """Write it, to be read by ``Frontier.load``; the same fit gives the same bytes."""
-        saved.save(self, folder)
+        fitted.save(self, folder)
 
 
 class Frontier:
@@ -114,7 +113,7 @@ class Frontier:
         Raises:
             FrontierError: The folder holds no fit, or a damaged one.
         """
-        found = saved.load(folder)
+        found = fitted.load_fitted(folder)
         return Fit(**{field.name: getattr(found, field.name) for field in fields(found)})
 
     def fit(self, *, priors: Priors | None = None, seed: int = 0, pass_rates: pl.DataFrame | None = None) -> Fit:

@@ -26,39 +26,61 @@ from .config import (
 from .errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 
 if TYPE_CHECKING:
-    from .objective.advantages import group_advantages
-    from .objective.cohorts import with_cohorts
+    from .config import RunConfig
+    from .objective.advantages import group_advantages, with_cohorts
     from .objective.prepare import prepare
     from .protocols import Evaluator, Meter, Sampler, Updater
     from .ranks.group import LearnerGroup
     from .records.health import Flag, flags, judged
-    from .records.steps import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport
-    from .records.timings import timings_table
+    from .records.steps import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport, timings_table
     from .saving.checkpoint import Checkpoints
     from .saving.export import save_adapter, save_policy
-    from .training.defaults import UpdateSteps
-    from .training.loop import canary, train
-    from .training.recovering import through_deaths
-    from .training.run import Progress, RunConfig
-    from .training.starting import branch, restore
+    from .training.loop import UpdateSteps, branch, canary, restore, through_deaths, train
+    from .training.run import Progress
     from .updates.learner import Learner
 
 _MODULES = {
-    "objective.advantages": ("group_advantages",),
-    "objective.cohorts": ("with_cohorts",),
+    "objective.advantages": (
+        "group_advantages",
+        "with_cohorts",
+    ),
     "objective.prepare": ("prepare",),
-    "protocols": ("Evaluator", "Meter", "Sampler", "Updater"),
+    "protocols": (
+        "Evaluator",
+        "Meter",
+        "Sampler",
+        "Updater",
+    ),
     "ranks.group": ("LearnerGroup",),
-    "records.health": ("Flag", "flags", "judged"),
-    "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport"),
-    "records.timings": ("timings_table",),
+    "records.health": (
+        "Flag",
+        "flags",
+        "judged",
+    ),
+    "records.steps": (
+        "EvaluationRecord",
+        "ResponseStatistics",
+        "StepRecord",
+        "UpdateReport",
+        "timings_table",
+    ),
     "saving.checkpoint": ("Checkpoints",),
-    "saving.export": ("save_adapter", "save_policy"),
-    "training.defaults": ("UpdateSteps",),
-    "training.loop": ("canary", "train"),
-    "training.recovering": ("through_deaths",),
-    "training.run": ("Progress", "RunConfig"),
-    "training.starting": ("branch", "restore"),
+    "saving.export": (
+        "save_adapter",
+        "save_policy",
+    ),
+    "training.loop": (
+        "UpdateSteps",
+        "canary",
+        "train",
+        "through_deaths",
+        "branch",
+        "restore",
+    ),
+    "training.run": (
+        "Progress",
+        "RunConfig",
+    ),
     "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -1,23 +1,669 @@
-"""Settings of the learner, validated when they are made."""
+"""Settings of the learner, validated when they are made.
+
+What a setting may be: one sentence for each that may not.
+
+A low-rank adapter that is learnt in place of the model's own weights.
+
+Which of the responses generated are learnt from.
+
+How an update is computed: what it takes of memory and time, and nothing of what is learnt but rounding.
+
+What is maximised: the algorithm and its parts, the regularisers, the correction for the sampler, the critic.
+
+AdamW and the schedule of its learning rate.
+
+When a sampler counts as holding the learner's weights.
+
+A run.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from .errors import LearnerError
-from .settings.adapter import AdapterConfig
-from .settings.batch import BatchConfig
-from .settings.checks import positive
-from .settings.compute import ComputeConfig
-from .settings.objective import (
-    CriticConfig,
-    EntropyConfig,
-    ImportanceConfig,
-    KLConfig,
-    ObjectiveConfig,
-)
-from .settings.optimizer import OptimizerConfig
-from .settings.sync import SyncConfig
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite number."""
+    # YAML reads 1e-3, without a point, as text.
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def positive(settings: object, *names: str) -> None:
+    """Refuse fields that are no positive number.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+    _each(settings, names, lambda value: is_number(value) and value > 0, "a positive number")
+
+
+def not_negative(settings: object, *names: str) -> None:
+    """Refuse fields that are no number, 0 or more.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+    _each(settings, names, lambda value: is_number(value) and value >= 0, "a number, 0 or more")
+
+
+def share(settings: object, *names: str) -> None:
+    """Refuse fields that are no number from 0 to 1.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+    _each(settings, names, lambda value: is_number(value) and 0 <= value <= 1, "a number from 0 to 1")
+
+
+def whole(settings: object, *names: str, least: int) -> None:
+    """Refuse fields that are no whole number of some size.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+    _each(settings, names, lambda value: is_whole(value) and value >= least, f"a whole number, {least} or more")
+
+
+def one_of(settings: object, name: str, choices: Sequence[str]) -> None:
+    """Refuse a field that is none of some names.
+
+    Raises:
+        LearnerError: It is another.
+    """
+    if getattr(settings, name) not in choices:
+        raise LearnerError(f"{name} is {getattr(settings, name)!r}; it must be one of {', '.join(choices)}")
+
+
+def truth(settings: object, *names: str) -> None:
+    """Refuse fields that are neither true nor false.
+
+    Raises:
+        LearnerError: A value is something else.
+    """
+    _each(settings, names, lambda value: isinstance(value, bool), "true or false")
+
+
+def _each(settings: object, names: Sequence[str], right: Callable[[Any], bool], wanted: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not right(value):
+            raise LearnerError(f"{name} is {value!r}; it must be {wanted}")
+
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """LoRA (arXiv 2106.09685): W + (α/r)·B·A in place of each adapted weight W, of which only A and B are learnt.
+
+    At first A, of the shape ``(r, in)``, is uniform on ±1/√in and the same in every run, and B, of the shape
+    ``(out, r)``, is 0: the policy is the base model. There is no dropout, with which it would not be the sampler's.
+    With ``compute.precision: bfloat16`` the base model is held in bfloat16; A, B, their gradients and their moments
+    are in float32. Embeddings, norms, biases and the output head stay as they are.
+
+    α = 32 is that of "LoRA Without Regret" (Thinking Machines, 2025), by which the best learning rate is about ten
+    times that of full training, whatever the rank.
+
+    Attributes:
+        rank: r, the rank of the change of a weight.
+        alpha: α; a change is multiplied by α/r.
+        target_modules: Names of the linear layers that are adapted, or their last parts, such as ``q_proj``;
+            ``all-linear`` names all but the output head.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    rank: int = 32
+    alpha: float = 32.0
+    target_modules: tuple[str, ...] = (ALL_LINEAR,)
+
+    def __post_init__(self) -> None:
+        whole(self, "rank", least=1)
+        positive(self, "alpha")
+        given = self.target_modules
+        if not isinstance(given, tuple) or not given or not all(isinstance(name, str) and name for name in given):
+            raise LearnerError(
+                f"target_modules is {given!r}; it must be a list of names of linear layers, such as [q_proj, v_proj] "
+                f"or [{ALL_LINEAR}]"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """Which of the responses generated are learnt from. All are paid for.
+
+    Attributes:
+        filter_zero_variance: Whether groups with equal rewards are left out of the update and of its normaliser
+            (cohort ``filtered``).
+        trained_rollouts: n_train: responses per problem that are learnt from; the others (cohort ``filtered``) only
+            sharpen the baseline (IsoCompute Playbook, Appendix G: n_est is ``rollouts_per_problem``). None: all.
+        drop_above: No-positive resampling (ScaleRL): a problem whose pass rate in its last batch is this or more is
+            not trained on in later passes. None: none is dropped.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    filter_zero_variance: bool = False
+    trained_rollouts: int | None = None
+    drop_above: float | None = None
+
+    def __post_init__(self) -> None:
+        truth(self, "filter_zero_variance")
+        if self.trained_rollouts is not None:
+            whole(self, "trained_rollouts", least=1)
+        if self.drop_above is not None and not (is_number(self.drop_above) and 0 < self.drop_above <= 1):
+            raise LearnerError(f"drop_above is {self.drop_above!r}; it must be a number above 0 and at most 1, or null")
+
+
+LAYOUTS = ("auto", "packed", "padded")
+PRECISIONS = ("float32", "bfloat16")
+SHARDINGS = ("auto", "none")
+ATTENDED = 4
+"""Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
+
+
+def fits(tokens: int, *, positions: int, attended: int) -> bool:
+    """Whether so much may pass through the model together.
+
+    Args:
+        tokens: ``ComputeConfig.micro_batch_tokens``.
+        attended: Tokens of the rows of attention: packed prompts are repeated there for each response.
+    """
+    return positions <= tokens and attended <= ATTENDED * tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """How an update is computed.
+
+    Attributes:
+        micro_batch_tokens: Most tokens per forward and backward pass of a rank, prompts and padding included;
+            attention, which sees a packed prompt again before each of its responses, may see four times as many. A
+            single response may have more.
+        layout: ``packed``: without padding, a group's prompt once for all its responses; ``padded``: a row for each
+            response; ``auto``: packed where the model gives the same log-probabilities that way, and padded where a
+            response exceeds a sliding window of the model.
+        precision: Type of activations: ``float32``, or ``bfloat16`` with weights, gradients and moments in float32.
+            The reference of a KL then has its weights in bfloat16 too, which takes half the memory: it is the base
+            model rounded, and the KL of a policy that is the base model still is not 0 (5e-5 nats for a small one).
+        float32_head: Compute logits in float32 where ``precision`` is not (MiniMax-M1, arXiv 2506.13585, section 3.2):
+            the four products of the head with the vocabulary, one forward and three backward, which a GPU multiplies
+            several times more slowly than in bfloat16. Without it those products are in bfloat16, and the softmax,
+            log-probabilities and the sum of the head's gradient in float32 all the same.
+        head_chunk_tokens: Tokens whose logits are held at a time; they are computed again in the backward pass.
+        sharding: ``auto``: several ranks share one policy, so that each holds and computes a part of its weights,
+            gradients and moments, and of the weights of a KL's reference (FSDP2); ``none``: each rank has the whole
+            of them, which takes as much memory on each, and less time where the model is small.
+        gradient_checkpointing: Keep only the inputs of layers and compute the rest again in the backward pass.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    micro_batch_tokens: int = 8192
+    layout: str = "auto"
+    precision: str = "float32"
+    float32_head: bool = True
+    head_chunk_tokens: int = 2048
+    sharding: str = "auto"
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        whole(self, "micro_batch_tokens", "head_chunk_tokens", least=1)
+        one_of(self, "layout", LAYOUTS)
+        one_of(self, "precision", PRECISIONS)
+        one_of(self, "sharding", SHARDINGS)
+        truth(self, "float32_head", "gradient_checkpointing")
+
+
+SURROGATES = ("policy_gradient", "clip", "cispo", "gspo")
+BASELINES = ("group", "batch", "gae")
+SCALES = ("none", "group", "batch")
+STDS = ("sample", "population")
+AGGREGATIONS = ("token", "sequence", "prompt", "constant")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+KL_PLACES = ("loss", "reward")
+LEVELS = ("none", "token", "sequence")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """The parts that a named algorithm is made of; see ``ObjectiveConfig``."""
+
+    surrogate: str
+    clip_low: float | None
+    clip_high: float | None
+    baseline: str
+    scale: str
+    aggregation: str
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    name: Algorithm(
+        surrogate=surrogate, clip_low=low, clip_high=high, baseline=baseline, scale=scale, aggregation=aggregation
+    )
+    for name, surrogate, low, high, baseline, scale, aggregation in (
+        ("grpo", "clip", 0.2, 0.2, "group", "group", "token"),
+        ("dr_grpo", "clip", 0.2, 0.2, "group", "none", "constant"),
+        ("ppo", "clip", 0.2, 0.2, "gae", "batch", "token"),
+        ("cispo", "cispo", None, 4.0, "group", "batch", "prompt"),
+        ("dapo", "clip", 0.2, 0.28, "group", "group", "token"),
+        ("gspo", "gspo", 3e-4, 4e-4, "group", "group", "sequence"),
+    )
+}
+"""The algorithms by name; docs/algorithms.md has the source of each number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectiveConfig:
+    """The algorithm. Every other setting that is None is the algorithm's own (``ALGORITHMS``; see ``resolved``).
+
+    Attributes:
+        algorithm: ``grpo``, ``dr_grpo``, ``ppo``, ``cispo``, ``dapo`` or ``gspo``.
+        surrogate: What the gradient is of, token by token: ``policy_gradient`` (−A·log π), ``clip`` (PPO's clipped
+            ratio), ``cispo`` (−A·log π weighted by the clipped ratio) or ``gspo`` (a clipped ratio per response).
+        clip_low: The ratio π/π_old is clipped below at 1 − this; for ``cispo`` None is no bound.
+        clip_high: The ratio is clipped above at 1 + this.
+        baseline: What a response's advantage is relative to: the mean of its ``group``, of the whole ``batch``, or a
+            critic's values, token by token (``gae``).
+        scale: What advantages are divided by: nothing (``none``), or the standard deviation over the ``group`` or
+            over the ``batch``.
+        std: The ``sample`` standard deviation (n − 1, as veRL and TRL do) or the ``population`` one (n). Their ratio
+            √(n/(n−1)) depends on n.
+        aggregation: How tokens are averaged: over all tokens of the batch (``token``), within each response and then
+            over responses (``sequence``), within each problem and then over problems (``prompt``), or as a sum
+            divided by the responses times ``constant_length`` (``constant``).
+        constant_length: Tokens that a response counts as with ``constant``: the longest that may be sampled.
+        updates_per_batch: Optimizer steps that a batch is split into; above 1 all but the first are off-policy.
+        epochs: Passes over a batch.
+
+    Raises:
+        LearnerError: A value is out of its range, or values contradict each other.
+    """
+
+    algorithm: str = "grpo"
+    surrogate: str | None = None
+    clip_low: float | None = None
+    clip_high: float | None = None
+    baseline: str | None = None
+    scale: str | None = None
+    std: str = "sample"
+    aggregation: str | None = None
+    constant_length: int | None = None
+    updates_per_batch: int = 1
+    epochs: int = 1
+
+    def __post_init__(self) -> None:
+        one_of(self, "algorithm", tuple(ALGORITHMS))
+        for name, choices in (
+            ("surrogate", SURROGATES), ("baseline", BASELINES), ("scale", SCALES), ("aggregation", AGGREGATIONS),
+        ):  # fmt: skip
+            if getattr(self, name) is not None:
+                one_of(self, name, choices)
+        one_of(self, "std", STDS)
+        positive(self, *(name for name in ("clip_low", "clip_high") if getattr(self, name) is not None))
+        surrogate = self.surrogate or ALGORITHMS[self.algorithm].surrogate
+        if surrogate != "cispo" and self.clip_low is not None and self.clip_low >= 1:
+            raise LearnerError(f"clip_low is {self.clip_low!r}; a ratio cannot be clipped at 0 or below")
+        whole(self, "updates_per_batch", "epochs", least=1)
+        if self.constant_length is not None:
+            whole(self, "constant_length", least=1)
+
+    @property
+    def resolved(self) -> ObjectiveConfig:
+        """The same with the algorithm's own values in place of None.
+
+        Raises:
+            LearnerError: ``constant_length`` is needed and missing, or the scale is a group's and the baseline is not.
+        """
+        own = asdict(ALGORITHMS[self.algorithm])
+        given = {name: value for name in own if (value := getattr(self, name)) is not None}
+        whole_of = replace(self, **own | given)
+        if whole_of.aggregation == "constant" and whole_of.constant_length is None:
+            raise LearnerError(
+                "aggregation is 'constant', which needs constant_length: the most tokens that a response may have"
+            )
+        if whole_of.scale == "group" and whole_of.baseline != "group":
+            raise LearnerError(
+                f"scale is 'group' and baseline {whole_of.baseline!r}; without a group's mean it must be 'none' or "
+                "'batch', since a group of equal rewards would be divided by 0"
+            )
+        return whole_of
+
+    @property
+    def off_policy(self) -> bool:
+        """Whether some updates use responses of an earlier policy."""
+        return self.updates_per_batch * self.epochs > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLConfig:
+    """KL(policy ‖ base).
+
+    Attributes:
+        coefficient: Its weight (``beta`` in TRL); 0 turns it off, and then no reference model is loaded.
+        estimator: ``k1`` (log-ratio), ``k2`` (half its square) or ``k3`` (Schulman's).
+        place: ``loss``, as a term for each token, or ``reward``, subtracted from each response's reward.
+        mask_zero_variance: Leave out responses whose group has equal rewards (IsoCompute Playbook, Figure 3).
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    coefficient: float = 0.0
+    estimator: str = "k3"
+    place: str = "loss"
+    mask_zero_variance: bool = False
+
+    def __post_init__(self) -> None:
+        not_negative(self, "coefficient")
+        one_of(self, "estimator", KL_ESTIMATORS)
+        one_of(self, "place", KL_PLACES)
+        truth(self, "mask_zero_variance")
+        if self.place == "reward" and self.mask_zero_variance:
+            raise LearnerError(
+                "mask_zero_variance needs place: loss, since a KL in the reward decides which groups have equal rewards"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntropyConfig:
+    """The entropy of the policy's next-token distribution.
+
+    Attributes:
+        coefficient: Weight of the bonus per token; 0 turns it off.
+        mask_zero_variance: No bonus for responses whose group has equal rewards (IsoCompute Playbook, Figure 3).
+        measured: Measure it where it is no part of the loss, too, on the tokens that pass through the model.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    coefficient: float = 0.0
+    mask_zero_variance: bool = False
+    measured: bool = False
+
+    def __post_init__(self) -> None:
+        not_negative(self, "coefficient")
+        truth(self, "mask_zero_variance", "measured")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceConfig:
+    """Truncated importance sampling (TIS): the correction for a sampler that is not quite the learner.
+
+    Attributes:
+        level: Weights per ``token``, per response (``sequence``), or ``none``.
+        cap: Largest weight.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    level: str = "token"
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        one_of(self, "level", LEVELS)
+        positive(self, "cap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticConfig:
+    """The value head of PPO, on the policy's last hidden states; no part of what the sampler is given.
+
+    Attributes:
+        coefficient: Weight of the value loss beside the policy's, where the head's gradient passes into the policy;
+            the head itself always has a weight of 1.
+        through_policy: Let the value loss change the policy's own weights, too.
+        learning_rate: AdamW's learning rate of the head; it follows the policy's schedule.
+        discount: γ of the returns.
+        gae_lambda: λ of generalised advantage estimation (arXiv 1506.02438).
+        clip: Largest change of a value in an off-policy update (PPO's value clipping); None is no bound.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    coefficient: float = 0.5
+    through_policy: bool = False
+    learning_rate: float = 1e-3
+    discount: float = 1.0
+    gae_lambda: float = 1.0
+    clip: float | None = 0.5
+
+    def __post_init__(self) -> None:
+        positive(self, "learning_rate")
+        not_negative(self, "coefficient")
+        share(self, "discount", "gae_lambda")
+        truth(self, "through_policy")
+        if self.clip is not None and not (is_number(self.clip) and self.clip > 0):
+            raise LearnerError(f"clip is {self.clip!r}; it must be a positive number, or null")
+
+
+DECAYS = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW and the schedule of its learning rate.
+
+    Attributes:
+        beta1: Decay of the first moment, β₁.
+        beta2: Decay of the second moment, β₂.
+        epsilon: ε in the denominator.
+        weight_decay: Decoupled weight decay; 0 here, where PyTorch, veRL and the recipes have 0.01.
+        gradient_clip: Largest norm of the whole gradient (``max_grad_norm`` in TRL, ``grad_clip`` in veRL).
+        warmup_steps: Steps over which the learning rate rises linearly to its peak.
+        decay: What follows the warm-up: ``constant``, or ``linear`` or ``cosine`` to 0 after ``decay_steps``.
+        decay_after: The last step at the peak before the decay begins; where the warm-up is longer, it is the warm-up's
+            last. Up to this step a run with a decay is the run with a constant rate.
+        decay_steps: The last step of a decay, counted from the first one and beyond the warm-up; 0 where there is no
+            decay. It is a setting of its own, so that a rate never depends on how long a run happens to be.
+
+    Steps are batches that were learnt from: one whose groups are all filtered does not count.
+
+    Raises:
+        LearnerError: A value is out of its range.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    gradient_clip: float = 1.0
+    warmup_steps: int = 10
+    decay: str = "constant"
+    decay_after: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self) -> None:
+        positive(self, "epsilon", "gradient_clip")
+        not_negative(self, "beta1", "beta2", "weight_decay")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise LearnerError(f"{name} is {getattr(self, name)!r}; it must be below 1")
+        whole(self, "warmup_steps", "decay_after", "decay_steps", least=0)
+        one_of(self, "decay", DECAYS)
+        if self.decay == "constant" and self.decay_steps:
+            raise LearnerError(
+                f"decay_steps is {self.decay_steps}, and a constant learning rate has no horizon: it must be 0"
+            )
+        if self.decay == "constant" and self.decay_after:
+            raise LearnerError(
+                f"decay_after is {self.decay_after}, and a constant learning rate never falls: it must be 0"
+            )
+        if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
+            raise LearnerError(
+                f"decay_steps is {self.decay_steps}; a {self.decay} decay must end after the warm-up of "
+                f"{self.warmup_steps} steps"
+            )
+        if self.decay != "constant" and self.decay_steps <= self.decay_after:
+            raise LearnerError(
+                f"decay_after is {self.decay_after}; a decay must begin before its last step, decay_steps, which is "
+                f"{self.decay_steps}"
+            )
+
+    def factor_at(self, step: int) -> float:
+        """Learning rate of a step as a share of the peak.
+
+        s/w in step s ≤ w = ``warmup_steps``; then 1 up to step d, which is the larger of w and ``decay_after``, and in
+        all steps if ``constant``; then 1 − x (``linear``) or (1 + cos πx)/2 (``cosine``) with
+        x = min(1, (s − d)/(T + 1 − d)) and T = ``decay_steps``. So step d has the peak, step T is the last one that
+        learns, and every step beyond it has a rate of 0. For w = 2, T = 6 and ``linear`` the steps 1 to 7 have 0.5, 1,
+        0.8, 0.6, 0.4, 0.2, 0, and with ``decay_after`` = 4 they have 0.5, 1, 1, 1, 0.67, 0.33, 0.
+
+        Args:
+            step: The step, counted from 1.
+        """
+        if step <= self.warmup_steps:
+            return step / self.warmup_steps
+        peak = max(self.warmup_steps, self.decay_after)
+        if self.decay == "constant" or step <= peak:
+            return 1.0
+        done = min(1.0, (step - peak) / (self.decay_steps + 1 - peak))
+        return 1.0 - done if self.decay == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+
+
+CHECKS = ("tolerance", "mean", "k3", "quantile")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConfig:
+    """The largest differences of log-probabilities that count as the same weights.
+
+    Attributes:
+        tolerance: Largest difference (nats) between the sampler's and the learner's log-probability of a token; 1e-4
+            fits a sampler in float32. None turns it off: in bfloat16 a stray token of a healthy sampler may differ by
+            more than one nat.
+        mean: Largest mean |difference| (nats per token); None turns it off. It and the two below are for samplers in
+            bfloat16 or float16.
+        k3: Largest estimate (k3) of KL(sampler ‖ learner) (nats per token); None turns it off.
+        quantile: Largest 0.99 quantile of |difference| over tokens (nats); None turns it off.
+
+    Raises:
+        LearnerError: A value is out of its range, or all four are off.
+    """
+
+    tolerance: float | None = 1e-4
+    mean: float | None = None
+    k3: float | None = None
+    quantile: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in CHECKS if getattr(self, name) is not None]
+        if not given:
+            raise LearnerError(
+                f"{', '.join(CHECKS)} of sync are all off; one must be a number, or stale weights would train unnoticed"
+            )
+        positive(self, *given)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed.
+
+    Attributes:
+        run_id: Hash of the run's configuration.
+        rollouts_per_problem: n; 1 only where the advantage is not relative to the group (``check``).
+        problems_per_batch: B_p.
+        seed: Fixes the order of problems and every response's seed.
+        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with
+            ``evaluations_per_octave`` between the first of them. None where nothing is evaluated.
+        evaluations_per_octave: p, how many evaluations there are while the rollouts double, from p · ``evaluate_every``
+            on (see ``evaluated_at``); None for one at every multiple of ``evaluate_every``.
+
+    Raises:
+        LearnerError: There is no rollout of a problem or no problem in a batch, the grid is not a multiple of the
+            batch, or there is no evaluation in an octave.
+    """
+
+    run_id: str = "run"
+    rollouts_per_problem: int
+    problems_per_batch: int
+    seed: int = 0
+    evaluate_every: int | None = None
+    evaluations_per_octave: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rollouts_per_problem < 1:
+            raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a problem needs 1 or more")
+        if self.problems_per_batch < 1:
+            raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
+        every = self.evaluate_every
+        if every is not None and (every < 1 or every % self.batch_rollouts):
+            raise LearnerError(
+                f"evaluate_every is {self.evaluate_every} rollouts, which is not a multiple of the batch of "
+                f"{self.batch_rollouts}: evaluations would not fall on a common grid"
+            )
+        if self.evaluations_per_octave is not None and self.evaluations_per_octave < 1:
+            raise LearnerError(
+                f"evaluations_per_octave is {self.evaluations_per_octave}: it must be 1 or more, or None for a grid of "
+                "equal distances"
+            )
+
+    @property
+    def batch_rollouts(self) -> int:
+        """B = B_p · n."""
+        return self.problems_per_batch * self.rollouts_per_problem
+
+    def evaluated_at(self, rollouts: int) -> bool:
+        """Whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
+
+        With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
+        o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
+        a factor of 1 + 1/p apart from p · ``evaluate_every`` on.
+
+        Args:
+            rollouts: step · B.
+        """
+        if self.evaluate_every is None:
+            return False
+        k, rest = divmod(rollouts, self.evaluate_every)
+        if rest or self.evaluations_per_octave is None:
+            return not rest
+        octave = max(0, (k // self.evaluations_per_octave).bit_length() - 1)
+        return k % (1 << octave) == 0
+
+    def check(self, config: LearnerConfig) -> None:
+        """Refuse a number of rollouts that the learner's settings cannot learn from.
+
+        Raises:
+            LearnerError: n is 1 and the baseline is the group's or groups of equal rewards are left out, or n is
+                below ``trained_rollouts``.
+        """
+        n, trained = self.rollouts_per_problem, config.batch.trained_rollouts
+        if n == 1 and config.objective.resolved.baseline == "group":
+            raise LearnerError(
+                f"rollouts_per_problem is 1, and the advantage of {config.objective.algorithm} is relative to its "
+                "group: it must be 2 or more, or the baseline gae or batch"
+            )
+        masked = {
+            "batch.filter_zero_variance": config.batch.filter_zero_variance,
+            "kl.mask_zero_variance": config.kl.coefficient and config.kl.mask_zero_variance,
+            "entropy.mask_zero_variance": config.entropy.coefficient and config.entropy.mask_zero_variance,
+        }
+        if n == 1 and any(masked.values()):
+            raise LearnerError(
+                f"rollouts_per_problem is 1, so that every group has equal rewards, and "
+                f"{next(name for name, on in masked.items() if on)} is on: it must be off"
+            )
+        if trained is not None and trained > n:
+            raise LearnerError(f"trained_rollouts is {trained}; it must be at most rollouts_per_problem, which is {n}")
+
 
 __all__ = [
     "AdapterConfig",

@@ -3,17 +3,21 @@
 from .errors import RolloutError
 from .problems.loading import Loaded, load_checked, load_problems
 from .problems.sources import HubSource, LocalSource, ReasoningGymSource, source_from
-from .samplers.engine import EngineConfig, engine_from
 from .samplers.prompts import Prompting, prompting_from
 from .samplers.registry import open_sampler
-from .samplers.sampling import Interruption, Sampling, sampling_from
+from .samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, response_seed, sampling_from
 from .scoring.config import ScoringConfig, scoring_from
-from .scoring.difficulty import DifficultySplit, histogram, split, with_pass_rates
-from .scoring.evaluation import EvaluationResult, evaluate, successes
+from .scoring.evaluation import (
+    DifficultySplit,
+    EvaluationResult,
+    evaluate,
+    histogram,
+    split,
+    successes,
+    with_pass_rates,
+)
 from .scoring.rules import register
-from .scoring.scorer import Scorer
-from .scoring.verifiers import verifier
-from .seeds import response_seed
+from .scoring.scorer import Scorer, verifier
 
 __all__ = [
     "DifficultySplit",

@@ -11,8 +11,7 @@ import hashed
 import pytest
 from isocompute.rollout import RolloutError, Sampling, open_sampler
 from isocompute.rollout.errors import EngineError
-from isocompute.rollout.samplers.replicas.pool import Replicas
-from isocompute.rollout.samplers.replicas.sending import transport_of
+from isocompute.rollout.samplers.replicas.pool import Replicas, transport_of
 
 pytestmark = pytest.mark.slow("Ray")
 

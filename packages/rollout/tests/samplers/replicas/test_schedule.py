@@ -4,7 +4,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.samplers.replicas.schedule import Expected, Queue, Work
+from isocompute.rollout.samplers.replicas.pool import Expected, Queue, Work
 
 
 def works(*costs: float) -> list[Work]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from isocompute.rollout.samplers.sampling import Request
-from isocompute.rollout.samplers.servers.answers import Answer, Reader, Wrong, only_choice
+from isocompute.rollout.samplers.servers.protocols import Answer, Reader, Wrong, only_choice
 
 ASKED = Request(prompt_ids=[3, 12, 3, 14], seed=1, max_new_tokens=4)
 GIVEN = Answer(

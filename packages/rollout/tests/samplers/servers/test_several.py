@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError
-from isocompute.rollout.samplers.servers import several
-from isocompute.rollout.samplers.servers.client import Client, Failed, Refused
-from isocompute.rollout.samplers.servers.several import ATTEMPTS, Server, Servers
+from isocompute.rollout.samplers.servers import client
+from isocompute.rollout.samplers.servers.client import ATTEMPTS, Client, Failed, Refused, Server, Servers
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(several, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_a_refusal_is_not_tried_again(three: Servers) -> None:
 def test_a_dead_server_is_left_out_and_comes_back(
     three: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(several, "FIRST_PAUSE_SECONDS", 30.0)
+    monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 30.0)
     dead, halt = three.all[0], threading.Event()
     asked: list[Server] = []
 
@@ -117,7 +116,7 @@ def test_a_dead_server_is_left_out_and_comes_back(
 
 def test_a_server_that_asks_for_it_is_left_alone_up_to_a_bound(three: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     busy, halt = three.all[0], threading.Event()
-    monkeypatch.setattr(several.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(client.time, "monotonic", lambda: 1000.0)
     for wait, until in ((5.0, 1005.0), (10_000.0, 1060.0)):
         busy.busy_until = 0.0
 

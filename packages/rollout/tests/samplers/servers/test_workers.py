@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from isocompute.rollout.samplers.servers.workers import in_parallel
+from isocompute.rollout.samplers.servers.openai import in_parallel
 
 
 def test_everything_is_done_once() -> None:

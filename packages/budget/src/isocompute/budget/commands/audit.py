@@ -10,10 +10,10 @@ from typing import Any
 
 from ..audit import OF_LEDGER, Audit, audit
 from ..ledger.counts import TRAINING_COHORTS
-from ..ledger.history import History
+from ..ledger.ledger import History
 from ..trainers.evals import plain
-from ..trainers.forms import load
 from ..trainers.registry import TRAINERS, trainer
+from ..trainers.settings import load
 from .text import add_constants, aligned_table, write_json
 
 

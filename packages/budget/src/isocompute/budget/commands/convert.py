@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BudgetError
-from ..planning.allocation import Allocation
-from ..trainers.batching import Batching
-from ..trainers.forms import flags, load, nested, render
+from ..planning.compute import Allocation
 from ..trainers.registry import TRAINERS, convert, read, trainer
-from ..trainers.target import Parallelism, Run, Value
+from ..trainers.settings import Batching, Parallelism, Run, Value, flags, load, nested, render
 from .text import labelled_lines, number, whole, write_json
 
 ALLOCATION = ("--rollouts-per-problem", "--problems-per-batch", "--update-steps")

@@ -9,8 +9,8 @@ from pathlib import Path
 from ..contract import tables
 from ..trainers.doctor import Patient, examine, written
 from ..trainers.evals import plain
-from ..trainers.forms import load
 from ..trainers.registry import TRAINERS
+from ..trainers.settings import load
 from .text import add_constants, write_json
 
 

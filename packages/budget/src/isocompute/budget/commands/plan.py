@@ -1,16 +1,249 @@
-"""``plan``: the feasible splits of a budget."""
+"""``plan``: the feasible splits of a budget.
+
+The options of ``plan`` on the model, the lengths and the device.
+
+A plan in lines of text, and as a document.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..errors import BudgetError
-from ..planning.splits import Constraints, grid
-from . import models
-from .plan_lines import document, plan_lines, plan_row
-from .text import number, plural, whole, whole_numbers, write_json
+from ..planning.compute import (
+    DEVICES,
+    GIBIBYTE,
+    SPREAD,
+    Device,
+    Interval,
+    Lengths,
+    Memory,
+    Model,
+    Utilisation,
+    device,
+    price,
+    response_tokens,
+)
+from ..planning.splits import Cell, Constraints, Grid, Setting, estimate, grid
+from .text import aligned_table, number, parameters, plural, whole, whole_numbers, write_json
+
+
+def add_model_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    group = command.add_argument_group("the model and the device, to estimate time, memory and money")
+    group.add_argument("--model-parameters", type=parameters, metavar="N", help="parameters, of all experts: 7B")
+    group.add_argument(
+        "--active-parameters", type=parameters, metavar="N", help="those that a token passes through (default: all)"
+    )
+    group.add_argument("--response-tokens", type=number, metavar="T", help="mean response at first")
+    group.add_argument("--device", choices=DEVICES, help="the accelerator")
+    group.add_argument("--prompt-tokens", type=number, default=0.0, metavar="P", help="mean prompt (default: 0)")
+    group.add_argument(
+        "--response-growth", type=number, default=1.0, metavar="G", help="mean response at the end over that at first"
+    )
+    group.add_argument(
+        "--spread", type=number, default=SPREAD, metavar="S", help="how far the mean may be off (default: %(default)s)"
+    )
+    group.add_argument("--layers", type=whole, metavar="L", help="layers, for the attention term and the memory")
+    group.add_argument("--width", type=whole, metavar="d", help="hidden size, for the same")
+    group.add_argument("--vocabulary", type=whole, metavar="V", help="for the memory of the logits")
+    group.add_argument(
+        "--generation-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while sampling"
+    )
+    group.add_argument(
+        "--training-utilisation", type=_shares, metavar="LOW,LIKELY,HIGH", help="share of the peak while training"
+    )
+    group.add_argument("--tokens-per-second", type=number, metavar="R", help="sampling of one device, as measured")
+    group.add_argument(
+        "--extra-forwards",
+        type=whole,
+        default=0,
+        metavar="F",
+        help="further forward passes of the trainer (reference, …)",
+    )
+    group.add_argument("--no-shared-prompt", action="store_true", help="the engine has no prefix cache")
+    group.add_argument("--price", type=number, metavar="X", help="price of one device-hour")
+    group.add_argument("--currency", default="USD", help="currency of the price (default: %(default)s)")
+
+
+def model_setting(arguments: argparse.Namespace) -> Setting | None:
+    """The setting that the options describe, or None when none of them is given.
+
+    Raises:
+        BudgetError: Some of the options that go together are missing, or a value is not possible.
+    """
+    need = {name: getattr(arguments, name) for name in ("model_parameters", "response_tokens", "device")}
+    given = [name for name, value in need.items() if value is not None]
+    if not given:
+        return None
+    if len(given) < len(need):
+        missing = " and ".join(f"--{name.replace('_', '-')}" for name in need if name not in given)
+        raise BudgetError(f"an estimate of time and memory needs {missing} as well")
+    usual = Utilisation()
+    return Setting(
+        model=Model(
+            parameters=arguments.model_parameters,
+            active_parameters=arguments.active_parameters,
+            layers=arguments.layers,
+            width=arguments.width,
+            vocabulary=arguments.vocabulary,
+        ),
+        lengths=Lengths(
+            prompt_tokens=arguments.prompt_tokens,
+            response_tokens=arguments.response_tokens,
+            growth=arguments.response_growth,
+            spread=arguments.spread,
+        ),
+        device=device(arguments.device),
+        utilisation=Utilisation(
+            generation=arguments.generation_utilisation or usual.generation,
+            training=arguments.training_utilisation or usual.training,
+        ),
+        tokens_per_second=arguments.tokens_per_second,
+        extra_forwards=arguments.extra_forwards,
+        shared_prompt=not arguments.no_shared_prompt,
+    )
+
+
+def _shares(text: str) -> tuple[float, float, float]:
+    parts = [number(part) for part in text.split(",")]
+    if len(parts) not in (1, 3):
+        raise argparse.ArgumentTypeError(f"{text!r} is not one share of the peak or three (low,likely,high)")
+    low, likely, high = parts * 3 if len(parts) == 1 else parts
+    return low, likely, high
+
+
+def memory_line(held: Memory, on: Device) -> str:
+    """The memory that a device needs, and whether it has it."""
+    left_out = "" if held.activations else ", without activations (give the layers and the width)"
+    verdict = "" if held.total <= on.memory else ", which does not fit"
+    return (
+        f"memory: {held.total / GIBIBYTE:,.1f} of {on.memory / GIBIBYTE:,.1f} GiB of {on.name}, for 16 bytes per "
+        f"parameter shared by the devices and an engine's weights{left_out}{verdict}"
+    )
+
+
+def format_figure(value: float) -> str:
+    """A number in readable form: whole, with two decimals, or in scientific notation."""
+    if value >= 1e12:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.2f}"
+
+
+INTERVALS = ("seconds_per_step", "device_hours", "cost")
+"""Columns of low, likely and high."""
+
+
+def plan_row(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The columns of one split.
+
+    Returns:
+        Values by column; those of the learning rate and of time only where the arguments ask for them.
+    """
+    a = cell.allocation
+    row: dict[str, Any] = {
+        "problems_per_batch": a.problems_per_batch,
+        "rollouts_per_problem": a.rollouts_per_problem,
+        "batch_rollouts": a.batch_rollouts,
+        "update_steps": a.update_steps,
+        "rollouts": a.rollouts,
+        "unused": cell.unused,
+    }
+    if cell.epochs is not None:
+        row["epochs"] = cell.epochs
+    if arguments.anchor is not None:
+        row["learning_rate"] = a.learning_rate(
+            anchor=arguments.anchor, anchor_batch=arguments.anchor_batch, scaling=arguments.scaling
+        )
+    setting = model_setting(arguments)
+    if setting is not None:
+        found = estimate(a.batch_rollouts, setting, rollouts_per_problem=a.rollouts_per_problem)
+        step = found.time
+        row["seconds_per_step"] = _amounts(step.times(1 / arguments.world_size))
+        row["device_hours"] = _amounts(step.times(a.update_steps / 3600))
+        if arguments.price is not None:
+            money = price(step.times(a.update_steps), arguments.price, arguments.currency)
+            row["cost"], step = _amounts(money), money
+        row["assumptions"] = step.assumptions
+    return row
+
+
+def _amounts(interval: Interval) -> list[float]:
+    return [interval.low, interval.likely, interval.high]
+
+
+def plan_lines(found: Grid, rows: list[dict[str, Any]], arguments: argparse.Namespace) -> Iterable[str]:
+    """The splits and what was left out, as lines."""
+    limits = found.constraints
+    yield (
+        f"{limits.rollouts:,} rollouts, batches up to {limits.max_batch:,}: "
+        f"{plural(len(found.cells), 'split')} of {len(found.cells) + len(found.left_out):,} can be run"
+    )
+    yield ""
+    setting = model_setting(arguments)
+    listed = arguments.cells or setting is not None or arguments.anchor is not None
+    yield from _cell_lines(rows) if listed else _table_lines(found, rows)
+    if found.limits or setting is not None:
+        yield ""
+    for limit, count in found.limits:
+        yield f"left out: {plural(count, 'split')} with {limit}"
+    if setting is not None:
+        held = setting.memory(world_size=arguments.world_size, micro_batch=arguments.micro_batch)
+        tokens = response_tokens(limits.rollouts, setting.lengths)
+        yield f"response tokens: {tokens.likely:,.0f} ({tokens.low:,.0f}-{tokens.high:,.0f})"
+        yield memory_line(held, setting.device)
+        for sentence in rows[0]["assumptions"]:
+            yield f"assumed: {sentence}"
+
+
+def _cell_lines(rows: list[dict[str, Any]]) -> Iterable[str]:
+    """Every split on a line of its own."""
+    header = ["B_p", "n", "batch", "steps", "rollouts", "unused"]
+    header += [name for name in ("epochs", "learning_rate", *INTERVALS) if name in rows[0]]
+    names = [name if name == "B_p" else name.replace("_", " ") for name in header]
+    return aligned_table(names, [_cells(row) for row in rows])
+
+
+def _table_lines(found: Grid, rows: list[dict[str, Any]]) -> Iterable[str]:
+    """The update steps of all splits as a table."""
+    limits = found.constraints
+    steps = {(row["problems_per_batch"], row["rollouts_per_problem"]): row["update_steps"] for row in rows}
+    across = [n for n in limits.rollouts_per_problem if any(n == key[1] for key in steps)]
+    down = [b for b in limits.problems_per_batch if any(b == key[0] for key in steps)]
+    yield "update steps of each split, problems per batch down and rollouts per problem across"
+    yield from aligned_table(
+        ["B_p \\ n", *map(str, across)],
+        [[f"{b:,}", *(f"{steps[b, n]:,}" if (b, n) in steps else "-" for n in across)] for b in down],
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    cells = [f"{row['problems_per_batch']:,}", f"{row['rollouts_per_problem']:,}", f"{row['batch_rollouts']:,}"]
+    cells += [f"{row[name]:,}" for name in ("update_steps", "rollouts", "unused")]
+    if "epochs" in row:
+        cells.append(f"{row['epochs']:,.2f}")
+    if "learning_rate" in row:
+        cells.append(f"{row['learning_rate']:.3g}")
+    for name in INTERVALS:
+        if name in row:
+            low, likely, high = row[name]
+            cells.append(f"{format_figure(likely)} ({format_figure(low)}-{format_figure(high)})")
+    return cells
+
+
+def document(found: Grid, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole plan, to be written as JSON."""
+    return {
+        "rollouts": found.constraints.rollouts,
+        "max_batch": found.constraints.max_batch,
+        "cells": [{name: value for name, value in row.items() if name != "assumptions"} for row in rows],
+        "assumptions": list(rows[0].get("assumptions", ())),
+        "left_out": [asdict(out) for out in found.left_out],
+    }
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,7 +275,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     rate.add_argument("--anchor", type=number, metavar="RATE", help="learning rate measured")
     rate.add_argument("--anchor-batch", type=whole, metavar="B", help="the batch it was measured at, in rollouts")
     rate.add_argument("--scaling", choices=("sqrt", "linear", "constant"), default="sqrt")
-    models.add(plan)
+    add_model_arguments(plan)
     plan.add_argument("--micro-batch", type=whole, default=1, metavar="m", help="rollouts in one pass of a device")
     plan.add_argument("--json", type=Path, metavar="FILE", help="also write all of it")
     plan.set_defaults(run=run)

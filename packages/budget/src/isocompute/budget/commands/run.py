@@ -12,16 +12,12 @@ from pathlib import Path
 from ..checks import finite
 from ..contract.errors import printable
 from ..errors import BudgetError
-from ..follow.charging import Charging
-from ..follow.command import Command
-from ..follow.following import AT_BUDGET, Outcome, follow
-from ..follow.live import LiveLog
-from ..ledger.history import History
-from ..ledger.limits import Limits
-from ..ledger.naming import run_id_of
+from ..follow.following import AT_BUDGET, Charging, Command, LiveLog, Outcome, follow
+from ..ledger.counts import Limits
+from ..ledger.ledger import History, run_id_of
 from ..trainers.evals import plain
-from ..trainers.forms import load
 from ..trainers.registry import TRAINERS, trainer
+from ..trainers.settings import load
 from .show import budget_lines
 from .text import add_constants, number, whole
 

@@ -10,17 +10,14 @@ from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checks import reason
 from ..contract import locks
 from ..contract.files import atomic_write
 from ..errors import BudgetError, LedgerError
-from ..ledger.accounts import GROUPS, Account, account
-from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts
-from ..ledger.handles import sync_folder
-from ..ledger.history import History
-from ..ledger.limits import overshoot
+from ..ledger.counts import COHORTS, TRAINING_COHORTS, Counts, overshoot
+from ..ledger.ledger import COUNTED, GROUPS, Account, History, account
 from ..ledger.repair import Dropped, salvage
-from ..ledger.tabulation import COUNTED
-from ..wording import reason
+from ..ledger.writer import sync_folder
 from .text import SOURCES, aligned_table, plural, write_json
 
 if TYPE_CHECKING:

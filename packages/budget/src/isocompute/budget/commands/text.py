@@ -10,11 +10,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from ..checks import LARGEST
+from ..checks import LARGEST, shorten
 from ..contract.errors import printable
 from ..contract.files import write_text
 from ..errors import BudgetError
-from ..wording import shorten
 
 SOURCES = "a ledger, a folder of ledgers, or a ledger table (Parquet, CSV, mlflow:EXPERIMENT, runs:/RUN_ID)"
 """The sources that ``account`` reads, for help texts."""

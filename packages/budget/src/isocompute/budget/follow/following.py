@@ -1,15 +1,585 @@
-"""Follow a command by its log, and end it in an orderly way before it goes over its budget."""
+"""Follow a command by its log, and end it in an orderly way before it goes over its budget.
+
+A command in a session of its own: started, sent signals, and ended with all that it started.
+
+The log of a run that is still being written.
+
+The ledger of a command, charged with what its log says that it generated.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import sqlite3
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn
 
+from ..checks import reason, whole
+from ..contract import tracking
+from ..contract.errors import TrackingError
 from ..errors import BudgetError
-from .charging import Charging
-from .command import Command, passing_on, require_groups
+from ..ledger import writer
+from ..ledger.counts import Counts, Limits, admission
+from ..ledger.fold import Fold
+from ..ledger.ledger import MOST_SHARES, History, Ledger
+from ..trainers.counting import Progressed
+from ..trainers.doctor import LOGS, SKIPPED, once, places, read_place
+from ..trainers.evals import join_restarts, joined, progress_of, reader_of, settings_of
+from ..trainers.logs.log import Log, TwoRunsError
+from ..trainers.logs.sources import read_events, read_logs
+from ..trainers.registry import TRAINERS
+from ..trainers.trainer import LogReader, Trainer
+
+PASSED_ON = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+"""Signals that reach the command instead of the one who watches it."""
+
+
+class Command:
+    """A command, and the processes of its group.
+
+    Attributes:
+        words: What was started.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = list(words)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, with this process's input, output and environment.
+
+        Raises:
+            BudgetError: It cannot be started.
+        """
+        try:
+            self._process = subprocess.Popen(self.words, start_new_session=True)
+        except (OSError, ValueError) as error:
+            raise BudgetError(f"{self.words[0]}: cannot be started ({reason(error)})") from None
+
+    @property
+    def started(self) -> bool:
+        """Whether it was started."""
+        return self._process is not None
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for its first process to end.
+
+        Returns:
+            Its exit status, the negative number of the signal that ended it, or None if it still runs.
+        """
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(max(seconds, 0.0))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send(self, number: int) -> None:
+        """Send a signal to every process of its group; nothing happens where there is none left."""
+        if self._process is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+
+    def runs(self) -> bool:
+        """Whether a process of its group is left, once the first one was waited for."""
+        if self._process is None:
+            return False
+        try:
+            os.killpg(self._process.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        # Where nobody waits for orphans, as in many containers, they stay as zombies.
+        return not Path("/proc/self/stat").exists() or _living(self._process.pid)
+
+
+@contextmanager
+def passing_on(command: Command) -> Iterator[None]:
+    """Let signals to this process reach the command; those that this process ignores stay ignored (nohup).
+
+    What arrives before the command was started ends this process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def pass_on(number: int, _: object) -> None:
+        if not command.started:
+            _exit(number)
+        command.send(number)
+
+    before = {}
+    for name in PASSED_ON:
+        number = getattr(signal, name)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def require_groups() -> None:
+    """Refuse systems without process groups.
+
+    Raises:
+        BudgetError: This is Windows.
+    """
+    if sys.platform == "win32":
+        raise BudgetError("a command is followed on Linux and macOS only, since Windows has no process groups")
+
+
+def _living(group: int) -> bool:
+    """Whether a process group has a member that is not a zombie."""
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):
+            # Its name, in brackets, may hold anything.
+            state, _, of_group = place.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(of_group) == group and state not in "ZX":
+                return True
+    return False
+
+
+def _exit(number: int) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+EVENTS, STATE = "events.out.tfevents.", "trainer_state.json"
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What a log held when it was looked at.
+
+    Attributes:
+        logs: Its runs.
+        problem: Why what is there cannot be read, or an empty text.
+        settled: Whether nothing was written since the look before, so that the last entry is whole.
+    """
+
+    logs: tuple[Log, ...] = ()
+    problem: str = ""
+    settled: bool = False
+
+
+class LiveLog:
+    """A place that a trainer's logger writes to, which may not be there yet.
+
+    Attributes:
+        source: A folder, a file, ``mlflow:EXPERIMENT``, ``runs:/ID`` or a tracking URI.
+        trainer: That writes it, once it is known.
+    """
+
+    def __init__(self, source: str, trainer: Trainer | None = None, *, step_column: str | None = None) -> None:
+        if trainer is not None:
+            reader_of(trainer)
+        self.source, self.trainer = source, trainer
+        self._step_column = step_column
+        self._stamp: Stamp | None = None
+        self._last = Look()
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is no file or folder."""
+        return self.source.startswith(("mlflow:", "runs:/")) or tracking.is_store(self.source)
+
+    @property
+    def problem(self) -> str:
+        """Why what was there at the last look could not be read, or an empty text."""
+        return self._last.problem
+
+    def look(self) -> Look:
+        """What it holds now; files that have not changed are not read again.
+
+        Raises:
+            TwoRunsError: One log has the entries of two runs.
+        """
+        place = _database(self.source) if self.remote else Path(self.source)
+        if self.remote and place is not None and not _has_metrics(place):
+            # Whoever reads a store while it is being made makes both fail.
+            return self._last
+        stamp = None if place is None else tuple(_stamps(place))
+        if stamp is not None and stamp == self._stamp:
+            self._last = replace(self._last, settled=True)
+            return self._last
+        logs, problem = self._read()
+        # A server has no times of files.
+        settled = stamp is None and logs == self._last.logs
+        self._stamp, self._last = stamp, Look(logs=logs, problem=problem, settled=settled)
+        return self._last
+
+    def _read(self) -> tuple[tuple[Log, ...], str]:
+        found: list[Log] = []
+        problem = ""
+        try:
+            below = list(places(self.source)) if self.remote or Path(self.source).exists() else []
+        except OSError as error:
+            return (), f"{self.source}: cannot be read ({error})"
+        # A checkpoint's state lags behind every logger's log.
+        states = [place for place in below if Path(place).name == STATE]
+        for place in [place for place in below if place not in states] or states:
+            try:
+                found += self._read_place(place)
+            except TwoRunsError:
+                raise
+            except (BudgetError, TrackingError, OSError) as error:
+                problem = problem or str(error)
+        if self.trainer is None or not found:
+            return (), problem
+        reader = reader_of(self.trainer)
+        return tuple(join_restarts(once(found, reader), reader)), problem
+
+    def _read_place(self, place: str) -> list[Log]:
+        """The runs of one place, and whose they are if that is not known yet."""
+        if self.trainer is None:
+            name, logs = read_place(place)
+            self.trainer = TRAINERS[name] if logs else None
+        if self.trainer is None:
+            return []
+        reader = reader_of(self.trainer)
+        path = Path(place)
+        if path.name.startswith(EVENTS):
+            logs = read_events([p for p in path.parent.iterdir() if p.name.startswith(EVENTS)], reader.layout)
+        else:
+            logs = read_logs(place, reader.layout, step_column=self._step_column)
+        if path.name == STATE:
+            run = path.parent.parent if path.parent.name.startswith("checkpoint-") else path.parent
+            logs = [replace(log, name=str(run)) for log in logs]
+        return [log for log in logs if any(reader.marks.match(key) for _, metrics in log.rows for key in metrics)]
+
+
+def _stamps(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Sizes and times of the files that may be logs."""
+    if not path.is_dir():
+        yield from _stamp(path)
+        yield from _stamp(path.with_name(f"{path.name}-wal"))
+        return
+    for folder, below, files in os.walk(path):
+        below[:] = sorted(d for d in below if d not in SKIPPED)
+        for name in sorted(files):
+            # A database in use has files beside it.
+            if name.startswith((EVENTS, STATE)) or name.endswith(LOGS) or ".db-" in name:
+                yield from _stamp(Path(folder, name))
+
+
+def _stamp(path: Path) -> Iterator[tuple[str, int, int]]:
+    try:
+        found = path.stat()
+    except OSError:
+        return
+    yield str(path), found.st_size, found.st_mtime_ns
+
+
+def _database(source: str) -> Path | None:
+    """The file of a local MLflow store, or None where a server has it."""
+    uri = source if tracking.is_store(source) else os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+def _has_metrics(path: Path) -> bool:
+    """Whether something was logged to an MLflow store, so that it is no longer being made."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT 1 FROM metrics LIMIT 1").fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
+LONGEST_CHARGED = 60.0
+"""Seconds for which device time is not charged."""
+
+
+class Charging:
+    """What a command generated, from its log to its ledger.
+
+    A log says only with its first entry after which step a command went on. The attempt begins in the ledger then.
+
+    Attributes:
+        path: The ledger's file.
+        limits: The limits.
+        last: Last step charged, or None before the log shows after which step the command went on.
+        interval: Steps from one entry of the log to the next, by the trainer's own count; 1 before two are charged.
+    """
+
+    def __init__(
+        self,
+        live: LiveLog,
+        path: Path,
+        *,
+        run_id: str,
+        limits: Limits,
+        shared: Mapping[str, Any] | None = None,
+        given: Mapping[str, str] | None = None,
+        devices: int = 1,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.path, self.limits = path, limits
+        self.last: int | None = None
+        self.interval = 1
+        self._live, self._run_id, self._say = live, run_id, say
+        self._shared, self._given = dict(shared or {}), dict(given or {})
+        self._devices = whole(devices, "devices", least=1)
+        self._ledger: Ledger | None = None
+        self._lock: int | None = None
+        self._fold = History.read(path).fold if path.exists() else Fold()
+        self._new = not (self._fold.last_step or self._fold.device_seconds or self._fold.totals().paid)
+        self._before: dict[str, Log] = {}
+        self._following = 1
+        self._clock: float | None = None
+        self._done = False
+        self._starts: object = None
+
+    def begin(self) -> None:
+        """Before the command starts: make sure that it can be counted, and that its next step may fit.
+
+        Raises:
+            BudgetError: There is no limit, no step fits, or the log is not understood. The ledger is as it was.
+            LedgerError: The ledger is damaged, of another run or held by another writer.
+        """
+        limits = self.limits
+        if all(x is None for x in (limits.rollouts, limits.response_tokens, limits.device_seconds, limits.money)):
+            raise BudgetError(
+                "there is no limit to hold the command to: give --rollouts, --response-tokens, --device-hours or "
+                "--money"
+            )
+        seen = self._live.look()
+        # What lies in the folder of a run that has not begun need not be a log.
+        if seen.problem and not seen.logs and (not self._new or Path(self._live.source).is_file()):
+            raise BudgetError(seen.problem)
+        self._before = {log.name: log for log in seen.logs}
+        self._following = self._batch()
+        progressed = None
+        if not self._new and len(seen.logs) == 1:
+            progressed = self._progress(seen.logs[0])
+            self._following = progressed.following or self._following
+        # Where it will go on is not known yet, and with it what of the work up to here is used.
+        refused = self.refusal() if limits.counted == "paid" or self._new else ""
+        if refused:
+            raise BudgetError(f"{self.path}: not even the next step fits, so nothing is started: {refused}")
+        if self._new:
+            self._open(0)
+            return
+        if progressed is not None and progressed.points and progressed.points[-1].step > self._fold.last_step:
+            self._catch_up(progressed)
+        self._lock = writer.open_locked(self.path)
+
+    def start_clock(self) -> None:
+        """The command starts."""
+        self._clock = time.monotonic()
+
+    def look(self, *, ended: bool = False) -> bool:
+        """Charge what the log shows by now.
+
+        Args:
+            ended: Whether the command has ended, so that its last entry is whole.
+
+        Returns:
+            Whether something was charged.
+
+        Raises:
+            BudgetError: The log cannot be counted, or two runs write to it.
+            LedgerError: The ledger cannot be written.
+        """
+        if self._ledger is not None and self._seconds() > LONGEST_CHARGED * self._devices:
+            self._charge_time(self._ledger)
+        seen = self._live.look()
+        settled = seen.settled or ended
+        if seen.settled and self._done:
+            return False
+        self._done = settled
+        ours = [log for log in seen.logs if _mark(log) != _mark(self._before.get(log.name))]
+        if len(ours) > 1 and settled:
+            raise BudgetError(
+                f"{self._live.source}: two runs were logged since the command began, {ours[0].name} and "
+                f"{ours[1].name}: give each a folder of its own"
+            )
+        if len(ours) != 1:
+            return False
+        log = self._with_beginning(ours[0])
+        first = self._first_new(log)
+        if self.last is not None and log.restarts and self._starts != (log.restarts, log.notes):
+            # The command started its trainer again.
+            first = log.restarts[-1]
+        starts = (log.restarts, log.notes)
+        if not seen.settled and ended:
+            try:
+                return self._charge_new(log, first, starts)
+            except BudgetError:
+                # It may have been killed while it logged.
+                pass
+        return self._charge_new(log if seen.settled else self._without_last(log), first, starts)
+
+    def refusal(self) -> str:
+        """Why the next step may not be taken; empty if it may."""
+        sums: Ledger | Fold = self._ledger or self._fold
+        lost = sums.lost if isinstance(sums, Ledger) else sums.lost_training
+        after = self.last if self.last is not None else self._fold.last_step
+        return admission(
+            self.limits, after + 1, self._following, used=sums.used, lost=lost, reserved=0,
+            device_seconds=sums.device_seconds + self._seconds(),
+        ).reason  # fmt: skip
+
+    def close(self) -> None:
+        """Charge the rest of the time, and close the ledger."""
+        if self._lock is not None and self._clock is not None:
+            self._open("last")
+        self._unlock()
+        ledger, self._ledger = self._ledger, None
+        if ledger is None:
+            return
+        try:
+            self._charge_time(ledger)
+        finally:
+            ledger.close()
+
+    def standstill(self) -> str:
+        """Why nothing is charged, in words."""
+        if self.last is not None:
+            return f"the last entry is of step {self.last:,}"
+        return self._live.problem or f"{self._live.source} holds no entry of a trainer that is known"
+
+    def _charge_new(self, log: Log, first: int, starts: object) -> bool:
+        """Charge what was logged from a step on.
+
+        Args:
+            starts: What changes when the trainer is started again.
+        """
+        if not log.rows:
+            return False
+        progressed = self._progress(log)
+        if not any(point.logged >= first for point in progressed.points):
+            return False
+        resumed = max((point.step for point in progressed.points if point.logged < first), default=0)
+        if self.last is None:
+            if self._new and resumed and log.name in self._before:
+                raise BudgetError(
+                    f"{self.path}: {log.name} goes on after step {resumed}, of which this ledger knows nothing: "
+                    "give the ledger of that run"
+                )
+            self.last = resumed
+            if self._ledger is None:
+                self._open(self.last)
+        elif starts != self._starts and resumed < self.last:
+            self.close()
+            self.last = resumed
+            self._open(resumed)
+        self._starts = starts
+        self._following = progressed.following or 0
+        return self._charge(progressed)
+
+    def _charge(self, progressed: Progressed) -> bool:
+        """Charge the steps after those that were charged; whether there was one."""
+        ledger, before = self._ledger, self.last
+        if ledger is None or before is None:
+            return False
+        logged = 0
+        for point in progressed.points:
+            if point.step <= before:
+                logged = point.logged
+                continue
+            used = ledger.used
+            # A log may make more certain, later on, how little was generated before.
+            new = Counts(
+                rollouts=max(point.rollouts - used.rollouts, 0),
+                response_tokens=max(point.tokens - used.response_tokens, 0),
+            )
+            steps = point.step - before
+            shares = (1,) * steps if steps <= MOST_SHARES else (1,)
+            first = before + 1 if steps <= MOST_SHARES else point.step
+            ledger.charge(first, {"trained": new}, shares=shares, device_seconds=self._take_seconds())
+            self.interval, logged, before = point.logged - logged, point.logged, point.step
+        charged, self.last = before != self.last, before
+        return charged
+
+    def _catch_up(self, progressed: Progressed) -> None:
+        """Charge what is in the log and in no charge."""
+        self.last = self._fold.last_step
+        self._open("last")
+        self._charge(progressed)
+        self._say(
+            f"{self.path}: steps {self._fold.last_step + 1} to {self.last} are in the log and in no charge, as when "
+            "the command went on after the one that followed it was killed; they are charged now"
+        )
+        self.close()
+        self.last, self._fold = None, History.read(self.path).fold
+
+    def _open(self, resumed_from: int | Literal["last"]) -> None:
+        self._unlock()
+        self._ledger = Ledger.open(self.path, run_id=self._run_id, resumed_from=resumed_from)
+        self._ledger.note_limits(self.limits)
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            writer.close_handle(lock)
+
+    def _with_beginning(self, log: Log) -> Log:
+        """A log with the beginning of its run, where an earlier attempt logged that to another or an older file."""
+        old = self._before.get(log.name) or (next(iter(self._before.values())) if len(self._before) == 1 else None)
+        if self._new or old is None or not old.rows or not log.rows or log.rows[0][0] <= old.rows[0][0]:
+            return log
+        return joined(old, log, self._reader())
+
+    def _without_last(self, log: Log) -> Log:
+        """A log without its last entry, which may not be whole yet."""
+        needed = self._reader().layout.needed
+        last = max((step for step, metrics in log.rows if any(map(needed.match, metrics))), default=0)
+        rows = [(step, metrics) for step, metrics in log.rows if step < last]
+        return replace(log, rows=rows, restarts=tuple(step for step in log.restarts if step < last))
+
+    def _first_new(self, log: Log) -> int:
+        """First step that the command logged."""
+        old = self._before.get(log.name)
+        if old is None:
+            return 0
+        if log.restarts and (log.restarts, log.notes) != (old.restarts, old.notes):
+            return log.restarts[-1]
+        return max((step for step, _ in old.rows), default=-1) + 1
+
+    def _reader(self) -> LogReader:
+        if self._live.trainer is None:
+            raise BudgetError(f"{self._live.source}: no trainer is known that wrote it; say which with --trainer")
+        return reader_of(self._live.trainer)
+
+    def _progress(self, log: Log) -> Progressed:
+        self._reader()
+        return progress_of(self._live.trainer, log, self._shared, self._given)[0]  # type: ignore[arg-type]
+
+    def _batch(self) -> int:
+        """Rollouts of a batch, as far as they are known before anything is logged."""
+        if self._live.trainer is None:
+            return 1
+        settings = settings_of(Log(name="the settings", rows=[]), self._shared, self._given)
+        return self._live.trainer.parse(settings).batch_rollouts or 1
+
+    def _seconds(self) -> float:
+        """Device time that is not charged yet."""
+        return 0.0 if self._clock is None else (time.monotonic() - self._clock) * self._devices
+
+    def _charge_time(self, ledger: Ledger) -> None:
+        ledger.charge(self.last or ledger.history().last_step, {}, device_seconds=self._take_seconds())
+
+    def _take_seconds(self) -> float:
+        seconds, now = self._seconds(), time.monotonic()
+        self._clock = None if self._clock is None else now
+        return seconds
+
+
+def _mark(log: Log | None) -> tuple[object, ...]:
+    """What changes when a run is logged on."""
+    return () if log is None else (len(log.rows), log.rows[-1:] and log.rows[-1][0], log.restarts, log.notes)
+
 
 AT_BUDGET = 3
 """Exit status where the command was ended at its budget."""

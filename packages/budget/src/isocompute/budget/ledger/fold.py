@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .counts import COHORTS, TRAINING_COHORTS, Counts, unchecked_counts
-from .limits import Limits
+from .counts import COHORTS, TRAINING_COHORTS, Counts, Limits, unchecked_counts
 
 CODES = {cohort: code for code, cohort in enumerate(COHORTS)}
 """Place of each cohort in ``COHORTS``."""

@@ -1,18 +1,72 @@
-"""Enforcement of limits: a step is admitted before it generates, and charged after."""
+"""Enforcement of limits: a step is admitted before it generates, and charged after.
+
+What a run spent so far, against its limits.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..checks import whole
-from .counts import TRAINING_COHORTS, Counts, charged_counts
+from .counts import TRAINING_COHORTS, Admission, Counts, Limits, admission, charged_counts, overshoot, time_overshoot
 from .ledger import Ledger
-from .limits import Admission, Limits, admission, overshoot, time_overshoot
 
 if TYPE_CHECKING:
     import polars as pl
+
+NOTHING = Counts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a run spent so far, generated for training by all of its attempts, and its limits.
+
+    Attributes:
+        limits: The limits.
+        used: C_used up to the last step taken.
+        ahead: Generated for later steps by this attempt; used when they are taken, lost when they are not.
+        lost: Generated and lost.
+        device_seconds: Device time of everything, evaluations included.
+    """
+
+    limits: Limits
+    used: Counts = NOTHING
+    ahead: Counts = NOTHING
+    lost: Counts = NOTHING
+    device_seconds: float = 0.0
+
+    @property
+    def paid(self) -> Counts:
+        """Everything generated for training."""
+        return self.used + self.ahead + self.lost
+
+    @property
+    def spent(self) -> dict[str, tuple[float, float]]:
+        """By limit that is set, what counts against it and the limit: rollouts, tokens, device-hours, money."""
+        limits = self.limits
+        counted = self.paid if limits.counted == "paid" else self.used
+        hours = None if limits.device_seconds is None else limits.device_seconds / 3600
+        against = {
+            "rollouts": (counted.rollouts, limits.rollouts),
+            "response_tokens": (counted.response_tokens, limits.response_tokens),
+            "device_hours": (self.device_seconds / 3600, hours),
+            "money": (limits.cost(self.device_seconds), limits.money),
+        }
+        return {name: (spent, limit) for name, (spent, limit) in against.items() if limit is not None}
+
+    def metrics(self) -> dict[str, float]:
+        """What a trainer logs: rollouts used and paid for, and how far the limit that is nearest is used up."""
+        spent, limit = max(self.spent.values(), key=lambda pair: pair[0] / pair[1])
+        return {
+            "budget/used": self.used.rollouts,
+            "budget/paid": self.paid.rollouts,
+            "budget/fraction": spent / limit,
+            "budget/remaining": max(0, limit - spent),
+        }
+
 
 # Cohorts that make up the B_p · n rollouts of a step. Failed rollouts are generated again, in addition.
 RESERVED_COHORTS = tuple(cohort for cohort in TRAINING_COHORTS if cohort != "failed")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..errors import LedgerError
-from . import frames, records
+from . import frames
 from .counts import COHORTS, Counts
-from .history import History
+from .ledger import History
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def salvage(data: bytes, where: str, *, run_id: str | None = None) -> Salvage:
     payloads = [record.payload for record in kept]
     run = _run_id(payloads, where, run_id)
     if payloads[0][:1] != b"A":
-        payloads.insert(0, records.encode_attempt(run, 0))
+        payloads.insert(0, frames.encode_attempt(run, 0))
         notes.append(
             "the record that began the first attempt is lost: what follows is counted as an attempt from step 0"
         )
@@ -127,7 +127,7 @@ def _run_id(payloads: Sequence[bytes], where: str, run_id: str | None) -> str:
     Raises:
         LedgerError: There are several, another one was given, or none is known.
     """
-    runs = sorted({records.decode_attempt(payload)[0] for payload in payloads if payload[:1] == b"A"})
+    runs = sorted({frames.decode_attempt(payload)[0] for payload in payloads if payload[:1] == b"A"})
     if len(runs) > 1:
         raise LedgerError(f"{where}: holds records of the runs {' and '.join(runs)}, which do not make one ledger")
     if runs and run_id not in (None, runs[0]):
@@ -208,7 +208,7 @@ def _dropped_part(begin: int, end: int, number: int | None, reason: str, payload
     charges: list[tuple[int, str, Counts]] = []
     if payload[:1] in (b"C", b"T"):
         try:
-            for step, code, *counted in zip(*records.entry_columns(records.decode_entries(payload)), strict=True):
+            for step, code, *counted in zip(*frames.entry_columns(frames.decode_entries(payload)), strict=True):
                 counts = dict(zip(("rollouts", "prompt_tokens", "response_tokens"), counted, strict=True))
                 charges.append((step, COHORTS[code], Counts(**counts)))
         except (struct.error, ValueError):

@@ -1,16 +1,249 @@
-"""The file of a ledger and its one writer: bytes are written, synced and taken back, whatever they mean."""
+"""The file of a ledger and its one writer: bytes are written, synced and taken back, whatever they mean.
+
+Open files of ledgers: locked against other writers, and held by the process that opened them alone.
+
+A ledger's records, read one after the other.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+import struct
+import threading
+from array import array
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from ..checks import reason
 from ..contract import locks
 from ..contract.files import atomic_write
 from ..errors import LedgerError
-from ..wording import reason
-from . import frames, handles
+from . import frames
+from .fold import Fold
+from .frames import Origin, decode_origin
+
+NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS})
+ANOTHER = "another writer has this ledger open; a run has one writer, so stop the other one first"
+
+_open: set[int] = set()
+# Held while a handle is opened or closed, so that no fork comes between a handle and its place in the set.
+_opening = threading.RLock()
+
+
+def open_locked(path: Path, *, create: bool = False) -> int:
+    """Open a file for reading and writing, and lock out other writers.
+
+    Raises:
+        LedgerError: It cannot be opened, another writer has it, or its file system has no locks.
+    """
+    flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | (os.O_CREAT if create else 0)
+    try:
+        with _opening:
+            handle = os.open(path, flags, 0o644)
+            _open.add(handle)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be opened for writing ({reason(error)})") from None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise LedgerError(f"{path}: cannot be opened for writing (it is a special file)")
+        _lock(path, handle)
+        if not is_same_file(path, handle):
+            # Another writer put a new file in its place between the two calls.
+            raise LedgerError(f"{path}: {ANOTHER}")
+    except BaseException:
+        close_handle(handle)
+        raise
+    return handle
+
+
+def close_handle(handle: int) -> None:
+    """Close a file, and release its lock with it unless another process has the handle too."""
+    with _opening:
+        _open.discard(handle)
+        os.close(handle)
+
+
+def is_same_file(path: Path, handle: int) -> bool:
+    """Whether a path leads to an open file.
+
+    Raises:
+        OSError: It cannot be inspected.
+    """
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(handle))  # noqa: PTH116
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in a folder are on the disk.
+
+    Raises:
+        OSError: The disk refuses.
+    """
+    if os.name == "nt":
+        # Windows opens no folders, and journals names itself.
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _lock(path: Path, handle: int) -> None:
+    try:
+        locks.lock(handle)
+    except BlockingIOError:
+        raise LedgerError(f"{path}: {ANOTHER}") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise LedgerError(
+            f"{path}: its file system has no locks ({reason(error)}), without which a second writer could not be "
+            "kept out; put the ledger on one that has them, such as a local disk"
+        ) from None
+
+
+def _leave_to_parent() -> None:
+    """In a fork: close what only the process that opened it may hold, or its lock would outlive it."""
+    while _open:
+        try:
+            os.close(_open.pop())
+        except OSError:
+            # Closed already, by somebody who did not say so.
+            continue
+    _opening.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_leave_to_parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charges:
+    """Charges in the order in which they were made, a column each.
+
+    Attributes:
+        attempt: Number of the attempt, from 1.
+        step: Update step.
+        cohort: Place of the cohort in ``COHORTS``.
+        rollouts: Responses generated.
+        prompt_tokens: Prompt tokens.
+        response_tokens: Response tokens.
+    """
+
+    attempt: array[int]
+    step: array[int]
+    cohort: array[int]
+    rollouts: array[int]
+    prompt_tokens: array[int]
+    response_tokens: array[int]
+
+    def columns(self) -> tuple[array[int], ...]:
+        """The columns, in the order above."""
+        return (
+            self.attempt,
+            self.step,
+            self.cohort,
+            self.rollouts,
+            self.prompt_tokens,
+            self.response_tokens,
+        )
+
+
+class Reading:
+    """The state of a ledger after the records taken so far.
+
+    Attributes:
+        fold: Their sums, up to the last ``end_attempt``.
+        run_id: The run; empty before the first attempt.
+        charges: Every charge, up to the last ``end_attempt``.
+        times: Attempt, step and device-seconds of the charges that took device time.
+        origins: When and where each attempt began; None where the file does not say.
+    """
+
+    def __init__(self, where: str) -> None:
+        self.fold = Fold()
+        self.run_id = ""
+        self.charges = Charges(**{name: array("q") for name in Charges.__slots__})
+        self.times: list[tuple[int, int, float]] = []
+        self.origins: list[Origin | None] = []
+        self._where = where
+        self._entries: list[bytes] = []
+
+    def take(self, payload: bytes, number: int) -> None:
+        """Take the next record, or several charges as one.
+
+        Raises:
+            LedgerError: It is of another run, or not a record that this version knows; an unknown ancillary one
+                (``records``) is left out.
+        """
+        try:
+            self._take(payload)
+        except LedgerError:
+            raise
+        except (struct.error, ValueError) as error:
+            raise LedgerError(f"{self._where}: record {number} is not one that this version knows ({error})") from None
+
+    def end_attempt(self) -> None:
+        """Fold the attempt's charges; the times and empty steps among them do not depend on their order.
+
+        Raises:
+            LedgerError: A charge is not one that this version knows.
+        """
+        attempt = len(self.fold.resumed_from)
+        try:
+            columns = frames.entry_columns(b"".join(self._entries))
+        except ValueError as error:
+            raise LedgerError(
+                f"{self._where}: a charge of attempt {attempt} is not one that this version knows ({error})"
+            ) from None
+        self._entries = []
+        self.fold.charge_all(*columns)
+        attempts = array("q", [attempt]) * len(columns[0])
+        for whole, part in zip(self.charges.columns(), (attempts, *columns), strict=True):
+            whole.extend(part)
+
+    def _take(self, payload: bytes) -> None:
+        kind = payload[0] if payload else None
+        if kind == frames.ATTEMPT:
+            self._begin(*frames.decode_attempt(payload))
+        elif kind in (frames.LIMIT, frames.TIMED_LIMIT):
+            self.fold.limits = frames.decode_limits(payload)
+        elif kind == frames.ORIGIN_KIND and self.origins:
+            self.origins[-1] = decode_origin(payload)
+        elif kind in frames.ANCILLARY:
+            return
+        elif not self.run_id:
+            raise ValueError("an attempt must begin before anything is charged")
+        elif kind == frames.CHARGE:
+            self._entries.append(frames.decode_entries(payload))
+        elif kind == frames.TIMED_CHARGE:
+            step, seconds = frames.decode_time(payload)
+            self.times.append((len(self.fold.resumed_from), step, seconds))
+            self.fold.take_time(step, seconds)
+            self._entries.append(frames.decode_entries(payload))
+        elif kind == frames.EMPTY:
+            self.fold.reach(frames.decode_step(payload))
+        elif kind == frames.ENDED:
+            self.end_attempt()
+            self.fold.end(frames.decode_step(payload))
+        else:
+            raise ValueError("there is no such kind of record")
+
+    def _begin(self, run_id: str, resumed_from: int) -> None:
+        self.end_attempt()
+        if self.run_id not in ("", run_id):
+            names = " and ".join(sorted({self.run_id, run_id}))
+            raise LedgerError(f"{self._where}: holds charges of the runs {names}; a ledger is of one run")
+        self.run_id = run_id
+        self.fold.begin(resumed_from)
+        self.origins.append(None)
+
 
 UNSYNCED = "it could not be synced to the disk"
 
@@ -55,7 +288,7 @@ class Writer:
                     raise
                 # Another writer was quicker.
                 made = False
-        return cls(path, handles.open_locked(path), made=made)
+        return cls(path, open_locked(path), made=made)
 
     @property
     def closed(self) -> bool:
@@ -175,7 +408,7 @@ class Writer:
         if not self.forked:
             # Forks by other means than Python's hold the handle too, and would keep other writers out.
             locks.unlock(handle)
-            handles.close(handle)
+            close_handle(handle)
 
     def abandon(self) -> None:
         """Close, and remove a file that was created and holds no record."""
@@ -200,7 +433,7 @@ class Writer:
 
     def _check_place(self) -> None:
         try:
-            there = handles.is_same_file(self.path, self.check())
+            there = is_same_file(self.path, self.check())
         except OSError as error:
             raise LedgerError(f"{self.path}: cannot be inspected ({reason(error)}), so nothing is charged") from None
         if not there:

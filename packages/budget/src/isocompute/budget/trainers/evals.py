@@ -14,14 +14,11 @@ import polars as pl
 
 from ..contract import tables
 from ..errors import BudgetError
-from .batching import Batching
 from .counting import LARGEST_COUNT, Evaluation, Progressed
-from .forms import load, parse_value
-from .logs.lines import flat
-from .logs.log import Log, join
+from .logs.log import Log, flat, join
 from .logs.sources import read_logs
 from .registry import TRAINERS, trainer
-from .settings import Settings
+from .settings import Batching, Settings, load, parse_value
 from .trainer import LogReader, Trainer
 
 SHARED = ("metric", "problem_set", "problems", "questions", "rollouts_per_step", "scale", "seed", "step_column",

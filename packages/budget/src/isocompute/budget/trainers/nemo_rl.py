@@ -9,9 +9,7 @@ engine takes devices or whole nodes of the cluster away from training.
 
 from __future__ import annotations
 
-from .batching import Batching
-from .settings import Settings, exact_quotient
-from .target import Configuration, Run, Value
+from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
 from .trainer import Trainer
 
 DTENSOR, MEGATRON = "policy.dtensor_cfg", "policy.megatron_cfg"

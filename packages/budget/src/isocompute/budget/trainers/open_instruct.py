@@ -8,10 +8,8 @@ Learners over ``sequence_parallel_size`` are data-parallel ranks; above 1 it nee
 
 from __future__ import annotations
 
-from ..wording import shorten
-from .batching import Batching
-from .settings import Settings
-from .target import Configuration, Run, Value
+from ..checks import shorten
+from .settings import Batching, Configuration, Run, Settings, Value
 from .trainer import Trainer
 
 

@@ -19,11 +19,9 @@ import re
 from collections.abc import Callable, Mapping
 
 from ..errors import BudgetError
-from .batching import Batching
 from .counting import Evaluation, Progressed, Tally, lengths
 from .logs.log import Layout, Log
-from .settings import Settings, exact_quotient
-from .target import Configuration, Run, Value
+from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
 METRIC = re.compile(r"^eval/(?:eval_)?(?P<set>.+)_pass(?:@)?(?P<k>\d+)$")

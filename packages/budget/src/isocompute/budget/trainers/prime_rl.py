@@ -19,11 +19,9 @@ import re
 from collections.abc import Mapping
 
 from ..errors import BudgetError
-from .batching import Batching
 from .counting import Evaluation, Progressed, Tally, best_samples
 from .logs.log import Layout, Log
-from .settings import Settings, exact_quotient
-from .target import Configuration, Run, Value
+from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
 from .trainer import LogReader, Trainer
 
 # A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).

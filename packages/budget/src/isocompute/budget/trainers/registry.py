@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 from ..checks import whole
 from ..errors import BudgetError
-from .batching import Batching
 from .nemo_rl import NEMO_RL
 from .open_instruct import OPEN_INSTRUCT
 from .openrlhf import OPENRLHF
 from .prime_rl import PRIME_RL
-from .settings import Settings
+from .settings import Batching, Configuration, Run, Settings, Value
 from .skyrl import SKYRL
-from .target import Configuration, Run, Value
 from .trainer import Trainer
 from .trl import TRL
 from .verl import VERL

@@ -1,18 +1,491 @@
-"""A trainer's settings while they are read, from files, flags or logs: what is missing is said, with how to give it."""
+"""A trainer's settings while they are read, from files, flags or logs: what is missing is said, with how to give it.
+
+What a trainer's settings make of a batch: how it is generated, how it is trained on, and how often.
+
+A run to be configured: an allocation, the devices, and how one copy of the model is spread over them.
+
+Settings in files and on command lines: YAML, JSON, TOML, launch scripts and flags.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
-from math import ceil
+from math import ceil, gcd
+from pathlib import Path
+from typing import Any, Literal
 
-from ..checks import LARGEST, finite
+from ..checks import LARGEST, finite, reason, shorten, whole
 from ..errors import BudgetError
-from ..wording import shorten
-from .batching import Batching
-from .target import Value
+from ..planning.compute import Allocation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """How a trainer generates its batches and takes optimizer steps on them.
+
+    A trainer that samples 1,024 problems at once and splits them into four optimizer steps generates 1,024 problems
+    every four steps of 256; one that accumulates four generation batches of one problem takes a step of 4.
+
+    Attributes:
+        problems_per_batch: B_p, problems that one optimizer step trains on; None when it cannot be known.
+        rollouts_per_problem: n, or None.
+        update_steps: M, optimizer steps, or None.
+        problems_generated: Problems that are generated at once, or None.
+        generations: How often that happens in the whole run, or None.
+        baseline_rollouts: Responses for each problem in addition to n and not trained on (veRL's remax: 1).
+        world_size: Devices that train, or None.
+        data_parallel: Copies of the model that share a batch, or None.
+        unknown: What the settings leave open, and how to state it.
+        inconsistent: Contradictions, and settings that do not do what they seem to.
+        notes: Defaults that were assumed, and what is generated in addition.
+    """
+
+    problems_per_batch: int | None
+    rollouts_per_problem: int | None
+    update_steps: int | None
+    problems_generated: int | None
+    generations: int | None
+    baseline_rollouts: int = 0
+    world_size: int | None
+    data_parallel: int | None = None
+    unknown: tuple[str, ...] = ()
+    inconsistent: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def allocation(self) -> Allocation | None:
+        """The split, when all three parts are known; it generates B_p · n · M unless batches are used again."""
+        if None in (self.problems_per_batch, self.rollouts_per_problem, self.update_steps):
+            return None
+        return Allocation(
+            problems_per_batch=self.problems_per_batch,  # type: ignore[arg-type]
+            rollouts_per_problem=self.rollouts_per_problem,  # type: ignore[arg-type]
+            update_steps=self.update_steps,  # type: ignore[arg-type]
+        )
+
+    @property
+    def batch_rollouts(self) -> int | None:
+        """Rollouts that are generated at once, baselines included, or None."""
+        if self.problems_generated is None or self.rollouts_per_problem is None:
+            return None
+        return self.problems_generated * (self.rollouts_per_problem + self.baseline_rollouts)
+
+    @property
+    def generated(self) -> int | None:
+        """Rollouts that the run generates, or None when they are not known."""
+        if self.generations is None or self.batch_rollouts is None:
+            return None
+        return self.batch_rollouts * self.generations
+
+
+Value = bool | int | float | str | None | list["Value"] | dict[str, "Value"]
+"""A setting's value, as YAML, JSON, TOML and flags can hold it."""
+
+Style = Literal["dashes", "hydra"]
+"""How a trainer takes flags: ``--key value`` or ``key=value``."""
+
+MICRO_BATCH = 8
+"""Largest micro-batch of a rank, in rollouts, unless one is given."""
+
+MOST_DEVICES = 2**20
+"""More devices than this are refused as a mistake."""
+
+MOST_NAMED = 128
+"""Largest micro-batch that a refusal proposes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """How one copy of the model is spread over devices while it is trained.
+
+    Attributes:
+        tensor: Devices that share each layer's matrices.
+        pipeline: Devices that hold different layers.
+        context: Devices that share each sequence (context, ring-attention or Ulysses sequence parallelism).
+
+    Raises:
+        BudgetError: A degree is not a whole number of at least 1.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+
+    def __post_init__(self) -> None:
+        for name, degree in self.degrees.items():
+            if whole(degree, f"{name} parallelism", least=1) > MOST_DEVICES:
+                raise BudgetError(f"{name} parallelism is {degree:,}; it must be at most {MOST_DEVICES:,}")
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """The three degrees by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def devices(self) -> int:
+        """Devices that hold one copy of the model together."""
+        return self.tensor * self.pipeline * self.context
+
+    def __str__(self) -> str:
+        return " × ".join(f"{name} {degree}" for name, degree in self.degrees.items() if degree > 1) or "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run to be configured in a trainer's settings.
+
+    With 16 devices, tensor parallelism of 4 and context parallelism of 2 there are 2 data-parallel ranks, and each
+    trains on half of a batch.
+
+    Attributes:
+        allocation: The split.
+        world_size: Devices that train.
+        parallelism: How one copy of the model is spread over them.
+        micro_batch: Rollouts that a data-parallel rank holds in one forward and backward pass; None takes the largest
+            divisor of its share of the batch up to 8. It changes memory and speed and nothing that is learned.
+        gpus_per_node: Most devices of a machine.
+        problems: D, problems in the training set; None when it is not known.
+        learning_rate: Learning rate to write, or None to leave the trainer's.
+
+    Raises:
+        BudgetError: A number is out of range, or the devices or the batch cannot be split evenly.
+    """
+
+    allocation: Allocation
+    world_size: int = 1
+    parallelism: Parallelism = Parallelism()
+    micro_batch: int | None = None
+    gpus_per_node: int = 8
+    problems: int | None = None
+    learning_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "gpus_per_node"):
+            if whole(getattr(self, name), name, least=1) > MOST_DEVICES:
+                raise BudgetError(f"{name} is {getattr(self, name):,}; it must be at most {MOST_DEVICES:,}")
+        if self.learning_rate is not None:
+            finite(self.learning_rate, "learning_rate")
+        a = self.allocation
+        if self.problems is not None and whole(self.problems, "problems", least=1) < a.problems_per_batch:
+            raise BudgetError(
+                f"a batch of {a.problems_per_batch:,} problems cannot be drawn from {self.problems:,}; "
+                f"every trainer drops the incomplete batch, so take problems_per_batch of at most {self.problems:,}"
+            )
+        self._check_devices()
+        if self.micro_batch is not None and self.rank_rollouts % whole(self.micro_batch, "micro_batch", least=1):
+            fits = [str(d) for d in range(1, min(self.rank_rollouts, MOST_NAMED) + 1) if self.rank_rollouts % d == 0]
+            raise BudgetError(
+                f"micro_batch is {self.micro_batch}, which does not divide a rank's {self.rank_rollouts:,} "
+                f"rollouts of a batch; {', '.join(fits)} would"
+            )
+
+    def _check_devices(self) -> None:
+        """Check that copies of the model fill the devices, and that the batch can be split evenly over the copies."""
+        a, copy = self.allocation, self.parallelism.devices
+        if self.world_size % copy:
+            below = self.world_size // copy * copy
+            fits = " or ".join(f"{w:,}" for w in (below, below + copy) if w)
+            raise BudgetError(
+                f"{self.world_size:,} devices cannot be split into copies of the model on {copy:,} each "
+                f"({self.parallelism}); world_size {fits} would"
+            )
+        if a.batch_rollouts % self.data_parallel:
+            step = self.data_parallel // gcd(self.data_parallel, a.rollouts_per_problem)
+            below = a.problems_per_batch // step * step
+            fits = " or ".join(f"{p:,}" for p in (below, below + step) if p)
+            raise BudgetError(
+                f"a batch of {a.batch_rollouts:,} rollouts ({a.problems_per_batch:,} problems × "
+                f"{a.rollouts_per_problem:,}) cannot be split evenly over {self.data_parallel} {self.ranks}; "
+                f"problems_per_batch {fits} would"
+            )
+
+    @property
+    def data_parallel(self) -> int:
+        """Copies of the model that share a batch: devices over tensor × pipeline × context parallelism."""
+        return self.world_size // self.parallelism.devices
+
+    @property
+    def ranks(self) -> str:
+        """What shares a batch, in words: devices or data-parallel ranks."""
+        return "devices" if self.parallelism.devices == 1 else "data-parallel ranks"
+
+    @property
+    def rank_rollouts(self) -> int:
+        """A data-parallel rank's share of a batch, in rollouts."""
+        return self.allocation.batch_rollouts // self.data_parallel
+
+    @property
+    def pass_rollouts(self) -> int:
+        """Rollouts of one pass of a data-parallel rank."""
+        return self.micro_batch or largest_divisor(self.rank_rollouts, MICRO_BATCH)
+
+    @property
+    def nodes(self) -> tuple[int, int]:
+        """Machines, and devices of each."""
+        per_node = largest_divisor(self.world_size, self.gpus_per_node)
+        return self.world_size // per_node, per_node
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the problems that are sure to hold M batches: every pass holds at least one."""
+        if self.problems is None:
+            return self.allocation.update_steps
+        return -(-self.allocation.update_steps // (self.problems // self.allocation.problems_per_batch))
+
+    def learning_rate_setting(self, key: str) -> dict[str, Value]:
+        """The learning rate under a trainer's key, or nothing."""
+        return {} if self.learning_rate is None else {key: self.learning_rate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A trainer's settings.
+
+    Attributes:
+        framework: Name of the trainer.
+        settings: Dotted keys and their values.
+        notes: What the settings rest on, and what must be set elsewhere.
+    """
+
+    framework: str
+    settings: Mapping[str, Value]
+    notes: tuple[str, ...] = ()
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is not above ``most``.
+
+    Args:
+        most: The largest divisor allowed, at least 1.
+    """
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+
+
+REFERENCE = re.compile(r"^\$\{([\w.]+)\}$")
+
+SCRIPTS = ("", ".sh", ".bash", ".zsh", ".ksh", ".slurm", ".sbatch", ".pbs", ".lsf", ".job", ".txt")
+"""Suffixes of launch scripts."""
+
+LONGEST_FILE = 2**24
+LONGEST_KEY = 1_000
+MOST_SETTINGS = 100_000
+DEEPEST = 100
+"""Limits on the size of settings, because YAML aliases let a short file expand without bound."""
+
+
+def load(source: Path) -> dict[str, Value]:
+    """Read settings from a file.
+
+    Args:
+        source: ``.yaml``, ``.yml``, ``.json``, ``.toml``, or a launch script (``.sh`` and the like, or no suffix),
+            whose words that look like flags are taken.
+
+    Returns:
+        Dotted keys and their values; references such as ``${data.train_batch_size}`` are followed.
+
+    Raises:
+        BudgetError: The file cannot be read or understood, is of another kind, or is YAML and PyYAML is not installed.
+    """
+    suffix = source.suffix.lower()
+    if suffix not in (".yaml", ".yml", ".json", ".toml", *SCRIPTS):
+        raise BudgetError(
+            f"{source}: settings are not read from {suffix} files; give YAML, JSON, TOML, a launch script (.sh) or, "
+            "after --, flags"
+        )
+    try:
+        with source.open(encoding="utf-8") as stream:
+            text = stream.read(LONGEST_FILE + 1)
+    except UnicodeDecodeError:
+        raise BudgetError(f"{source}: cannot be read (it is not text)") from None
+    except (OSError, ValueError) as error:
+        raise BudgetError(f"{source}: cannot be read ({reason(error)})") from None
+    if len(text) > LONGEST_FILE:
+        raise BudgetError(f"{source}: is longer than {LONGEST_FILE:,} characters, so these are no settings")
+    if suffix in SCRIPTS:
+        return _parse_script(text, source)
+    try:
+        if suffix == ".json":
+            document = json.loads(text)
+        elif suffix == ".toml":
+            document = tomllib.loads(text)
+        else:
+            document = _parse_yaml(text, source)
+    except RecursionError:
+        raise BudgetError(f"{source}: is nested too deeply") from None
+    except ValueError as error:
+        if isinstance(error, BudgetError):
+            raise
+        # Python's advice on numbers of thousands of digits concerns programmers, not users.
+        cause = reason(error).partition("; use sys.")[0]
+        raise BudgetError(f"{source}: not {suffix.removeprefix('.')} ({cause})") from None
+    if not isinstance(document, Mapping):
+        raise BudgetError(f"{source}: holds no settings (its top level must be keys with values)")
+    return _resolve_references(flatten(document, source))
+
+
+def flags(words: Iterable[str]) -> dict[str, Value]:
+    """Read settings from flags.
+
+    ``--key value``, ``--key=value``, ``key=value``, ``+key=value`` and a bare ``--switch`` are understood;
+    dashes within a key are underscores, several numbers make a list, and other words are ignored.
+    """
+    found: dict[str, Value] = {}
+    open_key: str | None = None
+    for word in words:
+        key, equals, value = word.lstrip("-+").partition("=")
+        key = key.replace("-", "_")
+        if not key:
+            open_key = None
+        elif word.startswith("--") and not equals:
+            open_key = key
+            found[key] = True
+        elif equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
+            found[key] = parse_value(value)
+            open_key = None
+        elif open_key is not None and not word.startswith("--"):
+            open_key = open_key if _append_word(found, open_key, parse_value(word)) else None
+    return found
+
+
+def render(configuration: Configuration, style: Style) -> list[str]:
+    """A trainer's settings as flags, one setting per line.
+
+    Args:
+        style: The form of the trainer's flags: ``key=value`` for ``hydra``, otherwise ``--key value``.
+    """
+    if style == "hydra":
+        return [f"{key}={_format_value(value)}" for key, value in configuration.settings.items()]
+    return [f"--{key} {_format_value(value)}" for key, value in configuration.settings.items()]
+
+
+def nested(settings: Mapping[str, Value]) -> dict[str, Any]:
+    """Dotted keys as a nested document, as in the trainers' own files."""
+    document: dict[str, Any] = {}
+    for key, value in settings.items():
+        *parents, last = key.split(".")
+        inner = document
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[last] = value
+    return document
+
+
+def _parse_script(text: str, source: Path) -> dict[str, Value]:
+    first = text.partition("\n")[0]
+    if first.startswith("#!") and "python" in first:
+        raise BudgetError(f"{source}: is a Python program; give the script that starts it or, after --, its flags")
+    try:
+        return flags(shlex.split(text.replace("\\\n", " "), comments=True))
+    except ValueError as error:
+        kind = source.suffix.removeprefix(".") or "a script"
+        raise BudgetError(f"{source}: not {kind} ({reason(error)})") from None
+
+
+def _parse_yaml(text: str, source: Path) -> object:
+    try:
+        import yaml  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        raise BudgetError(
+            f'{source}: reading YAML needs PyYAML: pip install "isocompute-budget[yaml]"; JSON, TOML, scripts and '
+            "flags do without"
+        ) from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BudgetError(f"{source}: not YAML ({reason(error)})") from None
+
+
+def flatten(document: Mapping[Any, Any], source: Path | str) -> dict[str, Value]:
+    """Dotted keys and values of a document that is neither too deep nor too large."""
+    settings: dict[str, Value] = {}
+    visited = 0
+    left = [("", 1, document)]
+    while left:
+        prefix, depth, inner = left.pop()
+        if depth > DEEPEST:
+            raise BudgetError(f"{source}: is nested more than {DEEPEST} deep, or contains itself")
+        deeper = []
+        for key, value in inner.items():
+            name = prefix + (key if isinstance(key, str) else shorten(key))
+            visited += 1
+            if len(name) > LONGEST_KEY or visited > MOST_SETTINGS:
+                most = f"{LONGEST_KEY:,} characters in a key" if visited <= MOST_SETTINGS else f"{MOST_SETTINGS:,} keys"
+                raise BudgetError(f"{source}: holds more than {most}")
+            if isinstance(value, Mapping) and "value" in value and set(value) <= {"value", "desc"}:
+                # As W&B keeps a setting.
+                value = value["value"]
+            if isinstance(value, Mapping):
+                deeper.append((f"{name}.", depth + 1, value))
+            else:
+                settings[name] = value
+        left += reversed(deeper)
+    return settings
+
+
+def _resolve_references(settings: dict[str, Value]) -> dict[str, Value]:
+    """Follow references to other keys; one that leads nowhere, or in a circle, stays as written."""
+    for key, value in settings.items():
+        seen = {key}
+        while isinstance(value, str) and (match := REFERENCE.match(value)):
+            target = match.group(1)
+            if target in seen or target not in settings:
+                break
+            seen.add(target)
+            value = settings[target]
+        settings[key] = value
+    return settings
+
+
+def _append_word(found: dict[str, Value], key: str, value: Value) -> bool:
+    """Append a further word to a flag, and return whether the next one may belong to it as well."""
+    before = found[key]
+    if before is True:
+        found[key] = value
+    elif not _is_number(value):
+        # What follows the value of the last option of a launcher is the program that it starts.
+        return False
+    elif isinstance(before, list):
+        before.append(value)
+    elif _is_number(before):
+        found[key] = [before, value]
+    return _is_number(value)
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def parse_value(text: str) -> Value:
+    """A value as it stands on a command line: a number, a switch, a list, a text, or none."""
+    if text.startswith("[") and text.endswith("]"):
+        return [_parse_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+    return _parse_scalar(text)
+
+
+def _parse_scalar(text: str) -> Value:
+    low = text.lower()
+    if low in {"true", "false"}:
+        return low == "true"
+    if low in {"null", "none", ""}:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _format_value(value: Value) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(_format_value(part) for part in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class MissingSettingError(BudgetError):

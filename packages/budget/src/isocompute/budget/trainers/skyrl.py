@@ -9,9 +9,7 @@ are Megatron's, sequence parallelism alone is FSDP's.
 
 from __future__ import annotations
 
-from .batching import Batching
-from .settings import Settings, exact_quotient
-from .target import Configuration, Run, Value
+from .settings import Batching, Configuration, Run, Settings, Value, exact_quotient
 from .trainer import Trainer
 
 POLICY, REFERENCE = "trainer.policy", "trainer.ref"

@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .batching import Batching
 from .counting import Evaluation, Progressed
 from .logs.log import Layout, Log
-from .settings import Settings
-from .target import Configuration, Run, Style
+from .settings import Batching, Configuration, Run, Settings, Style
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..checks import shorten
 from ..errors import BudgetError
-from ..ledger.limits import Counted, Limits
-from ..ledger.naming import run_id_of
-from ..wording import shorten
+from ..ledger.counts import Counted, Limits
+from ..ledger.ledger import run_id_of
 from .attachment import Attachment
 
 __all__ = ["Attachment", "attach"]

@@ -11,8 +11,7 @@ from typing import Any
 from weakref import WeakSet
 
 from ..errors import BudgetError
-from .budget import Budget
-from .settings import SAMPLER, Settings
+from .budget import SAMPLER, Budget, Settings
 
 __all__ = ["AgentLoopManager", "ReplayBuffer"]
 

@@ -1,24 +1,371 @@
-"""Fit one curve up to a cut, extend it, and compare with what came later (ScaleRL, sections 3 and 4)."""
+"""Fit one curve up to a cut, extend it, and compare with what came later (ScaleRL, sections 3 and 4).
+
+Whether a prescription won: paired differences over seeds, with t intervals and jointly valid verdicts.
+
+ScaleRL's leave-one-out view: recipes compared by the compute that each needs for one reward (section 4 there).
+
+With one asymptote held for all recipes, F(R) = (R − R0)/(A − R) = (C/C_mid)^B is a line of slope B in logarithms. A
+steeper line is not always the more efficient one: it may lie farther to the right. What is compared is therefore the
+compute at which a line reaches a reward, C(R) = C_mid · F(R)^(1/B): a reward that some recipe reached, and for the
+others no compute beyond four times their data.
+
+How a fitted curve did beyond its cut (ScaleRL, section 4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
+import polars as pl
+from scipy import stats
+from scipy.optimize import least_squares, minimize_scalar
 
-from ..data.curves import Array
-from ..data.precision import binomial_errors
-from ..data.units import counted
+from ..data.curves import Array, binomial_errors, not_beyond
+from ..data.reading import counted
 from ..errors import MEANING, Flag, FrontierError
-from ..fitting.forms import SEARCHED, Parameters, form_of
-from ..fitting.intervals import interval
-from ..fitting.point import fit_form, standard_deviation
-from ..fitting.projection import grid, project
-from ..fitting.refits import Refits, refit, scatter_of
-from ..fitting.scalerl import fit_scalerl
-from .extension import Extension, extension_of
+from ..fitting.intervals import LEVEL, ends, interval, t_quantile
+from ..fitting.point import (
+    FREE,
+    SEARCHED,
+    Parameters,
+    Refits,
+    autocorrelation_of,
+    effective_points,
+    fit_form,
+    fit_scalerl,
+    form_of,
+    grid,
+    project,
+    refit,
+    scatter_of,
+    standard_deviation,
+)
+
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The prescribed n against one fixed n at the same budget.
+
+    Attributes:
+        prescribed: The prescribed n.
+        baseline: The fixed n.
+        differences: Last evaluation of the prescribed n minus that of the baseline, seed by seed.
+        mean: Their mean, or None without pairs.
+        interval: 95 % t interval of the mean, of this comparison alone, or None with fewer than two pairs.
+        p_value: Of no difference, adjusted for all the comparisons made (Holm), or None with fewer than two pairs.
+        comparisons: How many were made.
+        verdict: ``won`` or ``lost`` where the adjusted p is below 0.05, else ``unresolved``; ``same`` when the baseline
+            is what was prescribed.
+    """
+
+    prescribed: int
+    baseline: int
+    differences: tuple[float, ...]
+    mean: float | None
+    interval: tuple[float, float] | None
+    verdict: str
+    p_value: float | None = None
+    comparisons: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        plain = asdict(self)
+        plain["differences"] = list(self.differences)
+        plain["interval"] = list(self.interval) if self.interval else None
+        return plain
+
+    def summary(self) -> str:
+        """One line to be printed."""
+        head = f"n = {self.prescribed} against n = {self.baseline}"
+        if self.verdict == "same":
+            return f"{head}: the same allocation"
+        if self.mean is None:
+            return f"{head}: no seed was trained with both, unresolved"
+        span = f" (95 % {self.interval[0]:+.3f} to {self.interval[1]:+.3f})" if self.interval else ""
+        chance = "" if self.p_value is None else f", p = {self.p_value:.2g}"
+        chance += f" with {self.comparisons} comparisons" if chance and self.comparisons > 1 else ""
+        return f"{head}: {self.mean:+.3f}{span} over {counted(len(self.differences), 'seed')}{chance}, {self.verdict}"
+
+
+def compare(
+    evals: pl.DataFrame, *, prescribed: int, baselines: Sequence[int], metric: str = "avg_at_4"
+) -> list[Comparison]:
+    """Compare the last evaluations of runs at one budget.
+
+    Where nothing differs, any verdict is ``won`` or ``lost`` in at most one comparison of twenty, however many
+    baselines there are.
+
+    Args:
+        evals: An ``evals`` table of the runs, none of which the prescription was fitted to.
+
+    Raises:
+        FrontierError: The runs did not end at the same compute.
+    """
+    last = evals.sort("rollouts").group_by("rollouts_per_problem", "seed", maintain_order=True).last()
+    if last["rollouts"].n_unique() > 1:
+        spans = sorted(set(last["rollouts"].to_list()))
+        raise FrontierError(f"the runs compared end at different rollouts ({spans}): compare equal budgets")
+    scores = {(r["rollouts_per_problem"], r["seed"]): r[metric] for r in last.iter_rows(named=True)}
+    return _with_verdicts([_comparison(scores, prescribed, n) for n in baselines])
+
+
+def holm(ps: Mapping[K, float]) -> dict[K, float]:
+    """Holm's adjusted p of each hypothesis of a family."""
+    adjusted, largest = {}, 0.0
+    for rank, (name, p) in enumerate(sorted(ps.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(ps) - rank) * p))
+        adjusted[name] = largest
+    return adjusted
+
+
+def _with_verdicts(found: list[Comparison]) -> list[Comparison]:
+    """Holm's adjustment, and the verdicts that follow."""
+    adjusted = holm({c.baseline: c.p_value for c in found if c.p_value is not None})
+    return [
+        c if c.p_value is None else replace(
+            c, p_value=adjusted[c.baseline], comparisons=len(adjusted),
+            verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
+        )
+        for c in found
+    ]  # fmt: skip
+
+
+def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline: int) -> Comparison:
+    if baseline == prescribed:
+        return Comparison(
+            prescribed=prescribed, baseline=baseline, differences=(), mean=None, interval=None, verdict="same"
+        )
+    seeds = sorted(s for n, s in scores if n == prescribed and (baseline, s) in scores)
+    differences = np.array([scores[prescribed, s] - scores[baseline, s] for s in seeds])
+    mean = float(differences.mean()) if len(seeds) else None
+    interval, p_value = None, None
+    if mean is not None and len(seeds) >= 2:
+        error = float(differences.std(ddof=1) / np.sqrt(len(seeds)))
+        half = t_quantile(len(seeds) - 1) * error
+        interval = (mean - half, mean + half)
+        p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
+    return Comparison(
+        prescribed=prescribed, baseline=baseline, differences=tuple(differences.tolist()), mean=mean,
+        interval=interval, p_value=p_value, verdict="unresolved",
+    )  # fmt: skip
+
+
+FARTHEST_EXTRAPOLATION = 4.0
+"""Multiple of the largest compute of a recipe's data beyond which its line is not followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """One recipe with the shared asymptote.
+
+    Attributes:
+        name: The recipe.
+        parameters: Its curve, A and R0 held.
+        intervals: 95 % intervals of ``B`` and ``C_mid``, within the run.
+        compute: Compute of the points fitted.
+        reward: Their reward.
+        target: The reward at which recipes are compared.
+        needed: Compute that this one needs for it, or where that is refused the most that is not: it needs more.
+        needed_interval: 95 % interval of that, within the run; open above where it is refused.
+        standing: ``measured`` where its data reach that compute, ``extrapolated`` beyond, ``refused`` beyond four times
+            its data.
+    """
+
+    name: str
+    parameters: Parameters
+    intervals: dict[str, tuple[float, float]]
+    compute: Array
+    reward: Array
+    target: float
+    needed: float
+    needed_interval: tuple[float, float | None]
+    standing: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``predict --json`` writes it."""
+        return {
+            "series": self.name, "params": self.parameters.named(),
+            "intervals": {k: list(v) for k, v in self.intervals.items()},
+            "target": self.target, "needed": self.needed, "needed_interval": list(self.needed_interval),
+            "standing": self.standing,
+        }  # fmt: skip
+
+
+def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
+    """F(R) = (R − R0)/(A − R) against C, a line of slope B in logarithms.
+
+    Points outside (R0, A), where F has no logarithm, are left out.
+
+    Args:
+        compute: Compute of each point, shape ``(points,)``.
+
+    Returns:
+        Compute and F of the points kept.
+    """
+    inside = (reward > parameters.start) & (reward < parameters.asymptote) & (compute > 0)
+    kept = reward[inside]
+    return compute[inside], (kept - parameters.start) / (parameters.asymptote - kept)
+
+
+def leave_one_out(
+    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None,
+    target: float | None = None,
+) -> list[Efficiency]:  # fmt: skip
+    """Compare recipes at one asymptote, the one that needs least compute for the target first.
+
+    Args:
+        r0: Reward before training, the same for all.
+        asymptote: A held for all; by default the one that fits all recipes together best.
+        target: Reward that they are compared at; by default the highest that the fits of at least half of the recipes
+            reach at their last compute.
+
+    Raises:
+        FrontierError: A recipe has fewer than five points, the asymptote is not above their rewards' start or
+            cannot be fitted below 1, or the target does not lie between R0 and A or was reached by no recipe.
+    """
+    clean = {}
+    for name, (compute, reward) in series.items():
+        kept = compute > 0
+        if len(np.unique(compute[kept])) < 5:
+            raise FrontierError(f"{name} has {int(kept.sum())} points after the start; a fit needs 5 or more")
+        clean[name] = (compute[kept], reward[kept])
+    if asymptote is None:
+        # The one that fits all together best: a mean would let one recipe that fails decide for the others.
+        least = max(r0, max(float(np.median(r)) for _, r in clean.values())) + 1e-3
+        if least >= 1:
+            raise FrontierError("R0 or the median reward of a recipe is so near to 1 that no asymptote can be fitted")
+        best = minimize_scalar(
+            lambda a: sum(_fitted(c, r, r0, float(a)).cost for c, r in clean.values()),
+            bounds=(least, 1.0), method="bounded", options={"xatol": 1e-4},
+        )  # fmt: skip
+        asymptote = float(best.x)
+    if not r0 < asymptote <= 1:
+        raise FrontierError(f"the asymptote is {asymptote:g}; it must lie above r0 = {r0:g} and not above 1")
+    fits = {name: _fitted(c, r, r0, asymptote) for name, (c, r) in clean.items()}
+    ends = {name: float(_curve(fit.x, r0, asymptote)(clean[name][0].max())) for name, fit in fits.items()}
+    highest = max(ends, key=lambda name: ends[name])
+    if target is None:
+        target = sorted(ends.values())[(len(ends) - 1) // 2]
+    if not r0 < target < asymptote:
+        raise FrontierError(f"the reward compared at is {target:g}; it must lie between r0 = {r0:g} and {asymptote:g}")
+    if target > ends[highest]:
+        raise FrontierError(
+            f"no recipe reached {target:g}: of the rewards fitted at the last compute the highest, "
+            f"{ends[highest]:.4g}, is of {highest}; compare at a reward that was reached"
+        )
+    found = [_recipe(name, *clean[name], fit, r0, asymptote, target) for name, fit in fits.items()]
+    return sorted(found, key=lambda e: (e.standing == "refused", e.needed))
+
+
+def _curve(x: Array, r0: float, asymptote: float) -> Parameters:
+    return Parameters(form="hill", start=r0, gain=asymptote - r0, scale=float(np.exp(x[0])), shape=float(np.exp(x[1])))
+
+
+def _fitted(compute: Array, reward: Array, r0: float, asymptote: float) -> Any:
+    """Least squares of log C_mid and log B alone."""
+    low, high = form_of("hill").shapes
+    begin = np.array([np.log(np.median(compute)), 0.3])
+    bounds = (np.log([compute.min() / 100, low]), np.log([compute.max() * 100, high]))
+    return least_squares(lambda x: _curve(x, r0, asymptote)(compute) - reward, begin, bounds=bounds)
+
+
+def _recipe(
+    name: str, compute: Array, reward: Array, best: Any, r0: float, asymptote: float, target: float
+) -> Efficiency:
+    """One recipe, with t intervals that count autocorrelated points for what they are worth."""
+    residual = best.fun
+    squares = float((residual**2).sum())
+    lagged = float((residual[1:] * residual[:-1]).sum())
+    phi = autocorrelation_of(lagged, squares, points=len(reward), parameters=FREE)
+    freedom = max(effective_points(len(reward), phi) - FREE, 1.0)
+    # Squares of as many independent points as these are worth.
+    covariance = np.linalg.pinv(best.jac.T @ best.jac) * squares / freedom
+    quantile = t_quantile(freedom)
+    half = np.minimum(quantile * np.sqrt(np.diag(covariance)), 20.0)
+    # An interval ends where the search does.
+    ends = {"C_mid": (compute.min() / 100, compute.max() * 100), "B": form_of("hill").shapes}
+    spans = {
+        key: (max(float(np.exp(best.x[i] - half[i])), low), min(float(np.exp(best.x[i] + half[i])), high))
+        for i, (key, (low, high)) in enumerate(ends.items())
+    }
+    # ln C(R) = ln C_mid + ln F / B, and its error by the delta method.
+    way = float(np.log((target - r0) / (asymptote - target)) / np.exp(best.x[1]))
+    gradient = np.array([1.0, -way])
+    error = min(quantile * float(np.sqrt(gradient @ covariance @ gradient)), 20.0)
+    needed, last = float(np.exp(best.x[0] + way)), float(compute.max())
+    interval: tuple[float, float | None] = (needed * float(np.exp(-error)), needed * float(np.exp(error)))
+    standing = "measured" if not_beyond(needed, last) else "extrapolated"
+    if not not_beyond(needed, FARTHEST_EXTRAPOLATION * last):
+        needed, standing = FARTHEST_EXTRAPOLATION * last, "refused"
+        interval = (needed, None)
+    return Efficiency(
+        name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
+        target=target, needed=needed, needed_interval=interval, standing=standing,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """How the fitted curve did beyond its cut.
+
+    Attributes:
+        points: Points beyond the cut.
+        rmse: Root mean squared error.
+        bias: Mean of prediction minus measurement; above 0 where the fit was too optimistic.
+        coverage: Share of the points inside the 95 % prediction interval.
+        verdict: ``held`` when the number of points inside is at least the 5 % quantile of Binomial(points, 0.95), the
+            count expected of independent points; else ``failed`` when it is below the 5 % quantile of that count in
+            extensions simulated from the fit, whose points move together; else ``unresolved``.
+    """
+
+    points: int
+    rmse: float
+    bias: float
+    coverage: float
+    verdict: str
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether the later points contradict the forecast."""
+        return self.verdict == "failed"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As ``predict --json`` writes it."""
+        return asdict(self)
+
+
+def extension_of(
+    parameters: Parameters, drawn: Array, reward: Array, compute: Array, residual_sd: float, seed: int
+) -> Extension | None:
+    """Compare what came after a cut with the curve fitted before it; None where nothing came.
+
+    Args:
+        drawn: Rewards of its refits at the later evaluations, shape ``(refits, points)``.
+        reward: The rewards measured there, shape ``(points,)``.
+        compute: Compute of the later evaluations, shape ``(points,)``.
+        residual_sd: Standard deviation of the residuals before the cut.
+    """
+    if not len(compute):
+        return None
+    noise = np.random.default_rng(seed + 1).standard_normal(drawn.shape) * residual_sd
+    runs = drawn + noise
+    low, high = ends(runs)
+    miss = parameters(compute) - reward
+    inside = int(((reward >= low) & (reward <= high)).sum())
+    expected = ((runs >= low) & (runs <= high)).sum(axis=1)
+    verdict = "failed" if inside < np.quantile(expected, 1 - LEVEL, method="inverted_cdf") else "unresolved"
+    if inside >= stats.binom.ppf(1 - LEVEL, len(compute), LEVEL):
+        verdict = "held"
+    return Extension(
+        points=len(compute), rmse=float(np.sqrt((miss**2).mean())), bias=float(miss.mean()),
+        coverage=inside / len(compute), verdict=verdict,
+    )  # fmt: skip
+
 
 METHODS = ("projection", "scalerl")
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..data.curves import Array
-from ..data.precision import sampling_variance
+from ..data.curves import Array, sampling_variance
 from ..errors import FrontierError
 
 RUN = ("run_id", "rollouts_per_problem", "problems_per_batch")

@@ -9,14 +9,12 @@ from itertools import pairwise
 import numpy as np
 
 from ..data.curves import Array
-from ..data.units import short
+from ..data.reading import short
 from ..errors import FrontierError
-from ..posterior.actions import MOST_SEEDS, Action, Plan, seeds_to_tell, value_of
-from ..posterior.decision import Decision
-from ..posterior.priors import SEED_DEGREES
+from ..posterior.decision import MOST_SEEDS, Action, Decision, Plan, seeds_to_tell, value_of
+from ..posterior.model import SEED_DEGREES
 from ..posterior.runs import Cell
-from .answer import name
-from .fitted import Fitted, at_n
+from .fitted import Fitted, at_n, name
 
 DOMINATED = 0.01
 """P(best) below which a setting is not worth another rollout."""

@@ -21,15 +21,11 @@ import numpy as np
 import polars as pl
 
 from ..contract.files import write_text
-from ..data.curves import Array, Curve, not_beyond
-from ..data.files import write_parquet
-from ..data.grouping import curves
-from ..data.records import of_records
-from ..data.units import amount
+from ..data.curves import Array, Curve, curves, not_beyond, of_records
+from ..data.reading import amount, write_parquet
 from ..errors import Flag, FrontierError
-from ..fitting.forms import FORMS, Parameters
 from ..fitting.nstar import Sigmoid, fit_n_star
-from ..fitting.point import fit_form
+from ..fitting.point import FORMS, Parameters, fit_form
 
 FORM = "exp"
 """What the paper's figures draw: R = A − D·exp(−C/τ)."""

@@ -9,21 +9,18 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ..answers.answer import name
 from ..answers.checks import conflicts, left_out, left_out_line
+from ..answers.fitted import name
 from ..answers.interference import train_validation_gap
 from ..answers.paper import PaperConfig, fit_as_paper
 from ..contract import tables
-from ..data.curves import UNITS
-from ..data.files import write_parquet
-from ..data.grouping import of_setting
-from ..data.reading import read_evals
-from ..data.units import short, with_gpu_hours
+from ..data.curves import UNITS, of_setting
+from ..data.reading import read_evals, short, with_gpu_hours, write_parquet
 from ..errors import FrontierError
-from ..fitting.forms import FORMS
+from ..fitting.point import FORMS
 from ..notebook import Fit, Frontier
 from ..posterior.evaluations import POPULATION
-from ..posterior.priors import Priors
+from ..posterior.model import Priors
 from ..show.drawing import save
 from ..show.panels import gap_panel
 from ..show.paper import paper_figures

@@ -10,7 +10,7 @@ import polars as pl
 
 from ..answers.interference import at_equal_rollouts, interference
 from ..contract import tables
-from ..data.files import write_parquet
+from ..data.reading import write_parquet
 from ..errors import FrontierError
 from ..show.drawing import save
 from ..show.panels import interference_panels

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..answers.fitted import load_fitted
 from ..answers.next import plan, plan_lines
-from ..answers.saved import load
 from .arguments import positive
 
 
@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Print the actions, the most useful per unit of compute first."""
-    fitted = load(arguments.folder)
+    fitted = load_fitted(arguments.folder)
     tell = (arguments.tell[0], arguments.tell[1]) if arguments.tell else None
     found = plan(fitted, arguments.budget or fitted.largest, tell=tell)
     yield from plan_lines(found, fitted.unit, most=arguments.most)

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ..answers.forecast import METHODS, Forecast, ForecastConfig, forecast, forecasts_over_cuts
-from ..data.files import read_columns
-from ..data.one_run import one_run
+from ..data.reading import one_run, read_columns
 from ..errors import FrontierError
-from ..fitting.forms import FORMS
+from ..fitting.point import FORMS
 from ..show.drawing import save
 from ..show.panels import forecast_panel
-from .arguments import assignment, positive, write_json
-from .recipes import compare_recipes
+from .arguments import assignment, compare_recipes, positive, write_json
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

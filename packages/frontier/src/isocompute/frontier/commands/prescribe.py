@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..answers import saved
-from ..answers.fitted import option_row
+from ..answers.fitted import load_fitted, option_row
 from .arguments import positive, write_json
 
 
@@ -29,7 +28,7 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     Raises:
         FrontierError: The budget is in tokens of a fit that does not know them, or nothing can be said of it.
     """
-    fitted = saved.load(arguments.folder)
+    fitted = load_fitted(arguments.folder)
     budget, unit = arguments.budget, arguments.unit
     if arguments.tokens_per_rollout is not None:
         budget, unit = budget / arguments.tokens_per_rollout, "rollouts"

@@ -1,11 +1,36 @@
-"""A curve: the evaluations of one (n, B_p), over seeds, in one unit of compute."""
+"""A curve: the evaluations of one (n, B_p), over seeds, in one unit of compute.
+
+How exactly an evaluation measures its metric on the questions that it asked.
+
+The error here is that of sampling responses: what would differ if the same questions were asked again. Which questions
+are asked is another matter (see ``questions``).
+
+Pass rates matched to evaluations: what each question contributed to each of them.
+
+From an ``evals`` table to curves: the runs of each (n, B_p), checked; and the errors of evaluations.
+
+Record-breaking points, and the isotonic companion (IsoCompute Playbook, section 4, Figures 5 and 15).
+
+A maximum of noisy evaluations is biased upward, and the more so the more often a run is evaluated; so fits
+are of all points by default, and what records would say is reported beside them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import comb
+from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
+from scipy.stats import beta
+
+from ..contract.tables import METRIC_PATTERN
+from ..errors import FrontierError
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -62,3 +87,407 @@ class Curve:
             return (0.0, 0.0)
         last = min(float(self.compute[self.seed == s].max()) for s in range(self.seeds))
         return float(positive.min()), last
+
+
+RATES = np.linspace(0.0, 1.0, 513)
+"""Pass rates at which the variance of a metric is tabulated."""
+LEVELS = (np.arange(64) + 0.5) / 64
+
+
+def kind_of(metric: str) -> tuple[str, int] | None:
+    """``avg``, ``best`` or ``worst`` and k of a metric such as ``best_at_4``; None for any other."""
+    if not re.fullmatch(METRIC_PATTERN, metric):
+        return None
+    kind, k = metric.split("_at_")
+    return (kind, int(k)) if int(k) > 0 else None
+
+
+def values_of(metric: str, successes: NDArray[Any], samples: int) -> Array:
+    """What a question with some successes among its samples contributes to a metric.
+
+    ``best_at_k`` and ``worst_at_k`` are the exact chances that the best and the worst of k of the samples, drawn
+    without replacement, is right.
+
+    Args:
+        metric: Such as ``best_at_4``.
+        successes: Whole numbers, of any shape.
+        samples: Samples of each question, k or more for ``best`` and ``worst``.
+    """
+    kind, k = kind_of(metric) or ("avg", 1)
+    if kind == "avg":
+        return np.asarray(successes / samples)
+    table = [comb(samples - c if kind == "best" else c, k) / comb(samples, k) for c in range(samples + 1)]
+    chance = np.array(table)[np.asarray(successes, dtype=np.int64)]
+    return np.asarray(1.0 - chance if kind == "best" else chance)
+
+
+def response_variance(metric: str, rates: Array, samples: int) -> Array:
+    """Mean variance of a question's contribution over samplings of its responses, one per evaluation.
+
+    Questions' true pass rates are taken to follow the Beta distribution with the mean and spread of those measured,
+    less the spread that sampling adds: one value per question, as of ``best_at_k`` with k samples, says nothing of it.
+
+    Args:
+        metric: Such as ``best_at_4``.
+        rates: Pass rates measured, shape ``(evaluations, questions)``.
+    """
+    questions = rates.shape[1]
+    # Half a success and half a failure more: a mean of 0 or 1 has an error too.
+    trials = questions * samples
+    mean = (rates.mean(axis=1) * trials + 0.5) / (trials + 1)
+    largest = mean * (1 - mean)
+    sampled = sampling_variance((rates * (1 - rates)).mean(axis=1), samples) if samples > 1 else largest
+    between = rates.var(axis=1, ddof=1) - sampled if questions > 1 else np.zeros_like(mean)
+    alike = np.clip(between / largest, 1e-3, 0.999)
+    nodes = beta.ppf(LEVELS, (mean * (1 / alike - 1))[:, None], ((1 - mean) * (1 / alike - 1))[:, None])
+    counts = np.arange(samples + 1)
+    chance = np.array([comb(samples, c) for c in counts]) * RATES[:, None] ** counts
+    chance = chance * (1 - RATES[:, None]) ** (samples - counts)
+    value = values_of(metric, counts, samples)
+    variance = chance @ value**2 - (chance @ value) ** 2
+    return np.asarray(np.interp(nodes, RATES, np.maximum(variance, 0.0)).mean(axis=1))
+
+
+def trials_of(metric: str, questions: Array, samples: Array) -> tuple[Array, bool]:
+    """How many independent trials an evaluation counts as where pass rates are not known, and whether that is exact.
+
+    ``avg_at_k`` has at most the binomial error of all its samples. A question's contribution to any other metric lies
+    between 0 and 1, so that its error is at most the binomial one of the questions; at k samples it is that.
+
+    Args:
+        metric: Such as ``avg_at_4``.
+        questions: Questions of each evaluation, shape ``(evaluations,)``.
+        samples: Samples of each question, shape ``(evaluations,)``.
+    """
+    found = kind_of(metric)
+    average = found is not None and found[0] == "avg"
+    return np.asarray(questions * (samples if average else 1), dtype=np.float64), average
+
+
+def binomial_errors(reward: Array, trials: Array) -> Array:
+    """Standard errors of shares of successes.
+
+    Half a success and half a failure are added, as shares of 0 and 1 have an error too.
+
+    Args:
+        reward: Shares, within 0 to 1.
+    """
+    rate = (reward * trials + 0.5) / (trials + 1.0)
+    return binomial_error(rate, trials)
+
+
+def binomial_error(rate: Array, trials: Array | float) -> Array:
+    """Standard deviation of a share of successes in independent trials of a known rate.
+
+    Args:
+        rate: The rate, within 0 to 1.
+    """
+    return np.asarray(np.sqrt(rate * (1 - rate) / trials))
+
+
+def sampling_variance(spread: Array, samples: Array | int) -> Array:
+    """Binomial variance of a measured pass rate, estimated without bias, shape of the arguments.
+
+    Args:
+        spread: r(1−r) of the rates measured, or the mean of that over questions.
+        samples: Samples of each question; one says nothing of it, and is taken as two.
+    """
+    return np.asarray(spread / np.maximum(samples - 1, 1))
+
+
+PASS_RATE_TOLERANCE = 5e-3
+"""How far an evaluation may lie from the mean of its questions: some tables are in single precision."""
+
+
+def rates_of(pass_rates: pl.DataFrame, rows: pl.DataFrame) -> tuple[Array, int]:
+    """Successes of every question at every evaluation, shape ``(evaluations, questions)``, and the samples of each.
+
+    Args:
+        rows: Evaluations, with ``run_id`` and ``step``.
+
+    Raises:
+        FrontierError: An evaluation has no pass rates, or evaluations differ in their questions or samples.
+    """
+    if not {"run_id", "step"} <= set(rows.columns):
+        raise FrontierError("pass rates are matched to evaluations by run_id and step, which the evaluations lack")
+    wanted = rows.select("run_id", "step").with_row_index("row")
+    own = wanted.join(pass_rates, on=["run_id", "step"], how="left", maintain_order="left")
+    missing = own.filter(pl.col("problem_id").is_null())
+    if not missing.is_empty():
+        first = missing.row(0, named=True)
+        raise FrontierError(f"the pass rates have no row of run {first['run_id']} at step {first['step']}")
+    samples = own["samples"].unique().to_list()
+    if len(samples) > 1:
+        low, high = min(samples), max(samples)
+        raise FrontierError(f"the pass rates have {low} to {high} samples per question: fit without them")
+    ids = own["problem_id"].unique().sort()
+    if len(own) != len(ids) * len(rows) or own.select("row", "problem_id").is_duplicated().any():
+        raise FrontierError("the evaluations did not all ask the same questions once: fit without pass rates")
+    return own.sort("row", "problem_id")["successes"].to_numpy().reshape(len(rows), len(ids)), int(samples[0])
+
+
+def answers_of(pass_rates: pl.DataFrame, rows: pl.DataFrame, metric: str, reward: Array) -> tuple[Array, Array, int]:
+    """Each question's contribution to a metric and its pass rate, both ``(evaluations, questions)``, and the samples.
+
+    Args:
+        rows: Evaluations, with ``run_id``, ``step`` and the metric.
+        metric: Metric column, such as ``best_at_4``.
+        reward: Its values, shape ``(evaluations,)``.
+
+    Raises:
+        FrontierError: As for ``rates_of``; or the metric does not follow from pass rates, or they are of other
+            evaluations.
+    """
+    found = kind_of(metric)
+    if found is None:
+        known = "avg_at_k, best_at_k and worst_at_k"
+        raise FrontierError(f"{metric} cannot be computed from pass rates (only {known} can): fit without pass rates")
+    successes, samples = rates_of(pass_rates, rows)
+    if found[0] != "avg" and found[1] > samples:
+        raise FrontierError(f"{metric} needs {found[1]} samples per question; the pass rates have {samples}")
+    values = values_of(metric, successes, samples)
+    off = np.abs(values.mean(axis=1) - reward)
+    if off.max() > PASS_RATE_TOLERANCE:
+        row = rows.row(int(off.argmax()), named=True)
+        raise FrontierError(
+            f"run {row['run_id']} has {metric} {row[metric]:.4f} at step {row['step']} and pass rates of "
+            f"{values.mean(axis=1)[int(off.argmax())]:.4f}: they are not of the same evaluation"
+        )
+    return values, successes / samples, samples
+
+
+TAKEN = frozenset({"seed", "rollouts_per_problem", "problems_per_batch", *UNITS.values()})
+"""Columns that tell curves, seeds or evaluations apart already."""
+
+
+def check_group(group: str | None) -> None:
+    """Refuse to group by a column that already tells curves, seeds or evaluations apart.
+
+    Raises:
+        FrontierError: It is such a column.
+    """
+    if group in TAKEN:
+        raise FrontierError(
+            f"curves cannot be grouped by {group!r}, which has its own meaning in a fit: name another column, such as "
+            "a recipe"
+        )
+
+
+def curves(
+    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
+    group: str | None = None,
+) -> list[Curve]:  # fmt: skip
+    """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
+
+    Args:
+        group: A further column, such as the recipe: runs that differ in it are curves of their own.
+
+    Raises:
+        FrontierError: The metric, unit, split, problem set or grouping column is not there, several problem sets
+            are mixed, or a reward lies outside 0 to 1.
+    """
+    rows = chosen_rows(evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group)
+    _refuse(rows, {f"{metric} lies outside 0 to 1": ~pl.col(metric).is_between(0, 1)}, metric, UNITS[unit])
+    keys = ["problems_per_batch", "rollouts_per_problem", *([group] if group else [])]
+    found = []
+    for key, part in rows.group_by(keys, maintain_order=True):
+        # The metric last, so that even points of equal compute have one order.
+        own = part.sort("seed", UNITS[unit], metric)
+        found.append(
+            Curve(
+                rollouts_per_problem=int(key[1]),
+                problems_per_batch=int(key[0]),
+                compute=own[UNITS[unit]].to_numpy().astype(np.float64),
+                reward=own[metric].to_numpy().astype(np.float64),
+                seed=(own["seed"].rank("dense").to_numpy() - 1).astype(np.int64),
+                group=f"{group} = {key[2]}" if group else "",
+            )
+        )
+    return sorted(found, key=lambda c: (c.problems_per_batch, c.rollouts_per_problem, c.group))
+
+
+def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rollouts: int | None) -> pl.DataFrame:
+    """The evaluations of one of the three settings of the IsoCompute Playbook, section 4.
+
+    Args:
+        problems_per_batch: Only this B_p: n against M (the first setting); None takes all.
+        batch_rollouts: Only this B = B_p·n: B_p against n (the second). With neither all are taken (the third).
+
+    Raises:
+        FrontierError: No run belongs to it.
+    """
+    batch = pl.col("problems_per_batch") * pl.col("rollouts_per_problem")
+    kept = evals.filter(
+        pl.col("problems_per_batch") == (problems_per_batch or pl.col("problems_per_batch")),
+        batch == (batch_rollouts or batch),
+    )
+    if kept.is_empty() and not evals.is_empty():
+        pairs = evals.select("problems_per_batch", "rollouts_per_problem").unique().sort(pl.all()).rows()
+        known = ", ".join(f"({size}, {n})" for size, n in pairs)
+        raise FrontierError(
+            f"no run has B_p = {problems_per_batch or 'any'} and B = {batch_rollouts or 'any'}; "
+            f"the (B_p, n) are {known}"
+        )
+    return kept
+
+
+def chosen_rows(
+    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None,
+    mixed: bool = False,
+) -> pl.DataFrame:  # fmt: skip
+    """The evaluations of one split and one problem set, all of them finite numbers; rewards may be in any unit.
+
+    Args:
+        mixed: Whether several problem sets may be there, as draws of a population.
+
+    Raises:
+        FrontierError: What is asked for is not there, several problem sets are mixed, or a value is not finite.
+    """
+    if unit not in UNITS:
+        raise FrontierError(f"the unit {unit!r} is unknown; it must be one of {', '.join(UNITS)}")
+    if metric not in evals.columns:
+        known = ", ".join(c for c in evals.columns if "_at_" in c)
+        raise FrontierError(f"there is no metric {metric!r}; there are {known}")
+    if UNITS[unit] not in evals.columns:
+        raise FrontierError(f"there is no column {UNITS[unit]!r}; fitting in {unit} requires it")
+    # A table of one split is of that one, whatever it is called.
+    rows = evals if evals["split"].n_unique() == 1 else evals.filter(pl.col("split") == split)
+    sets = rows["problem_set"].unique().sort().to_list()
+    if problem_set is not None:
+        rows = rows.filter(pl.col("problem_set") == problem_set)
+    elif len(sets) > 1 and not mixed:
+        raise FrontierError(f"the evaluations mix the problem sets {', '.join(sets)}: choose one")
+    if rows.is_empty():
+        raise FrontierError(f"there is no evaluation of split {split!r} and problem set {problem_set or 'any'}")
+    check_group(group)
+    if group is not None and group not in rows.columns:
+        raise FrontierError(f"there is no column {group!r} to group by; there are {', '.join(rows.columns)}")
+    reward, compute = pl.col(metric), pl.col(UNITS[unit])
+    wrong = {
+        f"{UNITS[unit]} is not a finite number": compute.is_null() | ~compute.cast(pl.Float64).is_finite(),
+        f"{UNITS[unit]} is negative": compute < 0,
+        f"{metric} is not a finite number": reward.is_null() | ~reward.is_finite(),
+    }
+    _refuse(rows, wrong, metric, UNITS[unit])
+    return rows
+
+
+def errors_and_answers(
+    rows: pl.DataFrame, metric: str, pass_rates: pl.DataFrame | None
+) -> tuple[Array | None, bool, Array | None]:
+    """Standard errors of evaluations, whether they are known, and the answers behind them.
+
+    Raises:
+        FrontierError: The pass rates are not those of the evaluations.
+    """
+    reward = rows[metric].to_numpy().astype(np.float64)
+    if pass_rates is not None:
+        answers, rates, samples = answers_of(pass_rates, rows, metric, reward)
+        return np.sqrt(response_variance(metric, rates, samples) / answers.shape[1]), True, answers
+    if {"questions", "samples"} <= set(rows.columns):
+        trials, known = trials_of(metric, rows["questions"].to_numpy(), rows["samples"].to_numpy())
+        return binomial_errors(reward, trials), known, None
+    return None, False, None
+
+
+def _refuse(rows: pl.DataFrame, wrong: Mapping[str, pl.Expr], metric: str, column: str) -> None:
+    """Refuse impossible values.
+
+    Args:
+        wrong: What is wrong, and in which rows.
+
+    Raises:
+        FrontierError: Says which value, and of which run.
+    """
+    for what, bad in wrong.items():
+        found = rows.filter(bad)
+        if not found.is_empty():
+            row = found.row(0, named=True)
+            raise FrontierError(
+                f"{what} at n = {row['rollouts_per_problem']}, B_p = {row['problems_per_batch']}, seed {row['seed']}: "
+                f"{metric} {row[metric]}, {column} {row[column]}"
+            )
+
+
+def records(compute: Array, reward: Array, *, bin_width: float = 0.005, window: int = 1) -> np.ndarray:
+    """Indices of the points that break the record, one per bin of reward.
+
+    Args:
+        compute: Compute of each point, in any order.
+        bin_width: A record counts when it reaches a bin of this width that no earlier point reached; 0 takes
+            every new maximum.
+        window: Points of a centred running mean taken before records are sought; 1 leaves them raw.
+
+    Returns:
+        Indices in the order of compute.
+
+    Raises:
+        FrontierError: The width is negative or the window is not a positive odd number.
+    """
+    if bin_width < 0 or not np.isfinite(bin_width):
+        raise FrontierError(f"the bin width is {bin_width}; it must be 0 or more")
+    if window < 1 or window % 2 == 0:
+        raise FrontierError(f"the window is {window}; it must be 1, 3, 5, …")
+    order = np.lexsort((-reward, compute))
+    values = smoothed(reward[order], window)
+    levels = np.floor(values / bin_width + 1e-9) if bin_width > 0 else values
+    best = np.maximum.accumulate(levels)
+    breaks = np.concatenate([[True], best[1:] > best[:-1]]) if len(values) else np.zeros(0, dtype=bool)
+    return np.asarray(order[breaks])
+
+
+def smoothed(values: Array, window: int) -> Array:
+    """Centred running mean; shorter at the ends.
+
+    Args:
+        values: Values in order, shape ``(points,)``.
+        window: Points averaged, a positive odd number; 1 leaves the values as they are.
+    """
+    if window == 1 or not len(values):
+        return values
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    half = window // 2
+    index = np.arange(len(values))
+    low, high = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return np.asarray((sums[high] - sums[low]) / (high - low))
+
+
+def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
+    """The record-breaking points of each run, and those at zero compute.
+
+    With a window they are records of the running mean, and carry it: a smoothed curve has less noise to break
+    records with.
+
+    Args:
+        bin_width: Width of a record's bin of reward; 0 takes every new maximum.
+    """
+    rewards = curve.reward.copy()
+    kept = [np.flatnonzero(curve.compute == 0)]
+    for s in range(curve.seeds):
+        own = np.flatnonzero((curve.seed == s) & (curve.compute > 0))
+        rewards[own] = smoothed(curve.reward[own], window)
+        kept.append(own[records(curve.compute[own], rewards[own], bin_width=bin_width)])
+    chosen = np.unique(np.concatenate(kept))
+    return replace(
+        curve, compute=curve.compute[chosen], reward=rewards[chosen],
+        seed=curve.seed[chosen], whole=curve.support,
+    )  # fmt: skip
+
+
+def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Array:
+    """The non-decreasing step curve nearest to the points in weighted squares (pool adjacent violators).
+
+    Args:
+        compute: Compute of each point; equal ones get one value.
+        weights: Its weight; equal by default.
+
+    Returns:
+        Fitted value of each point, in the order given.
+    """
+    weights = np.ones_like(reward) if weights is None else weights
+    distinct, where = np.unique(compute, return_inverse=True)
+    if not len(distinct):
+        return np.zeros(0)
+    mass = np.bincount(where, weights)
+    means = np.bincount(where, weights * reward) / mass
+    return np.asarray(isotonic_regression(means, weights=mass).x[where])

@@ -1,20 +1,312 @@
-"""Reading evaluations: an ``evals`` table, or any CSV, Parquet or JSON lines with columns renamed."""
+"""Reading evaluations: an ``evals`` table, or any CSV, Parquet or JSON lines with columns renamed.
+
+Files of any columns: CSV, Parquet, JSON or JSON lines, read as they are or as columns of numbers.
+
+A check that the rows of a file are one run: rows of several would be fitted as one curve.
+
+Units of compute: GPU-hours from timings, and what rollouts are in tokens (IsoCompute Playbook, Appendix E).
+"""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from ..contract import tables
+from ..contract.errors import TableError
+from ..contract.files import atomic_write
 from ..errors import FrontierError, InputWarning
-from .curves import UNITS
-from .files import numbers, read_file
-from .grouping import check_group
+from .curves import UNITS, check_group
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write a table in the format of the others; the same table gives the same bytes.
+
+    Raises:
+        FrontierError: It cannot be written.
+    """
+    with atomic_write(path, error=FrontierError) as stream:
+        frame.write_parquet(stream, compression="zstd", statistics=False)
+
+
+def read_file(path: Path) -> pl.DataFrame:
+    """Read a CSV, Parquet, JSON or JSON-lines file without changes.
+
+    Raises:
+        FrontierError: It cannot be read, or is not what its name says, or is empty.
+        TableError: It is a table of ours of a newer major schema version.
+    """
+    readers: dict[str, Callable[[Path], pl.DataFrame]] = {
+        ".csv": pl.read_csv,
+        ".parquet": pl.read_parquet,
+        ".jsonl": pl.read_ndjson,
+        ".json": pl.read_json,
+    }
+    if path.suffix not in readers:
+        raise FrontierError(f"{path}: a file of evaluations ends in {', '.join(readers)}")
+    try:
+        if path.suffix == ".parquet":
+            tables.check_version(path, where=str(path))
+        # Rows enough that a column of whole numbers with a fraction far down is still read as numbers.
+        frame = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else readers[path.suffix](path)
+    except FileNotFoundError:
+        raise FrontierError(f"{path}: there is no such file") from None
+    except TableError:
+        raise
+    except (OSError, ValueError, pl.exceptions.PolarsError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise FrontierError(f"{path}: cannot be read as {path.suffix[1:]} ({first})") from None
+    if frame.is_empty():
+        raise FrontierError(f"{path}: holds no rows")
+    return frame
+
+
+def numbers(frame: pl.DataFrame, name: str, path: Path) -> np.ndarray:
+    """A column of finite numbers, shape ``(rows,)``.
+
+    Raises:
+        FrontierError: The column is missing, or a row holds no finite number.
+    """
+    if name not in frame.columns:
+        raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+    column = frame[name]
+    values = column.cast(pl.Float64, strict=False).fill_null(np.nan).to_numpy()
+    bad = ~np.isfinite(values)
+    if bad.any():
+        row = int(bad.argmax())
+        raise FrontierError(
+            f"{path}: the column {name} must hold finite numbers, but row {row + 1} holds {column[row]!r}"
+        )
+    return np.asarray(values)
+
+
+def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] | None = None) -> list[np.ndarray]:
+    """Read numeric columns of a file.
+
+    Args:
+        where: Only rows in which these columns hold these values.
+
+    Raises:
+        FrontierError: The file cannot be read, lacks a column, holds no number where one must be, or no row
+            is left.
+        TableError: The file is a table of ours of a newer major schema version.
+    """
+    frame = read_file(path)
+    for name, value in (where or {}).items():
+        if name not in frame.columns:
+            raise FrontierError(f"{path}: has no column {name!r}; it has {', '.join(frame.columns)}")
+        frame = frame.filter(pl.col(name).cast(pl.String) == value)
+        if frame.is_empty():
+            raise FrontierError(f"{path}: no row has {name} = {value}")
+    return [numbers(frame, name, path) for name in names]
+
+
+def read_series(
+    path: Path, x: str, y: str, *, by: str, where: Mapping[str, str] | None = None, least: float = 0.0,
+    most: float = float("inf"),
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+    """Read the curves that a column tells apart, sorted by compute.
+
+    Args:
+        y: Column of rewards, within 0 to 1.
+        where: Only rows in which these columns hold these values.
+
+    Raises:
+        FrontierError: As for ``read_columns``, or a reward lies outside 0 to 1.
+    """
+    frame = read_file(path)
+    if by not in frame.columns:
+        raise FrontierError(f"{path}: has no column {by!r}; it has {', '.join(frame.columns)}")
+    found = {}
+    for name in frame[by].cast(pl.String).unique().drop_nulls().sort().to_list():
+        compute, reward = read_columns(path, [x, y], where={**(where or {}), by: name})
+        if ((reward < 0) | (reward > 1)).any():
+            raise FrontierError(f"{path}: the column {y} has rewards of {name} outside 0 to 1")
+        kept = np.argsort(compute, kind="stable")
+        kept = kept[(compute[kept] >= least) & (compute[kept] <= most)]
+        found[name] = (compute[kept], reward[kept])
+    return found
+
+
+IDENTITY = ("rollouts_per_problem", "problems_per_batch", "seed", "problem_set", "split", "run_id")
+"""Columns of an ``evals`` table that tell runs apart."""
+SHOWN = 5
+
+
+def one_run(path: Path, x: str, y: str, where: Mapping[str, str]) -> None:
+    """Refuse rows of several runs.
+
+    Args:
+        where: Only rows in which these columns hold these values.
+
+    Raises:
+        FrontierError: Runs differ in a column, or most values of compute occur more than once. Says which columns
+            choose among the runs.
+    """
+    frame = read_file(path).filter(*[pl.col(name).cast(pl.String) == value for name, value in where.items()])
+    others = [c for c in frame.columns if c not in (x, y)]
+    several = [c for c in IDENTITY if c in others and frame[c].n_unique() > 1]
+    repeated = frame.filter(pl.col(x).is_duplicated())
+    if not several:
+        # A name that many rows share, not a measurement, which differs from row to row.
+        named = [c for c in others if 1 < frame[c].n_unique() <= len(frame) / 2]
+        kinds = repeated.group_by(x).agg(pl.col(named).n_unique())
+        several = [c for c in named if len(kinds) and (kinds[c] > 1).all()]
+    if several:
+        names = "; ".join(f"{c} = {_values(frame[c])}" for c in several)
+        raise FrontierError(
+            f"{path}: {len(frame)} rows belong to several runs ({names}): choose one with --where {several[0]}=VALUE"
+        )
+    if len(repeated) > len(frame) / 2:
+        raise FrontierError(
+            f"{path}: most values of {x} occur more than once, and no column tells runs apart: "
+            "a forecast is of one run, so write each to a file of its own"
+        )
+
+
+def _values(column: pl.Series) -> str:
+    distinct = column.cast(pl.String).unique(maintain_order=True).to_list()
+    more = f", … ({len(distinct)})" if len(distinct) > SHOWN else ""
+    return ", ".join(str(v) for v in distinct[:SHOWN]) + more
+
+
+EVALUATION = ("evaluate",)
+"""Phases of a step that are not training and are not charged to it."""
+
+
+def with_gpu_hours(
+    evals: pl.DataFrame, timings: pl.DataFrame, *, without: tuple[str, ...] = EVALUATION
+) -> pl.DataFrame:
+    """Add ``gpu_hours``: device-seconds of all steps up to and including an evaluation's, over 3,600.
+
+    Args:
+        evals: An ``evals`` table with ``run_id`` and ``step``.
+        without: Phases left out; by default evaluation, which rollouts and tokens leave out too.
+
+    Raises:
+        FrontierError: A table lacks the key, or a run or its last steps have no timings.
+    """
+    for name, table in (("evals", evals), ("timings", timings)):
+        missing = [c for c in ("run_id", "step") if c not in table.columns]
+        if missing:
+            raise FrontierError(f"the {name} lack {', '.join(missing)}: GPU-hours join the two on run_id and step")
+    spent = (
+        timings.filter(~pl.col("phase").is_in(list(without)))
+        .group_by("run_id", "step")
+        .agg(pl.col("device_seconds").sum())
+        .sort("run_id", "step")
+        .with_columns(gpu_hours=pl.col("device_seconds").cum_sum().over("run_id") / 3600)
+        .select("run_id", "step", "gpu_hours")
+    )
+    ends = spent.group_by("run_id").agg(pl.col("step").max().alias("timed"))
+    short = (
+        evals.group_by("run_id")
+        .agg(pl.col("step").max().alias("evaluated"))
+        .join(ends, on="run_id", how="left")
+        .filter(pl.col("timed").is_null() | (pl.col("timed") < pl.col("evaluated")))
+        .sort("run_id")
+    )
+    if not short.is_empty():
+        row = short.row(0, named=True)
+        known = "no timings" if row["timed"] is None else f"timings up to step {row['timed']}"
+        raise FrontierError(f"run {row['run_id']} is evaluated at step {row['evaluated']} and has {known}")
+    # A step without timings of its own has those of the steps before it.
+    hours = (
+        evals.select("run_id", "step")
+        .unique()
+        .join(spent, on=["run_id", "step"], how="full", coalesce=True)
+        .sort("run_id", "step")
+        .with_columns(pl.col("gpu_hours").forward_fill().over("run_id").fill_null(0.0))
+    )
+    return evals.join(hours, on=["run_id", "step"], how="left").sort("run_id", "step")
+
+
+def amount(compute: float) -> str:
+    """Compute to be printed: whole where it is large, three digits where it is small."""
+    return f"{compute:,.0f}" if compute >= 1000 else f"{compute:.3g}"
+
+
+def short(compute: float) -> str:
+    """An amount in three digits: 920, 16k, 1.3M."""
+    for factor, sign in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if compute >= 0.9995 * factor:
+            return f"{compute / factor:.3g}{sign}"
+    return f"{compute:.3g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """An amount of compute in another unit.
+
+    Attributes:
+        value: The amount, in the unit asked for.
+        tokens_per_rollout: Mean response tokens per rollout, at the point converted.
+        measured: Whether it lies within what the runs measured; beyond, responses are taken to stay as long as
+            they last were.
+    """
+
+    value: float
+    tokens_per_rollout: float
+    measured: bool
+
+
+def convert(
+    evals: pl.DataFrame, amount: float, *, to: str, rollouts_per_problem: int, problems_per_batch: int | None = None
+) -> Conversion:
+    """Convert rollouts to tokens or tokens to rollouts along the runs of one setting.
+
+    Responses change in length while a model is trained, and differently for every n: the cumulative counts of the
+    runs are interpolated, never a mean length multiplied. Several runs are averaged at equal rollouts. Tokens are
+    response tokens, as in ``evals``; prompts, and the speed at which a GPU makes either, are not in them.
+
+    Args:
+        amount: What is converted, above 0.
+        to: ``tokens`` or ``rollouts``.
+        problems_per_batch: B_p of the runs; any by default.
+
+    Raises:
+        FrontierError: No run is of this setting, it logged no tokens, the amount is not a positive number, or
+            the unit is neither.
+    """
+    if to not in ("tokens", "rollouts"):
+        raise FrontierError(f"compute is converted to tokens or rollouts, not to {to!r}")
+    if not (np.isfinite(amount) and amount > 0):
+        raise FrontierError(f"the amount is {amount}; it must be above 0")
+    own = evals.filter(pl.col("rollouts_per_problem") == rollouts_per_problem)
+    if problems_per_batch is not None:
+        own = own.filter(pl.col("problems_per_batch") == problems_per_batch)
+    counted = own.filter(pl.col("rollouts") > 0).group_by("rollouts").agg(pl.col("tokens").mean()).sort("rollouts")
+    if counted.is_empty() or counted["tokens"].max() == 0:
+        raise FrontierError(f"no run of n = {rollouts_per_problem} has counted tokens to convert by")
+    rollouts = np.concatenate([[0.0], counted["rollouts"].to_numpy().astype(np.float64)])
+    tokens = np.maximum.accumulate(np.concatenate([[0.0], counted["tokens"].to_numpy()]))
+    given, wanted = (rollouts, tokens) if to == "tokens" else (tokens, rollouts)
+    last = max(len(rollouts) - 2, 0)
+    length = float((tokens[-1] - tokens[last]) / (rollouts[-1] - rollouts[last]))
+    if amount <= given[-1]:
+        value, measured = float(np.interp(amount, given, wanted)), True
+        k = int(np.clip(np.searchsorted(given, amount), 1, len(given) - 1))
+        length = float((tokens[k] - tokens[k - 1]) / (rollouts[k] - rollouts[k - 1]))
+    else:
+        more = (amount - given[-1]) * (length if to == "tokens" else 1 / max(length, 1e-300))
+        value, measured = float(wanted[-1] + more), False
+    return Conversion(value=value, tokens_per_rollout=length, measured=measured)
+
+
+def counted(count: int, noun: str) -> str:
+    """A count and its noun to be printed, such as ``1 run`` or ``2,048 runs``.
+
+    Args:
+        noun: What is counted, in the singular; its plural adds an s.
+    """
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
 
 DEFAULTS: dict[str, object] = {"seed": 0, "problem_set": "all", "split": "validation"}
 """Values of these columns where a table lacks them."""

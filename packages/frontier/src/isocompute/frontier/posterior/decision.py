@@ -3,16 +3,175 @@
 With draws d of the reward R_k(d) that setting k is expected to reach at a budget, failures included, the regret of k is
 the mean of max_j R_j − R_k: what would be gained on average if the truth were known. The setting of least regret is
 that of the highest mean, so a wide interval is no advantage; P(best) stands beside it and decides nothing.
+
+What to run next: the expected fall of regret per rollout of each thing that could be run.
+
+The value of an action is that of the sample it gives (Raiffa and Schlaifer, 1961): what the best choice after it is
+worth on average, less what the best choice now is worth. The choice after it needs the rewards expected given the
+measurement, which are their regression on it over the draws (Strong, Oakley, Brennan and Breeze, 2015), so nothing is
+fitted again.
+
+How often a run fails, by setting: a logistic regression on n and rate, and how single settings depart from it.
+
+    logit P(fail) = b_0 + b_n·log2 n + b_rate·log2(rate over √B) + departure
+
+with normal priors; departures of settings are normal, their deviation τ integrated over a grid by the evidence of
+Laplace's method. Settings that share nothing keep their own counts, and one failure of four is no rate of a quarter.
+
+n* over compute: which setting is chosen at each budget, where the choice changes, and how sure that is.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..data.curves import Array
 from .runs import Cell
+
+POWER = 2.8016
+"""Normal quantiles of 97.5 % and of 80 %, added: 1.96 + 0.84."""
+MOST_SEEDS = 25
+"""Nobody runs more seeds of a setting than this."""
+SEEDS = 16
+"""How often the noise of a measurement is drawn: the value is a mean over them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """Something that could be run.
+
+    Attributes:
+        kind: ``extend`` all runs of a setting, run another ``seed`` of it, or ``open`` one that was not run: another
+            n, or the chosen n at another learning rate.
+        cell: The setting.
+        until: Compute that its runs would reach.
+        rollouts: What that costs, in the unit of the fit.
+        value: Expected fall of regret at the budget.
+    """
+
+    kind: str
+    cell: Cell
+    until: float
+    rollouts: float
+    value: float
+
+    @property
+    def rate(self) -> float:
+        """Expected fall of regret for each unit of compute."""
+        return self.value / self.rollouts
+
+
+def value_of(rewards: Array, measured: Array, noise: Array, *, rng: np.random.Generator) -> float:
+    """Expected gain of choosing after a measurement over choosing now.
+
+    Args:
+        rewards: Draws of the reward of every setting at the budget, shape ``(draws, settings)``.
+        measured: Draws of what a measurement without noise would show, shape ``(draws,)``.
+        noise: Standard deviation of the measurement in each draw, shape ``(draws,)``.
+    """
+    now = float(rewards.mean(axis=0).max())
+    shown = measured + noise * rng.standard_normal((SEEDS, len(measured)))
+    shown = (shown - shown.mean()) / max(float(shown.std()), 1e-12)
+    # A parabola: a reward that levels off is no line of an earlier one.
+    basis = np.stack([np.ones_like(shown), shown, shown**2], axis=2).reshape(-1, 3)
+    repeated = np.tile(rewards, (SEEDS, 1))
+    solved, *_ = np.linalg.lstsq(basis, repeated, rcond=None)
+    return max(float((basis @ solved).max(axis=1).mean()) - now, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run next for a decision at one budget.
+
+    Attributes:
+        compute: The budget.
+        actions: Sorted by expected fall of regret per unit of compute, the best first.
+        dominated: Settings that are best with less than 1 % and can be stopped.
+        pair: Settings to be told apart; None where there is one setting.
+        difference: Of their rewards, the root mean square over the draws.
+        seeds: Seeds of each, those that were run included, that would tell the two apart in four sweeps of five, were
+            they to differ by that; None where ``MOST_SEEDS`` would not.
+    """
+
+    compute: float
+    actions: tuple[Action, ...]
+    dominated: tuple[Cell, ...]
+    pair: tuple[Cell, Cell] | None
+    difference: float
+    seeds: int | None
+
+
+def seeds_to_tell(difference: float, deviation: float) -> int | None:
+    """Seeds of each of two settings that tell them apart at 95 % with a power of 80 %.
+
+        seeds = 2·((1.96 + 0.84)·σ / difference)²
+
+    Args:
+        deviation: σ, standard deviation of a run's reward over seeds and evaluations.
+
+    Returns:
+        None beyond ``MOST_SEEDS``.
+    """
+    if difference <= 0:
+        return None
+    count = math.ceil(2 * (POWER * deviation / difference) ** 2)
+    return count if count <= MOST_SEEDS else None
+
+
+PRIOR = np.array([[-2.6, 0.0, 0.7], [1.0, 0.3, 1.0]])
+"""Mean and deviation of b_0, b_n and b_rate: about 7 % before the data, and more at higher rates."""
+DEPARTURES = (0.3, 0.8, 1.6, 3.0)
+"""Grid of τ."""
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(21)
+
+
+def failure_rates(failed: NDArray[np.int64], runs: NDArray[np.int64], at: Array) -> Array:
+    """Probability that the next run of each setting fails, shape ``(settings,)``.
+
+    Args:
+        failed: Runs of each setting that failed, shape ``(settings,)``.
+        runs: All of its runs; 0 for a setting that was not run.
+        at: log2 n and log2 of the rate over √B of each setting, from their means, shape ``(settings, 2)``.
+    """
+    count = len(runs)
+    design = np.concatenate([np.ones((count, 1)), at, np.eye(count)], axis=1)
+    mean = np.concatenate([PRIOR[0], np.zeros(count)])
+    evidence, rates = [], []
+    for deviation in DEPARTURES:
+        precision = np.concatenate([PRIOR[1], np.full(count, deviation)]) ** -2.0
+        top, hessian, value = _mode(design, failed, runs, mean, precision)
+        _, determinant = np.linalg.slogdet(hessian)
+        evidence.append(value + 0.5 * np.log(precision).sum() - 0.5 * determinant)
+        spread = np.sqrt(np.einsum("ij,jk,ik->i", design, np.linalg.inv(hessian), design))
+        nodes = (design @ top)[:, None] + spread[:, None] * NODES
+        rates.append((WEIGHTS / (1 + np.exp(-nodes))).sum(axis=1) / WEIGHTS.sum())
+    weights = np.exp(np.array(evidence) - max(evidence))
+    return np.asarray(weights @ np.array(rates) / weights.sum())
+
+
+def _mode(
+    design: Array, failed: NDArray[np.int64], runs: NDArray[np.int64], mean: Array, precision: Array
+) -> tuple[Array, Array, float]:
+    """Mode of the log-density by Newton's method, its curvature, and its value there."""
+    beta = mean.copy()
+    for _ in range(50):
+        rate = 1 / (1 + np.exp(-(design @ beta)))
+        gradient = design.T @ (failed - runs * rate) - precision * (beta - mean)
+        hessian = design.T @ (design * (runs * rate * (1 - rate))[:, None]) + np.diag(precision)
+        step = np.linalg.solve(hessian, gradient)
+        # A full step overshoots where all runs of a setting failed.
+        beta = beta + step / max(1.0, float(np.abs(step).max()) / 2)
+        if np.abs(step).max() < 1e-10:
+            break
+    line = design @ beta
+    value = float((failed * line - runs * np.logaddexp(0, line)).sum() - 0.5 * (precision * (beta - mean) ** 2).sum())
+    return beta, hessian, value
+
 
 TIE = 0.001
 """Reward within which expected regrets count as equal: below what any evaluation resolves."""
@@ -113,3 +272,108 @@ def _least(regret: Array, reach: Array, cells: tuple[Cell, ...]) -> int:
     """Of the settings whose regret is least but for a tie: one that was measured so far, then that of fewest steps."""
     tied = np.flatnonzero(regret <= regret.min() + TIE)
     return int(min(tied, key=lambda k: (reach[k] > 1 + 1e-9, -cells[k].batch_rollouts, regret[k])))
+
+
+POINTS = 48
+"""Budgets of the path, uniform in logarithms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Where one setting takes over from another.
+
+    Attributes:
+        before: Index of the setting chosen below.
+        after: Index of the one chosen above.
+        compute: Where the choice changes.
+        interval: 90 % interval of where the second overtakes the first for the last time; an end is None where more
+            than 5 % of the draws have no such compute on that side.
+    """
+
+    before: int
+    after: int
+    compute: float
+    interval: tuple[float | None, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionPath:
+    """The choice over a range of budgets.
+
+    Attributes:
+        compute: Budgets, shape ``(points,)``.
+        chosen: Index of the setting chosen at each, shape ``(points,)``: that of a larger budget, where it loses no
+            more than 0.005.
+        near: Whether a setting loses no more than 0.005 to the chosen one on average, shape ``(points, cells)``.
+        regret: Expected regret of each setting, infinite where nothing is known of it, shape ``(points, cells)``.
+        probability_best: Shape ``(points, cells)``.
+        changes: Where the choice changes for good.
+    """
+
+    compute: Array
+    chosen: np.ndarray
+    near: np.ndarray
+    regret: Array
+    probability_best: Array
+    changes: tuple[Change, ...]
+
+    def at(self, compute: float) -> int:
+        """Index of the setting chosen at a budget, or at the nearest one of the path."""
+        return int(self.chosen[np.abs(np.log(self.compute / compute)).argmin()])
+
+
+def path_of(
+    first: float, last: float, cells: tuple[Cell, ...], decide_at: Callable[[float], Decision],
+    whole: Callable[[Array], Array],
+) -> DecisionPath:  # fmt: skip
+    """The path between two budgets.
+
+    Args:
+        last: Largest budget.
+        whole: Draws of the rewards, failures included, at some budgets, shape ``(draws, cells, points)``.
+    """
+    compute = np.geomspace(first, last, POINTS)
+    decisions = [decide_at(float(c)) for c in compute]
+    share = np.zeros((POINTS, len(cells)))
+    # A setting that is not known at a budget is not chosen there.
+    regret, loss = np.full(share.shape, np.inf), np.full(share.shape, np.inf)
+    for k, decision in enumerate(decisions):
+        for option in decision.options:
+            own = cells.index(option.cell)
+            regret[k, own], share[k, own], loss[k, own] = option.regret, option.probability_best, option.loss
+    chosen = _lasting(np.array([cells.index(d.chosen.cell) for d in decisions]), loss)
+    rewards = whole(compute)
+    changes = []
+    for k in np.flatnonzero(chosen[1:] != chosen[:-1]):
+        before, after = int(chosen[k]), int(chosen[k + 1])
+        lead = rewards[:, after] - rewards[:, before]
+        changes.append(
+            Change(
+                before=before, after=after, compute=float(np.sqrt(compute[k] * compute[k + 1])),
+                interval=_overtakes(compute, lead),
+            )
+        )  # fmt: skip
+    return DecisionPath(
+        compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share,
+        changes=tuple(changes),
+    )  # fmt: skip
+
+
+def _lasting(chosen: np.ndarray, loss: Array) -> np.ndarray:
+    """The choices seen from the last budget: a setting is kept for less compute while it loses next to nothing."""
+    kept = chosen.copy()
+    for k in range(len(chosen) - 2, -1, -1):
+        if loss[k, kept[k + 1]] <= NEAR:
+            kept[k] = kept[k + 1]
+    return kept
+
+
+def _overtakes(compute: Array, lead: Array) -> tuple[float | None, float | None]:
+    """90 % interval of the compute from which the lead of each draw, shape ``(draws, points)``, stays above 0."""
+    ahead = lead > 0
+    behind = ~ahead
+    last_behind = ahead.shape[1] - 1 - behind[:, ::-1].argmax(axis=1)
+    where = np.where(behind.any(axis=1), compute[np.minimum(last_behind + 1, len(compute) - 1)], -np.inf)
+    where = np.where(ahead[:, -1], where, np.inf)
+    low, high = np.quantile(where, [0.05, 0.95], method="inverted_cdf")
+    return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from ..data.curves import UNITS, Array
-from ..data.grouping import chosen_rows, errors_and_answers
-from ..data.precision import binomial_error, trials_of
+from ..data.curves import UNITS, Array, binomial_error, chosen_rows, errors_and_answers, trials_of
 from ..errors import FrontierError
 from .runs import Cell
 

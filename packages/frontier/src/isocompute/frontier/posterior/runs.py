@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.curves import Array, Mask
-from ..data.precision import binomial_error
+from ..data.curves import Array, Mask, binomial_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

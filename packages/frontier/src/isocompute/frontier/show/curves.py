@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answers.answer import name
-from ..answers.fitted import Fitted
+from ..answers.fitted import Fitted, name
 from ..data.curves import Array
 from ..posterior.runs import Cell
 from .drawing import compute_axis, line_styles, styled, subplots

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..answers.fitted import Fitted
-from ..data.units import short
+from ..data.reading import short
 from .drawing import ACCENT, compute_axis, styled, subplots
 
 BUDGETS = (1.0, 0.5, 0.25, 0.125)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from ..contract.files import atomic_write
-from ..data.units import short
+from ..data.reading import short
 from ..errors import FrontierError
 
 MARKERS = "osD^vPX*"

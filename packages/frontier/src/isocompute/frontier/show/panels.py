@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..answers.efficiency import Efficiency, efficiency
-from ..answers.forecast import Forecast
+from ..answers.forecast import Efficiency, Forecast, efficiency
 from ..answers.interference import at_equal_rollouts, histogram, interference
 from ..data.curves import Array
 from ..errors import FrontierError

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..answers.paper import PaperCurve, PaperFits
-from ..data.curves import Array
-from ..data.records import isotonic, of_records
+from ..data.curves import Array, isotonic, of_records
 from ..fitting.nstar import sigmoid
 from .drawing import ACCENT, compute_axis, line_styles, save, styled, subplots
 

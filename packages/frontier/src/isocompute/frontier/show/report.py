@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from ..answers.checks import best_rates, conflicts
 from ..answers.fitted import Fitted
 from ..contract.files import write_text
-from ..data.units import short
+from ..data.reading import short
 from ..errors import FrontierError
 from ..posterior.decision import Decision
 from ..posterior.posterior import AGREED

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from ..config import LearnerConfig, SyncConfig
+from ..config import CHECKS, LearnerConfig, SyncConfig
 from ..errors import SyncError
-from ..settings.sync import CHECKS
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,13 +1,145 @@
-"""Advantages of whole responses: rewards relative to a baseline, divided by a scale."""
+"""Advantages of whole responses: rewards relative to a baseline, divided by a scale.
+
+Numbers per token, response after response: list columns of a table as one array with lengths, and back.
+
+Generalised advantage estimation (GAE, arXiv 1506.02438): advantages token by token, from a critic's values.
+
+What becomes of each response that was generated and is paid for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
+from ..config import STDS, BatchConfig
 from ..errors import LearnerError
-from ..settings.objective import STDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ragged:
+    """Rows of different lengths, joined.
+
+    The rows ``[1, 2]``, ``[]`` and ``[3]`` are the values ``[1, 2, 3]`` with the lengths ``[2, 0, 1]``.
+
+    Attributes:
+        values: Shape ``(tokens,)``.
+        lengths: Shape ``(rows,)``; its sum is ``tokens``.
+    """
+
+    values: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def row(self) -> np.ndarray:
+        """Row of each value, shape ``(tokens,)``."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @property
+    def last(self) -> np.ndarray:
+        """Where the last value of each row that has one is, shape ``(rows with values,)``."""
+        ends: np.ndarray = np.cumsum(self.lengths)[self.lengths > 0] - 1
+        return ends
+
+    @property
+    def mask(self) -> np.ndarray:
+        """Where the values are in the matrix of ``padded``, shape ``(rows, longest)``."""
+        within: np.ndarray = np.arange(int(self.lengths.max(initial=0)))[None, :] < self.lengths[:, None]
+        return within
+
+    def padded(self) -> np.ndarray:
+        """The rows as a matrix filled up with 0, shape ``(rows, longest)``."""
+        matrix = np.zeros((len(self.lengths), int(self.lengths.max(initial=0))))
+        matrix[self.mask] = self.values
+        return matrix
+
+    def sums(self) -> np.ndarray:
+        """Sum of each row, shape ``(rows,)``."""
+        return np.bincount(self.row, weights=self.values, minlength=len(self.lengths))
+
+
+def ragged(table: pl.DataFrame, name: str, lengths: np.ndarray) -> Ragged:
+    """Read a list column of numbers per sampled token.
+
+    Args:
+        table: A ``rollouts`` table that a policy was measured on.
+        lengths: Sampled tokens of each row.
+
+    Raises:
+        LearnerError: The column is missing, or a row has a number of values that is not its number of sampled tokens.
+    """
+    if name not in table.columns:
+        raise LearnerError(f"the rollouts have no column {name}, which the objective needs: measure them first")
+    column = table[name].rechunk()
+    found = column.list.len().fill_null(0).to_numpy().astype(np.int64)
+    wrong = np.flatnonzero(found != lengths)
+    if len(wrong):
+        row = int(wrong[0])
+        raise LearnerError(
+            f"row {row} of the rollouts has {found[row]} numbers in {name} and {lengths[row]} sampled tokens; it must "
+            "have one for each"
+        )
+    values: Any = column.drop_nulls().to_arrow().flatten()
+    return Ragged(values=values.to_numpy(zero_copy_only=False).astype(np.float64), lengths=lengths)
+
+
+def listed(name: str, rows: Ragged) -> pl.Series:
+    """A list column of float32 with such rows."""
+    offsets = np.concatenate([[0], np.cumsum(rows.lengths)])
+    values = pa.array(rows.values.astype(np.float32))
+    return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), values))
+
+
+WHITENING_EPSILON = 1e-8
+"""Added to the variance of advantages before its root divides them, as in veRL."""
+
+
+def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) -> tuple[Ragged, Ragged]:
+    """Advantages and returns of sampled tokens.
+
+    Â_t = δ_t + γλ·Â_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t (equations 11 and 16), and the return, which the critic is
+    to predict, is Â_t + V_t. A response ends with its last token, also one that was cut off: what would follow has a
+    value of 0. Tokens that the policy did not sample are no step: the one before them is followed by the one after.
+    With λ = 1 and γ = 1 the return of a token is the sum of the rewards from it on.
+
+    Args:
+        rewards: Reward of each sampled token, in most tasks 0 up to the last one.
+        values: V of each, the critic's value before the token is sampled.
+
+    Returns:
+        Advantages, not whitened, and returns.
+    """
+    # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
+    reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
+    running = following = np.zeros(reward.shape[1])
+    for step in reversed(range(len(reward))):
+        reward[step] += discount * following - value[step] + discount * gae_lambda * running
+        running, following = reward[step], value[step]
+    found = Ragged(values=reward.T[rewards.mask], lengths=rewards.lengths)
+    return found, Ragged(values=found.values + values.values, lengths=rewards.lengths)
+
+
+def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
+    """Advantages of a batch's tokens with a mean of 0 and a variance of 1: (A − mean) / √(variance + ε).
+
+    Args:
+        advantages: Shape ``(tokens,)``.
+        std: Whether the variance is the ``sample`` or the ``population`` one.
+
+    Returns:
+        Shape ``(tokens,)``; a single token's is 0.
+    """
+    if len(advantages) < 2:
+        return np.zeros(len(advantages))
+    variance = advantages.var(ddof=1 if std == "sample" else 0)
+    whole: np.ndarray = (advantages - advantages.mean()) / np.sqrt(variance + WHITENING_EPSILON)
+    return whole
+
 
 EPSILON = 1e-6
 """Added to a standard deviation before it divides, as in veRL; TRL adds 1e-4."""
@@ -179,3 +311,51 @@ def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
         np.maximum.at(high, index, rewards)
     equal: np.ndarray = (low == high)[index]
     return equal
+
+
+def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
+    """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
+
+    Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
+    when they are to be left out, and those beyond the first ``trained_rollouts`` completed ones of a group by
+    ``sample``; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage can be
+    computed, so that what was generated can be charged first.
+
+    Args:
+        rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
+            ``sample`` are read.
+
+    Returns:
+        The table with both columns.
+    """
+    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
+    groups = group_index(rollouts)[completed]
+    # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
+    equal = np.zeros(len(rollouts), dtype=bool)
+    equal[completed] = zero_variance(rollouts["reward"].to_numpy().astype(np.float64)[completed], groups)
+    left_out = np.zeros(len(rollouts), dtype=bool)
+    if config.trained_rollouts is not None:
+        left_out[completed] = _place(groups, rollouts["sample"].to_numpy()[completed]) >= config.trained_rollouts
+    if config.filter_zero_variance:
+        left_out |= equal
+    cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")
+    return rollouts.with_columns(
+        pl.Series("zero_variance", equal, dtype=pl.Boolean),
+        pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String),
+    )
+
+
+def group_index(rollouts: pl.DataFrame) -> np.ndarray:
+    """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``."""
+    index: np.ndarray = rollouts["problem_id"].rank("dense").to_numpy().astype(np.int64) - 1
+    return index
+
+
+def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Place of each response in its group, from 0, in the order of ``sample``."""
+    order = np.lexsort((samples, groups))
+    ordered = groups[order]
+    begins = np.searchsorted(ordered, ordered)
+    place = np.empty(len(groups), dtype=np.int64)
+    place[order] = np.arange(len(groups)) - begins
+    return place

@@ -1,8 +1,11 @@
-"""From the rollouts of a step to what an update is computed from: advantages, and the weight of each response."""
+"""From the rollouts of a step to what an update is computed from: advantages, and the weight of each response.
+
+The updates that a batch is split into.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import polars as pl
@@ -10,12 +13,8 @@ import torch
 
 from ..config import LearnerConfig
 from ..errors import LearnerError
-from .advantages import response_advantages
-from .aggregation import AGGREGATIONS
-from .cohorts import group_index
-from .gae import gae, whitened
-from .kl import KL_ESTIMATORS
-from .ragged import Ragged, listed, ragged
+from .advantages import Ragged, gae, group_index, listed, ragged, response_advantages, whitened
+from .loss import AGGREGATIONS, KL_ESTIMATORS
 
 
 def prepare(rollouts: pl.DataFrame, config: LearnerConfig) -> pl.DataFrame:
@@ -162,3 +161,28 @@ def _token_kl(rollouts: pl.DataFrame, config: LearnerConfig) -> Ragged:
     policy, reference = (ragged(rollouts, name, counts) for name in ("old_logprobs", "reference_logprobs"))
     estimate = KL_ESTIMATORS[config.kl.estimator](torch.from_numpy(policy.values), torch.from_numpy(reference.values))
     return Ragged(values=estimate.numpy(), lengths=counts)
+
+
+def minibatches(batch: pl.DataFrame, config: LearnerConfig, seed: int, step: int) -> Iterator[pl.DataFrame]:
+    """Yield the responses of one update after another.
+
+    With one update per batch that is the batch as it is. Else each pass over the batch (``epochs``) splits its groups
+    at random into ``updates_per_batch`` parts of as equal a number of groups as possible; parts beyond the number of
+    groups are left out, and so are those without a sampled token where others have one. Rows keep their order, and
+    each part has the ``loss_weight`` of an update from it alone.
+
+    Args:
+        step: The step; it, the seed and the pass decide the split, so that a resumed run has the same.
+    """
+    if not config.objective.off_policy:
+        yield batch
+        return
+    groups = group_index(batch)
+    count = int(groups.max(initial=-1)) + 1
+    parts = min(config.objective.updates_per_batch, count)
+    for epoch in range(config.objective.epochs):
+        order = np.random.default_rng([seed, step, epoch]).permutation(count)
+        for chosen in np.array_split(order, parts) if parts else ():
+            part = batch.filter(np.isin(groups, chosen))
+            if sampled_counts(part).any() or not sampled_counts(batch).any():
+                yield with_loss_weights(part, config)

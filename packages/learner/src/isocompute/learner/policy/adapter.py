@@ -14,8 +14,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from transformers.pytorch_utils import Conv1D
 
+from ..config import ALL_LINEAR, AdapterConfig
 from ..errors import LearnerError
-from ..settings.adapter import ALL_LINEAR, AdapterConfig
 from .sharding import copy_into, whole
 
 NAME = "default"

@@ -20,7 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..batch.micro import PackedRows
+from ..batch.packing import PackedRows
 from ..errors import LearnerError
 
 NAME = "isocompute_packed"

@@ -13,25 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..batch.micro import MicroBatch
-from ..batch.packing import packed, padded
+from ..batch.packing import MicroBatch, Piece, micro_batches, packed, padded
 from ..batch.responses import Responses
-from ..batch.splitting import Piece, micro_batches
+from ..config import ComputeConfig
 from ..errors import LearnerError
-from ..settings.compute import ComputeConfig
 from . import adapter, attention
 from .head import Terms, token_terms
-from .probe import (
+from .loading import (
     SAME,
     at_least_float32,
+    body,
     check_rotation,
     probe,
     refuse_by_place,
     rotated_otherwise_beyond,
+    vocabulary,
     without_dropout,
 )
 from .sharding import inside, is_sharded
-from .weights import body, vocabulary
 
 logger = logging.getLogger(__name__)
 

@@ -1,27 +1,304 @@
 """Learner ranks as Ray actors in a placement group: they take every update together, or end together.
 
 The group shows the same methods as one learner does, so the training loop does not know which of the two it drives.
+
+Tensors that ranks hold, handed over part by part: the driver never has all of them.
+
+One learner rank as a Ray actor, with ``torch.distributed`` to the others: a thin wrapper round ``Learner``.
+
+Calls to several ranks that wait for each other: every wait has a timeout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
+import torch.distributed as dist
 
-from ..batch.splitting import shares
+from ..batch.packing import shares
 from ..config import LearnerConfig
+from ..contract.deaths import death
 from ..errors import LearnerError, RankError
-from ..records.updates import Agreement, UpdateReport
-from ..saving.tensors import parts
-from ..updates.skipping import skipped
-from .handing import PART, OnRank, RankWeights, RemoteTensors
-from .rank import STATE, WEIGHTS, RankActor
-from .waiting import outcomes
+from ..policy.loading import WholeTensors, weights
+from ..records.steps import Agreement, UpdateReport
+from ..saving.checkpoint import parts
+from ..updates.learner import Learner, skipped
+
+PART = 2**28
+"""Most bytes that are handed over in one call; a single tensor may have more."""
+
+
+class RemoteTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name, fetched from the ranks as they are read, some at a time; to be read before the next update.
+
+    Args:
+        sizes: Bytes of each tensor, in the order in which they are best read.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], fetch: Callable[[Sequence[str]], Mapping[str, torch.Tensor]]) -> None:
+        self._parts = {name: part for part in _parts(sizes) for name in part}
+        self._fetch = fetch
+        self._last: Mapping[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._last:
+            part = self._parts[name]
+            # The last ones go before others come.
+            self._last = {}
+            self._last = self._fetch(part)
+        return self._last[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
+OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
+"""Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
+
+
+class RankWeights(Iterable[tuple[str, torch.Tensor]]):
+    """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
+
+    def __init__(
+        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], spread: Callable[[OnRank], list[Any]]
+    ) -> None:
+        self._tensors, self._spread = tensors, spread
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._tensors()
+
+    def on_ranks(self, function: OnRank) -> list[Any]:
+        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        return self._spread(function)
+
+
+def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
+    found: list[list[str]] = []
+    size = 0
+    for name, more in sizes.items():
+        if not found or size + more > PART:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += more
+    return found
+
+
+STATE, WEIGHTS = "state", "weights"
+
+
+class RankActor:
+    """One rank: joins the process group, then is a ``Learner``."""
+
+    def __init__(self, rank: int, world_size: int, device: str, patience: float, shares_gpu: bool) -> None:
+        self._rank, self._world_size, self._device = rank, world_size, device
+        self._shares_gpu = shares_gpu
+        # How long it waits for another rank in the middle of a call; the group stops waiting for both earlier.
+        self._patience = timedelta(seconds=2 * patience)
+
+    def host(self) -> tuple[str, int]:
+        """Open the rendezvous store on a free port of this rank's machine; returns the machine and the port."""
+        import ray
+
+        machine = ray.util.get_node_ip_address()
+        family = socket.AF_INET6 if ":" in machine else socket.AF_INET
+        # A store that opens its own port listens on every address of the machine.
+        with socket.create_server((machine, 0), family=family) as server:
+            port = int(server.getsockname()[1])
+            self._store = dist.TCPStore(
+                machine, port, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )  # fmt: skip
+        return machine, port
+
+    def join(self, machine: str, port: int) -> None:
+        """Join the process group through the rendezvous store of the first rank."""
+        if self._device == "cpu":
+            torch.set_num_threads(1)
+        if self._rank:
+            self._store = dist.TCPStore(machine, port, self._world_size, is_master=False, timeout=self._patience)
+        dist.init_process_group(
+            "gloo" if self._device == "cpu" else "nccl",
+            store=self._store,
+            rank=self._rank,
+            world_size=self._world_size,
+            timeout=self._patience,
+        )
+
+    def load(self, model: str, config: LearnerConfig) -> None:
+        """Load the policy; see ``Learner`` for errors."""
+        self._learner = Learner(model, config, device=self._device, ranks=dist.group.WORLD)
+        self._free_memory()
+
+    def reset(self, config: LearnerConfig) -> None:
+        """See ``Learner.reset``."""
+        self._learner.reset(config)
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Measure this rank's share; see ``Learner.measure``."""
+        return self._learner.measure(rollouts)
+
+    def update(self, batch: pl.DataFrame, *, advance: bool) -> UpdateReport:
+        """Update from this rank's share; see ``Learner.update``.
+
+        Args:
+            advance: Whether the version is counted up.
+        """
+        report = self._learner.update(batch, advance=advance)
+        self._free_memory()
+        return report
+
+    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
+        """See ``Learner.agreement``."""
+        return self._learner.agreement(rollouts)
+
+    def use_weights(self, function: OnRank) -> Any:
+        """Call a function with this rank's number and the policy's tensors; see ``RankWeights.on_ranks``."""
+        try:
+            return function(self._rank, self._learner.weights())
+        finally:
+            self._free_memory()
+
+    def _free_memory(self) -> None:
+        """Before an engine on this GPU wakes: its process cannot free what this one's allocator keeps."""
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
+
+    def sizes(self, of: str) -> dict[str, int]:
+        """Bytes of each tensor, by its name."""
+        return self._held(of).sizes()
+
+    def tensors(self, of: str, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Some tensors, on the CPU, as the driver may have no device; the first rank's only.
+
+        Args:
+            of: As for ``sizes``.
+            names: Their names, the same on all ranks.
+        """
+        held, first = self._held(of), self._rank == 0
+        found = {}
+        for name in names:
+            # Gathered on all ranks, and at once let go on the others.
+            tensor = held[name]
+            if first:
+                found[name] = tensor.cpu()
+        return found
+
+    def _held(self, of: str) -> WholeTensors:
+        return self._learner.state()[0] if of == STATE else weights(self._learner.policy)
+
+    def expect(self, names: Sequence[str]) -> None:
+        """See ``Learner.expect``.
+
+        Args:
+            names: All names of a state.
+        """
+        self._learner.expect(names)
+
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """See ``Learner.take``."""
+        self._learner.take(tensors)
+
+    def continue_at(self, version: int) -> None:
+        """Go on from a state that was taken."""
+        self._learner.version = version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """The end of a wait.
+
+    Attributes:
+        values: Result of each call, None where there is none.
+        failures: Error of each call that failed, by its rank.
+        late: Ranks whose call had not ended.
+    """
+
+    values: list[Any]
+    failures: dict[int, Exception]
+    late: list[int]
+
+    @property
+    def all_refused(self) -> bool:
+        """Whether every call failed with an error of the learner, which leaves a rank as it was."""
+        refusals = [error for error in self.failures.values() if isinstance(_cause(error), LearnerError)]
+        return len(refusals) == len(self.values)
+
+    def error(self, task: str, patience: float) -> Exception | None:
+        """The error to raise, or None: that of a rank that died, and otherwise of the rank that failed first.
+
+        Args:
+            task: What the ranks were asked to do, as a verb for the message.
+            patience: The timeout of the wait, s.
+        """
+        if not self.failures and not self.late:
+            return None
+        world = len(self.values)
+        for rank, failure in self.failures.items():
+            if why := death(failure):
+                return RankError(f"rank {rank} of {world} died before it could {task} ({why})")
+        if self.failures:
+            return _cause(next(iter(self.failures.values())))
+        return RankError(
+            f"{len(self.late)} of {world} ranks did not {task} in {patience:g} s: "
+            "see raylet.err in the logs of the Ray session"
+        )
+
+
+def outcomes(calls: Sequence[Any], *, patience: float, grace: float) -> Outcomes:
+    """Wait for calls to Ray actors.
+
+    Args:
+        calls: One call per rank.
+        patience: Timeout for all of them, s.
+        grace: Timeout for the others once one has failed, s, since they may be waiting for it in a collective.
+
+    Returns:
+        The results and failures, by rank.
+    """
+    import ray
+
+    values: list[Any] = [None] * len(calls)
+    failures: dict[int, Exception] = {}
+    ranks = {call: rank for rank, call in enumerate(calls)}
+    pending, end = list(calls), monotonic() + patience
+    while pending:
+        done, pending = ray.wait(pending, timeout=max(0.0, end - monotonic()))
+        if not done:
+            break
+        rank = ranks[done[0]]
+        try:
+            values[rank] = ray.get(done[0])
+        except ray.exceptions.RayError as error:
+            if not failures:
+                end = min(end, monotonic() + grace)
+            failures[rank] = error
+    return Outcomes(values=values, failures=failures, late=[ranks[call] for call in pending])
+
+
+def _cause(error: Exception) -> Exception:
+    """An error of the learner as itself, without the traceback of the rank; any other as Ray raises it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, LearnerError) else error
 
 
 class LearnerGroup:

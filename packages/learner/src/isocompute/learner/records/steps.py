@@ -1,12 +1,273 @@
-"""Typed records of each step and each evaluation, with the names under which their numbers are logged."""
+"""Typed records of each step and each evaluation, with the names under which their numbers are logged.
+
+Typed sums and counts: what is measured in micro-batches and on ranks adds up, and becomes a number once, at the end.
+
+A mean of means is never taken: two micro-batches of 3 and 1 tokens whose entropies sum to 6 and 1 have a mean entropy
+of 7 / 4, not of 3 / 2.
+
+What an update reports: sums and counts, which add up over micro-batches, ranks and optimizer steps.
+
+What the responses of a step were like, and the advantages that were learnt from.
+
+The ``timings`` table of a run, from the records that the training loop hands to its watcher.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .updates import Agreement, Average, UpdateReport
+import numpy as np
+import polars as pl
+
+from ..contract import tables
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A mean that is not yet taken.
+
+    Attributes:
+        total: The sum, a float64 scalar without gradient.
+        count: How many were summed, a float64 scalar.
+    """
+
+    total: torch.Tensor
+    count: torch.Tensor
+
+    def __add__(self, other: Mean) -> Mean:
+        """The mean over both."""
+        return replace(self, total=self.total + other.total, count=self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN where nothing was counted."""
+        return float(self.total) / float(self.count) if float(self.count) else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share(Mean):
+    """A share of something whose normaliser is already in it, such as the loss: shares add up, and are not divided."""
+
+    @property
+    def value(self) -> float:
+        """The sum of the shares."""
+        return float(self.total)
+
+
+def added(one: Mapping[str, Mean], other: Mapping[str, Mean]) -> dict[str, Mean]:
+    """Add up the metrics of two micro-batches, ranks or updates."""
+    return {name: metric + other[name] for name, metric in one.items()}
+
+
+def with_zeros(metrics: Mapping[str, Mean], names: Iterable[str], count: float) -> dict[str, Mean]:
+    """Count zeros that were not measured, since they are known.
+
+    Args:
+        names: Those whose mean the zeros are a part of; one that is not there is passed over.
+    """
+    known = {name: replace(metrics[name], count=metrics[name].count + count) for name in names if name in metrics}
+    return {**metrics, **known}
+
+
+def reduced(metrics: Mapping[str, Mean], all_reduce: Callable[[torch.Tensor], None]) -> dict[str, Mean]:
+    """Add up the metrics of all ranks, in one message.
+
+    Args:
+        metrics: This rank's metrics by name; every rank has the same names in the same order.
+        all_reduce: Sums a tensor over the ranks, in place.
+    """
+    # Here, and not above: numbers are made of what was written down without torch.
+    import torch
+
+    if not metrics:
+        return {}
+    sums = torch.stack([torch.stack([metric.total, metric.count]) for metric in metrics.values()])
+    all_reduce(sums)
+    return {
+        name: replace(metric, total=total, count=count)
+        for (name, metric), (total, count) in zip(metrics.items(), sums, strict=True)
+    }
+
+
+class Measured(Protocol):
+    """Whatever becomes a number: a ``Mean``, or what is made of one to be written down."""
+
+    @property
+    def value(self) -> float:
+        """The number."""
+
+
+def numbers(metrics: Mapping[str, Measured]) -> dict[str, float]:
+    """The plain numbers of metrics by their logged names.
+
+    Every mean under its own name, except those of squares, which become: ``advantage_std``; the effective sample size
+    of the learner's weights on the sampler's tokens (``effective_sample_size``) and responses
+    (``effective_sample_size_responses``), (Σρ)²/(N·Σρ²), a share of N from 0 to 1; and the critic's
+    ``explained_variance``, 1 − Var(return − value)/Var(return). A number that nothing was counted for is left out.
+
+    Args:
+        metrics: What ``objective`` returned, added up; see ``objective.loss.loss_metrics``.
+    """
+    values = {name: metric.value for name, metric in metrics.items()}
+    shown = {name: value for name, value in values.items() if not name.endswith("_square") and name not in _INNER}
+    if "advantage_square" in values:
+        shown["advantage_std"] = math.sqrt(_variance(values, "advantage"))
+    for name, weight in _WEIGHTS.items():
+        if values.get(f"{weight}_square"):
+            shown[name] = values[weight] ** 2 / values[f"{weight}_square"]
+    if "return_square" in values:
+        spread = _variance(values, "return")
+        shown["explained_variance"] = 1.0 - _variance(values, "value_error") / spread if spread else math.nan
+    return {name: value for name, value in shown.items() if not math.isnan(value)}
+
+
+_WEIGHTS = {"effective_sample_size": "token_ratio", "effective_sample_size_responses": "response_ratio"}
+_INNER = (*_WEIGHTS.values(), "value_error")
+
+
+def _variance(values: Mapping[str, float], name: str) -> float:
+    # A variance of rounding errors may come out below 0.
+    spread = values[f"{name}_square"] - values[name] ** 2
+    return spread if math.isnan(spread) else max(0.0, spread)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """A ``metrics.Mean`` of all ranks as plain numbers: it travels between processes and is written as JSON.
+
+    Attributes:
+        total: Sum of the values.
+        count: Number of values, or sum of their weights.
+    """
+
+    total: float
+    count: float
+
+    @classmethod
+    def of(cls, mean: Mean) -> Average:
+        """Return a mean of tensors as plain numbers; the shares of a loss, which are complete, as one value.
+
+        Args:
+            mean: From the objective, summed over micro-batches and ranks.
+        """
+        return cls(total=float(mean.total), count=1.0 if isinstance(mean, Share) else float(mean.count))
+
+    def __add__(self, other: Average) -> Average:
+        return Average(total=self.total + other.total, count=self.count + other.count)
+
+    @property
+    def value(self) -> float:
+        """The mean; NaN where nothing was counted."""
+        return self.total / self.count if self.count else math.nan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How far a sampler's log-probabilities of the tokens that it sampled are from the learner's of the same tokens.
+
+    Each is infinite where a log-probability of the sampler is not a finite number.
+
+    Attributes:
+        maximum: Largest |learner − sampler| (nats).
+        mean: Mean |learner − sampler| (nats per token).
+        k3: Mean of r − 1 − log r with r = π_learner/π_sampler, an estimate of KL(sampler ‖ learner) (nats per token).
+        quantile: A |learner − sampler| (nats) that 99 % of the tokens do not exceed: with one rank the smallest such
+            difference of a token, with several the largest over the ranks, which also bounds 99 % of all tokens.
+    """
+
+    maximum: float
+    mean: float
+    k3: float
+    quantile: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateReport:
+    """What an optimizer step did, or all those of a batch (``of_batch``), over all ranks.
+
+    Attributes:
+        objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
+        gradient_norm: Norm of the gradient before clipping (``grad_norm`` in TRL and veRL).
+        learning_rate: Learning rate used.
+        sync_error: Largest log-probability difference to the sampler in the first micro-batch (nats).
+        sync_mean: Mean absolute difference there (nats per token).
+        sync_k3: Estimate (k3) of KL(sampler ‖ learner) there (nats per token).
+        sync_quantile: The 0.99 quantile of the absolute difference there (nats); see ``Agreement``.
+        optimizer_steps: Optimizer steps taken; 0 where no weight could change.
+        trained_tokens: Response tokens that the loss is a sum over, those of skipped responses included; of several
+            passes over a batch each counts.
+        passed_tokens: Those of them that passed through the model.
+        skipped: Responses that passed neither forward nor backward, since they could not change the update, of the
+            responses in the batch.
+        operations: Arithmetic of forward and backward (see ``rate.training_operations``); 0 where it is not known.
+        machine_rate: Operations per second of all ranks' devices, measured (``rate.matmul_rate``); 0 where it is not
+            known. Two reports that differ in it alone are equal.
+    """
+
+    objective: Mapping[str, Average]
+    gradient_norm: float
+    learning_rate: float
+    sync_error: float = 0.0
+    sync_mean: float = 0.0
+    sync_k3: float = 0.0
+    sync_quantile: float = 0.0
+    optimizer_steps: int = 1
+    trained_tokens: int = 0
+    passed_tokens: int = 0
+    skipped: Average = field(default_factory=lambda: Average(total=0.0, count=0.0))
+    operations: float = 0.0
+    machine_rate: float = field(default=0.0, compare=False)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers by name; means of nothing are left out."""
+        plain = ("gradient_norm", "learning_rate", "sync_error", "sync_mean", "sync_k3", "sync_quantile")
+        found = numbers(self.objective) | {name: getattr(self, name) for name in plain}
+        found["optimizer_steps"] = float(self.optimizer_steps)
+        return found | ({"skipped_share": self.skipped.value} if self.skipped.count else {})
+
+
+def of_batch(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """Sum up the reports of the optimizer steps that one batch was learnt from in.
+
+    Sums and counts add up. The norm of the gradient is the mean over the steps. The learning rate is that of the
+    last one; the agreement with the sampler that of the first, the only one whose policy is the one that sampled.
+
+    Args:
+        reports: One for each step, in order; at least one.
+    """
+    first, last = reports[0], reports[-1]
+    if len(reports) == 1:
+        return first
+    names = first.objective
+    return UpdateReport(
+        objective={name: _sum([report.objective[name] for report in reports]) for name in names},
+        gradient_norm=sum(report.gradient_norm for report in reports) / len(reports),
+        learning_rate=last.learning_rate,
+        sync_error=first.sync_error,
+        sync_mean=first.sync_mean,
+        sync_k3=first.sync_k3,
+        sync_quantile=first.sync_quantile,
+        optimizer_steps=sum(report.optimizer_steps for report in reports),
+        trained_tokens=sum(report.trained_tokens for report in reports),
+        passed_tokens=sum(report.passed_tokens for report in reports),
+        skipped=_sum([report.skipped for report in reports]),
+        operations=sum(report.operations for report in reports),
+        machine_rate=last.machine_rate,
+    )
+
+
+def _sum(averages: Sequence[Average]) -> Average:
+    total = Average(total=0.0, count=0.0)
+    for average in averages:
+        total += average
+    return total
+
 
 __all__ = [
     "AdvantageStatistics",
@@ -207,3 +468,102 @@ def _group(name: str) -> str:
 
 def _named(seconds: Mapping[str, float]) -> dict[str, float]:
     return {f"{phase}_seconds": value for phase, value in seconds.items()}
+
+
+def response_statistics(batch: pl.DataFrame) -> ResponseStatistics | None:
+    """Describe the completed responses of a step.
+
+    Four responses of 2, 4, 6 and 8 tokens with rewards 1, 0, 0 and 0, the last one cut off, in one group: a reward of
+    0.25, a ``reward_std`` of 0.5, a ``response_length`` of 5, at most 8, and a ``truncated_share`` of 0.25.
+
+    Args:
+        batch: A ``rollouts`` table with the columns ``cohort`` and ``zero_variance`` of ``with_cohorts``.
+
+    Returns:
+        The statistics, or None where every response failed.
+    """
+    completed = batch.filter(pl.col("cohort") != "failed")
+    if not len(completed):
+        return None
+    deviations = completed.group_by("problem_id", maintain_order=True).agg(pl.col("reward").cast(pl.Float64).std())
+    lengths = completed["response_ids"].list.len().to_numpy()
+    return ResponseStatistics(
+        reward=float(completed["reward"].to_numpy().mean()),
+        # A group of one has no deviation.
+        reward_std=float(deviations["reward"].fill_null(0.0).to_numpy().mean()),
+        zero_variance_share=_of_groups(completed),
+        response_length=float(lengths.mean()),
+        truncated_share=_share(completed, pl.col("finish_reason") == "length"),
+        interrupted_share=_share(completed, ~pl.col("sampled").list.all()) if "sampled" in batch.columns else 0.0,
+        score_error_share=_share(completed, pl.col("score_error").is_not_null())
+        if "score_error" in batch.columns
+        else 0.0,
+        response_length_max=int(lengths.max()),
+        sampled_entropy=_sampled_entropy(completed),
+    )
+
+
+def advantage_statistics(trained: pl.DataFrame) -> AdvantageStatistics | None:
+    """Describe the advantages that a step is learnt from.
+
+    Args:
+        trained: Responses with a column ``advantage``, or with a list column ``advantages`` of one per token.
+
+    Returns:
+        The statistics, or None where there is no advantage.
+    """
+    column = trained["advantages"].explode() if "advantages" in trained.columns else trained["advantage"]
+    values = column.drop_nulls().to_numpy().astype(np.float64)
+    if not len(values):
+        return None
+    return AdvantageStatistics(advantage=float(values.mean()), advantage_std=float(values.std()))
+
+
+def _sampled_entropy(responses: pl.DataFrame) -> float | None:
+    """−mean log-probability of the tokens that were sampled; None where there is none."""
+    if "logprobs" not in responses.columns:
+        return None
+    given = responses.select("logprobs", *(["sampled"] if "sampled" in responses.columns else []))
+    given = given.filter(pl.col("logprobs").list.len() > 0)
+    scores = given["logprobs"].explode()
+    if "sampled" in given.columns and len(given):
+        throughout = pl.lit(True).repeat_by(pl.col("logprobs").list.len())
+        marks = given.select(sampled=pl.coalesce("sampled", throughout))["sampled"].explode()
+        if len(marks) == len(scores):
+            scores = scores.filter(marks.fill_null(value=False))
+    return -float(scores.to_numpy().mean(dtype=np.float64)) if len(scores) else None
+
+
+def _of_groups(completed: pl.DataFrame) -> float | None:
+    """Share of the responses of groups of two or more whose group has equal rewards; None where there is no such group.
+
+    A group of one always has.
+    """
+    grouped = completed.filter(pl.col("problem_id").is_duplicated())
+    return float(grouped["zero_variance"].to_numpy().mean()) if len(grouped) else None
+
+
+def _share(responses: pl.DataFrame, condition: pl.Expr) -> float:
+    """Share of responses that fulfil a condition; one that is unknown does not."""
+    return float(responses.select(condition.fill_null(value=False).cast(pl.Float64).mean()).item())
+
+
+def timings_table(records: Iterable[Record], run_id: str, devices: int = 1) -> pl.DataFrame:
+    """Make the ``timings`` table: a row per step and phase (``sample``, ``update``, ``sync``, ``evaluate``).
+
+    Where a step was taken again after a crash, its last record counts, as in the ``ledger``.
+
+    Args:
+        records: What ``watch`` was called with, in that order.
+        devices: Devices held throughout, for device-seconds.
+
+    Returns:
+        The table, checked and sorted by its keys.
+
+    Raises:
+        TableError: There is no record, or seconds are negative or not finite.
+    """
+    seconds = {(record.step, phase): value for record in records for phase, value in record.seconds().items()}
+    rows = [(run_id, step, phase, value, value * devices) for (step, phase), value in seconds.items()]
+    columns = [column.name for column in tables.schema("timings").columns]
+    return tables.check(pl.DataFrame(rows, schema=columns, orient="row"), "timings", where=f"run {run_id}")

@@ -13,11 +13,9 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.conversion_mapping import get_model_conversion_mapping
 
+from ..config import AdapterConfig
 from ..errors import LearnerError
-from ..settings.adapter import AdapterConfig
-from .folders import whole_folder
-from .stored import INDEX, WHOLE, file_of
-from .tensors import parts
+from .checkpoint import INDEX, WHOLE, file_of, parts, whole_folder
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",

@@ -1,110 +1,117 @@
-"""One run: its settings, and how far it is."""
+"""One run: its settings, and how far it is.
+
+The order in which problems are trained on: shuffled passes, from which solved problems may be dropped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from ..config import LearnerConfig
+from ..config import LearnerConfig, RunConfig
 from ..errors import LearnerError
-from .order import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """One cell of a sweep: ``problems_per_batch`` × ``rollouts_per_problem``, one seed.
+class Place:
+    """A place in the order: what a run that continues needs to know.
 
     Attributes:
-        run_id: Hash of the run's configuration.
-        rollouts_per_problem: n; 1 only where the advantage is not relative to the group (``check``).
-        problems_per_batch: B_p.
-        seed: Fixes the order of problems and every response's seed.
-        evaluate_every: Nominal rollouts (step · B) between evaluations, a multiple of B = B_p · n; with
-            ``evaluations_per_octave`` between the first of them. None where nothing is evaluated.
-        evaluations_per_octave: p, how many evaluations there are while the rollouts double, from p · ``evaluate_every``
-            on (see ``evaluated_at``); None for one at every multiple of ``evaluate_every``.
-
-    Raises:
-        LearnerError: There is no rollout of a problem or no problem in a batch, the grid is not a multiple of the
-            batch, or there is no evaluation in an octave.
+        number: The pass, counted from 0.
+        taken: Batches of it that were taken.
+        dropped: Problems that are in this pass no more, nor in any later one.
+        rates: Pass rate of each problem that was met in this pass, where problems may be dropped.
     """
 
-    run_id: str = "run"
-    rollouts_per_problem: int
-    problems_per_batch: int
-    seed: int = 0
-    evaluate_every: int | None = None
-    evaluations_per_octave: int | None = None
+    number: int = 0
+    taken: int = 0
+    dropped: tuple[str, ...] = ()
+    rates: Mapping[str, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.rollouts_per_problem < 1:
-            raise LearnerError(f"rollouts_per_problem is {self.rollouts_per_problem}: a problem needs 1 or more")
-        if self.problems_per_batch < 1:
-            raise LearnerError(f"problems_per_batch is {self.problems_per_batch}: a batch needs 1 or more")
-        every = self.evaluate_every
-        if every is not None and (every < 1 or every % self.batch_rollouts):
+
+class ProblemOrder:
+    """Shuffled passes over the problems, cut into batches of ``problems_per_batch``.
+
+    The shuffle of a pass depends on the seed only, so runs whose batch sizes divide the number of problems meet the
+    same problems in the same order. Where the batch size does not divide it, each pass leaves out the problems
+    (others each time) that do not fill a batch.
+
+    With ``drop_above`` a problem whose pass rate in its last batch is this or more is left out of all later passes
+    (no-positive resampling, ScaleRL, arXiv 2510.13786); those that are left keep their order within the shuffle.
+    There are always enough problems for a batch: where fewer than B_p would be left, the B_p with the lowest pass
+    rates stay (of equal ones those whose ``problem_id`` comes first; one that was not met counts as 0), and no more
+    are dropped.
+
+    Args:
+        problems: A ``problems`` table; the order of its rows does not matter.
+        problems_per_batch: B_p.
+        drop_above: The pass rate, or None to drop none.
+
+    Raises:
+        LearnerError: There are fewer problems than in a batch, or a problem occurs twice.
+    """
+
+    def __init__(
+        self, problems: pl.DataFrame, *, problems_per_batch: int, seed: int, drop_above: float | None = None
+    ) -> None:
+        if problems_per_batch > len(problems):
             raise LearnerError(
-                f"evaluate_every is {self.evaluate_every} rollouts, which is not a multiple of the batch of "
-                f"{self.batch_rollouts}: evaluations would not fall on a common grid"
+                f"problems_per_batch is {problems_per_batch}, and there are {len(problems)} training problems: "
+                "a problem cannot be twice in one batch"
             )
-        if self.evaluations_per_octave is not None and self.evaluations_per_octave < 1:
-            raise LearnerError(
-                f"evaluations_per_octave is {self.evaluations_per_octave}: it must be 1 or more, or None for a grid of "
-                "equal distances"
-            )
+        repeated = problems["problem_id"].is_duplicated()
+        if repeated.any():
+            raise LearnerError(f"problem {problems['problem_id'].filter(repeated)[0]} occurs twice among the problems")
+        self._problems = problems.sort("problem_id")
+        self._problems_per_batch = problems_per_batch
+        self._seed = seed
+        self._drop_above = drop_above
 
-    @property
-    def batch_rollouts(self) -> int:
-        """B = B_p · n."""
-        return self.problems_per_batch * self.rollouts_per_problem
+    def batch(self, place: Place) -> pl.DataFrame:
+        """Problems of the batch at a place, sorted by ``problem_id``, no problem twice."""
+        shuffled = np.random.default_rng([self._seed, place.number]).permutation(len(self._problems))
+        if place.dropped:
+            gone = self._problems["problem_id"].is_in(place.dropped).to_numpy()
+            shuffled = shuffled[~gone[shuffled]]
+        # Batches never span two passes, so that no problem occurs twice in a batch.
+        first = place.taken * self._problems_per_batch
+        return self._problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
-    def evaluated_at(self, rollouts: int) -> bool:
-        """Whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
-
-        With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
-        o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
-        a factor of 1 + 1/p apart from p · ``evaluate_every`` on.
+    def after(self, place: Place, rollouts: pl.DataFrame) -> Place:
+        """Return the place after a batch.
 
         Args:
-            rollouts: step · B.
+            rollouts: What it was answered with: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response
+                is right when its reward is 1 or more; failed ones do not count.
         """
-        if self.evaluate_every is None:
-            return False
-        k, rest = divmod(rollouts, self.evaluate_every)
-        if rest or self.evaluations_per_octave is None:
-            return not rest
-        octave = max(0, (k // self.evaluations_per_octave).bit_length() - 1)
-        return k % (1 << octave) == 0
+        rates = dict(place.rates)
+        if self._drop_above is not None:
+            rates |= _pass_rates(rollouts)
+        left = len(self._problems) - len(place.dropped)
+        if place.taken + 1 < left // self._problems_per_batch:
+            return replace(place, taken=place.taken + 1, rates=rates)
+        return Place(number=place.number + 1, dropped=self._dropped(place, rates))
 
-    def check(self, config: LearnerConfig) -> None:
-        """Refuse a number of rollouts that the learner's settings cannot learn from.
+    def _dropped(self, place: Place, rates: Mapping[str, float]) -> tuple[str, ...]:
+        """Problems that are left out of the next pass."""
+        if self._drop_above is None:
+            return ()
+        gone = set(place.dropped)
+        left = [name for name in self._problems["problem_id"] if name not in gone]
+        left.sort(key=lambda name: (rates.get(name, 0.0), name))
+        unsolved = sum(rates.get(name, 0.0) < self._drop_above for name in left)
+        return tuple(sorted((*place.dropped, *left[max(unsolved, self._problems_per_batch) :])))
 
-        Raises:
-            LearnerError: n is 1 and the baseline is the group's or groups of equal rewards are left out, or n is
-                below ``trained_rollouts``.
-        """
-        n, trained = self.rollouts_per_problem, config.batch.trained_rollouts
-        if n == 1 and config.objective.resolved.baseline == "group":
-            raise LearnerError(
-                f"rollouts_per_problem is 1, and the advantage of {config.objective.algorithm} is relative to its "
-                "group: it must be 2 or more, or the baseline gae or batch"
-            )
-        masked = {
-            "batch.filter_zero_variance": config.batch.filter_zero_variance,
-            "kl.mask_zero_variance": config.kl.coefficient and config.kl.mask_zero_variance,
-            "entropy.mask_zero_variance": config.entropy.coefficient and config.entropy.mask_zero_variance,
-        }
-        if n == 1 and any(masked.values()):
-            raise LearnerError(
-                f"rollouts_per_problem is 1, so that every group has equal rewards, and "
-                f"{next(name for name, on in masked.items() if on)} is on: it must be off"
-            )
-        if trained is not None and trained > n:
-            raise LearnerError(f"trained_rollouts is {trained}; it must be at most rollouts_per_problem, which is {n}")
+
+def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
+    right = (pl.col("reward") >= 1).cast(pl.Float64).mean()
+    completed = rollouts.filter(pl.col("finish_reason") != "aborted")
+    return dict(completed.group_by("problem_id").agg(right).sort("problem_id").iter_rows())
 
 
 CHANGES_NO_RESULT = ("sync.", "entropy.measured")

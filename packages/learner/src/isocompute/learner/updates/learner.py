@@ -1,9 +1,27 @@
-"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into an update."""
+"""One rank of the learner: it holds a policy and its optimizer, and turns rollouts into an update.
+
+What ranks that take every update together combine: numbers, metrics and gradients.
+
+What a learner runs: the policy, the base model of a KL and the critic, each whole or shared by the ranks.
+
+What passes through the models of a learner in an update, one micro-batch after the other.
+
+What a learner refuses to learn from, each as an error that leaves the policy as it was.
+
+Responses that cannot change an update, so that they need not pass through the model.
+
+What a learner must have back to continue: what it has learnt and the optimizer's moments, by name.
+
+It is given whole, a tensor at a time, so that another number of ranks can continue from it. Of a policy with an adapter
+it is the adapter alone: the model beneath is the base model.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,29 +29,386 @@ import numpy as np
 import polars as pl
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
-from ..batch.micro import MicroBatch
-from ..batch.responses import Responses, read
-from ..batch.splitting import Piece
-from ..config import LearnerConfig
-from ..cost.rate import matmul_rate, shape_of
-from ..errors import LearnerError
+from ..batch.packing import MicroBatch, Piece
+from ..batch.responses import Responses, check_columns, read
+from ..config import AdapterConfig, EntropyConfig, LearnerConfig
+from ..cost.rate import Shape, forward_operations, matmul_rate, shape_of, training_operations
+from ..errors import DivergenceError, LearnerError, SyncError
+from ..objective.advantages import Ragged, listed
 from ..objective.loss import CLIPPED, ObjectiveInputs, loss_metrics, objective
 from ..objective.prepare import sampled_counts
-from ..objective.ragged import Ragged, listed
-from ..policy.critic import ValueHead
-from ..policy.sharding import is_sharded
-from ..policy.weights import WholeTensors, vocabulary, weights
-from ..records.metrics import Mean, added, reduced, with_zeros
-from ..records.updates import Agreement, Average, UpdateReport
-from .adam import Optimizer
-from .collective import Collective
-from .models import load_models
-from .passes import inputs_of, measured, operations_of, passes
-from .refusals import check_outcome, check_prepared, check_versions
-from .skipping import skipped
-from .state import make_ready, take_over, tensors_of
-from .sync import agreement, check_sync, compare
+from ..policy.forward import Forward
+from ..policy.loading import ValueHead, WholeTensors, learnt, load_policy, probe, vocabulary, weights
+from ..policy.sharding import Sharding, copy_into, is_sharded
+from ..records.steps import Agreement, Average, Mean, UpdateReport, added, reduced, with_zeros
+from .adam import CRITIC, POLICY, Optimizer
+from .sync import BROKEN, agreement, check_finite, check_sync, compare
+
+
+class Collective:
+    """The ranks of a process group, or one learner alone.
+
+    Args:
+        ranks: The process group; None for one learner alone. Never taken from the process: an engine in the same
+            process has a process group of its own.
+    """
+
+    def __init__(self, ranks: dist.ProcessGroup | None, device: str) -> None:
+        self._ranks, self._device = ranks, device
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        self._reduce(tensor, dist.ReduceOp.SUM)
+
+    def largest(self, tensor: torch.Tensor) -> None:
+        """Take the largest of each number over the ranks, in place."""
+        self._reduce(tensor, dist.ReduceOp.MAX)
+
+    def total(self, number: float) -> float:
+        """Sum a number over the ranks."""
+        if self._ranks is None:
+            return number
+        tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
+        self.sum(tensor)
+        return float(tensor)
+
+    def most(self, count: int) -> int:
+        """The largest of a count over the ranks."""
+        if self._ranks is None:
+            return count
+        tensor = torch.tensor(count, device=self._device)
+        self.largest(tensor)
+        return int(tensor)
+
+    def gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Sum the gradients of parameters over the ranks; one that has none counts as 0.
+
+        Those of a policy that the ranks share were summed in the backward pass.
+
+        Args:
+            parameters: The parameters, in the same order on every rank.
+        """
+        waiting = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if self._ranks is not None and not isinstance(parameter, DTensor):
+                # In place, one by one: joined they would be copied.
+                waiting.append(dist.all_reduce(parameter.grad, group=self._ranks, async_op=True))
+        for work in waiting:
+            work.wait()
+
+    def _reduce(self, tensor: torch.Tensor, operation: Any) -> None:
+        if self._ranks is not None:
+            dist.all_reduce(tensor, op=operation, group=self._ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What a learner runs.
+
+    Attributes:
+        forward: How the policy is run.
+        reference: How the base model of a KL is run, without gradient: a model of its own, or that beneath the
+            policy's adapter. None without a KL.
+        critic: The critic, whole on every rank; None without one.
+    """
+
+    forward: Forward
+    reference: Forward | None
+    critic: ValueHead | None
+
+    @property
+    def policy(self) -> Any:
+        """The policy."""
+        return self.forward.policy
+
+
+def load_models(
+    model: str, config: LearnerConfig, *, device: str, ranks: dist.ProcessGroup | None, dtype: torch.dtype
+) -> Models:
+    """Load them.
+
+    Args:
+        ranks: The learners that take every update together; all of them call this. None for one alone.
+
+    Raises:
+        LearnerError: The model cannot be used; see ``policy.load_policy``.
+    """
+    compute = config.compute
+    lower = torch.bfloat16 if compute.precision == "bfloat16" and dtype == torch.float32 else None
+    sharding = None
+    if ranks is not None and ranks.size() > 1 and compute.sharding == "auto":
+        head = None if compute.float32_head else lower
+        sharding = Sharding(ranks=ranks, device=device, activations=lower, head=head)
+
+    def run(
+        dtype: torch.dtype,
+        shared: Sharding | None,
+        like: Forward | None,
+        adapter: AdapterConfig | None = None,
+        *,
+        learns: bool = True,
+    ) -> Forward:
+        loaded = load_policy(model, device=device, dtype=dtype, sharding=shared, adapter=adapter)
+        loaded = loaded if adapter is not None else loaded.requires_grad_(learns)
+        return Forward(loaded, compute, temperature=config.temperature, device=device, like=like)
+
+    tried = None
+    if sharding is not None and torch.bfloat16 in (lower, dtype):
+        # What the model means is found out in float32, and a policy that is shared out computes in one type for good.
+        tried = run(torch.float32, replace(sharding, activations=None, head=None), None)
+        tried.policy = None
+    # Weights that are not learnt may be rounded to what is computed with.
+    frozen = lower or dtype
+    forward = run(dtype if config.adapter is None else frozen, sharding, tried, config.adapter)
+    reference, critic = None, None
+    if config.kl.coefficient and config.adapter is not None:
+        reference = forward.without_adapter()
+    elif config.kl.coefficient:
+        reference = run(frozen, sharding, forward, learns=False)
+    if config.objective.resolved.baseline == "gae":
+        share = config.critic.coefficient if config.critic.through_policy else 0.0
+        size = forward.policy.get_output_embeddings().weight.shape[1]
+        critic = ValueHead(size, share=share, device=device, dtype=dtype)
+    return Models(forward=forward, reference=reference, critic=critic)
+
+
+def passes(
+    forward: Forward,
+    responses: Responses,
+    rows: np.ndarray,
+    *,
+    most: Callable[[int], int],
+    least: int = 0,
+) -> Iterator[tuple[Piece | None, MicroBatch]]:
+    """Cut responses into micro-batches.
+
+    Ranks that share a policy make the same number of passes, of which some of a rank's may be idle.
+
+    Args:
+        most: The largest of a count over the ranks.
+
+    Yields:
+        The pieces of these rows; then, for each pass that teaches nothing, None and some response to run.
+    """
+    pieces = list(forward.pieces(responses, rows))
+    count = most(len(pieces)) if is_sharded(forward.policy) else len(pieces)
+    for piece in pieces:
+        yield piece, forward.micro_batch(responses, piece)
+    for _ in range(max(least, count) - len(pieces)):
+        # The first one, or one that is made up.
+        given = responses if len(responses) else probe(vocabulary(forward.policy))[0]
+        yield None, forward.micro_batch(given, next(forward.pieces(given, np.arange(1))))
+
+
+def inputs_of(models: Models, batch: MicroBatch, entropy: EntropyConfig, *, with_reference: bool) -> ObjectiveInputs:
+    """Pass a micro-batch through the policy and the critic, with gradient, and through the reference.
+
+    Args:
+        batch: The micro-batch; ``Forward.attending`` holds it.
+        with_reference: Whether the reference runs; else its log-probabilities are what was measured, if anything.
+    """
+    reference = batch.measured.get("reference_logprobs")
+    if with_reference and models.reference is not None:
+        # First, as it may be the policy without its adapter, whose passes must not come between the other two.
+        reference = models.reference.logprobs(batch)
+    hidden, terms = models.forward.run(
+        batch, entropy=bool(entropy.coefficient) or entropy.measured, entropy_gradient=bool(entropy.coefficient)
+    )
+    return ObjectiveInputs(
+        logprobs=terms.logprobs,
+        sampler_logprobs=batch.sampler_logprobs,
+        advantages=batch.advantages,
+        weights=batch.weights,
+        response=batch.response,
+        responses=batch.responses,
+        zero_variance=batch.zero_variance,
+        entropy=terms.entropy,
+        old_logprobs=batch.measured.get("old_logprobs"),
+        reference_logprobs=reference,
+        values=None if models.critic is None else models.critic(hidden),
+        old_values=batch.measured.get("old_values"),
+        returns=batch.measured.get("returns"),
+    )
+
+
+def measured(models: Models, batch: MicroBatch) -> dict[str, torch.Tensor]:
+    """A number for each sampled token of a micro-batch, by the name of its column."""
+    with torch.no_grad(), models.forward.attending(batch):
+        hidden, terms = models.forward.run(batch)
+        found = {"old_logprobs": terms.logprobs}
+        if models.critic is not None:
+            found["values"] = models.critic(hidden)
+    if models.reference is not None:
+        found["reference_logprobs"] = models.reference.logprobs(batch)
+    return found
+
+
+def operations_of(shape: Shape | None, batch: MicroBatch, *, with_reference: bool) -> float:
+    """Arithmetic of a forward and a backward pass; see ``rate.training_operations``.
+
+    Args:
+        shape: The model's; None where it is not known, and counts as 0.
+        with_reference: Whether a forward pass of the reference is part of it.
+    """
+    if shape is None:
+        return 0.0
+    passed = {"tokens": batch.passed, "predictions": len(batch.tokens), "keys": batch.keys}
+    return training_operations(shape, **passed) + with_reference * forward_operations(shape, **passed)
+
+
+ADVANTAGES = ("advantage", "advantages")
+"""The column of one advantage per response, and that of one per sampled token."""
+
+
+def check_prepared(batch: pl.DataFrame, *, step: int) -> None:
+    """Refuse responses without advantages or weights, from which nothing would be learnt without a word.
+
+    Raises:
+        LearnerError: A column is missing.
+    """
+    columns = set(batch.columns)
+    if "loss_weight" in columns and columns & set(ADVANTAGES):
+        return
+    missing = "loss_weight" if columns & set(ADVANTAGES) else "advantage"
+    raise LearnerError(f"the batch of step {step} has no column {missing}: prepare(rollouts, config) adds it")
+
+
+def check_versions(rollouts: pl.DataFrame, version: int, total: Callable[[float], float]) -> None:
+    """Refuse responses of other weights than the learner's; all ranks refuse or none does.
+
+    Args:
+        rollouts: This rank's share.
+        total: Adds a number up over the ranks.
+
+    Raises:
+        SyncError: A response on some rank was sampled with another version.
+        LearnerError: A column is missing.
+    """
+    check_columns(rollouts, ("prompt_ids", "response_ids", "logprobs", "weights_version"))
+    stale = rollouts.filter(pl.col("weights_version") != version)
+    if total(len(stale)):
+        versions = stale["weights_version"].unique().sort().to_list() or "others (on another rank)"
+        raise SyncError(
+            f"a batch for step {version + 1} was sampled with weights version {versions}, "
+            f"and the learner is at {version}: a sync was skipped"
+        )
+
+
+def check_outcome(norm: float, loss: float, broken: tuple[float, float], config: LearnerConfig, *, step: int) -> None:
+    """Refuse a step whose numbers are not finite; these are sums over the ranks, so all refuse or none does.
+
+    Args:
+        broken: How many log-probabilities of the learner and of the sampler are not finite.
+
+    Raises:
+        DivergenceError: The gradient, the loss or a log-probability of the learner's own is not finite.
+        SyncError: A log-probability of the sampler is not.
+    """
+    check_finite(broken[0], step=step)
+    if broken[1]:
+        check_sync(BROKEN, config, step=step)
+    if not math.isfinite(norm):
+        raise DivergenceError(
+            f"step {step} has a gradient that is not finite ({norm}): an advantage of the batch is not finite, "
+            "or the policy has diverged; no update was made"
+        )
+    if not math.isfinite(loss):
+        raise DivergenceError(
+            f"step {step} has a loss that is not finite ({loss}): the policy has diverged; no update was made"
+        )
+
+
+def skipped(advantage: np.ndarray, zero_variance: np.ndarray, config: LearnerConfig) -> np.ndarray:
+    """Return which responses have neither an advantage nor a regulariser.
+
+    Their terms of the loss are 0 whatever the policy; the normaliser, which is part of ``loss_weight``, counts them.
+
+    Args:
+        advantage: The advantage of each response, shape ``(responses,)``.
+        zero_variance: Whether the rewards of its group are equal, shape ``(responses,)``.
+
+    Returns:
+        Booleans, shape ``(responses,)``.
+    """
+    if config.objective.resolved.baseline == "gae" or config.entropy.measured:
+        # A critic learns from every response; an entropy that is measured is that of all of them.
+        return np.zeros(len(advantage), dtype=bool)
+    left_out: np.ndarray = advantage == 0
+    in_loss = bool(config.kl.coefficient) and config.kl.place == "loss"
+    for active, masked in (
+        (in_loss, config.kl.mask_zero_variance),
+        (bool(config.entropy.coefficient), config.entropy.mask_zero_variance),
+    ):
+        if active:
+            left_out = left_out & zero_variance.astype(bool) if masked else np.zeros(len(advantage), dtype=bool)
+    return left_out
+
+
+def tensors_of(policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer) -> WholeTensors:
+    """The tensors of a learner, the live ones and not copies where they are not gathered.
+
+    Args:
+        critic: The critic; None without one.
+    """
+    return WholeTensors(_weights(policy, critic) | optimizer.state())
+
+
+def make_ready(
+    names: Collection[str], policy: Any, critic: torch.nn.Module | None, optimizer: Optimizer, *, model: str
+) -> None:
+    """Make ready to ``take_over`` the tensors of these names, and drop the moments that there are.
+
+    Args:
+        names: All names of a state.
+        critic: The critic; None without one.
+
+    Raises:
+        LearnerError: They are of another model, or of a learner with a critic where there is none.
+    """
+    if {name for name in names if not name.startswith("optimizer.")} != _weights(policy, critic).keys():
+        raise LearnerError(f"the state to continue from is not one of the model {model} with this adapter or none")
+    optimizer.check(names)
+    optimizer.forget()
+
+
+def take_over(
+    tensors: Mapping[str, torch.Tensor],
+    policy: Any,
+    critic: torch.nn.Module | None,
+    optimizer: Optimizer,
+    *,
+    model: str,
+) -> None:
+    """Continue from tensors of ``tensors_of``, all of them or some, which are copied one at a time.
+
+    Args:
+        critic: The critic; None without one.
+
+    Raises:
+        LearnerError: One has another shape; those before it were taken over.
+    """
+    mine = _weights(policy, critic)
+    for name in tensors:
+        if name in mine:
+            given = tensors[name]
+            if given.shape != mine[name].shape:
+                raise LearnerError(
+                    f"the state to continue from is not one of the model {model}: {name} has the shape "
+                    f"{tuple(given.shape)}, and must have {tuple(mine[name].shape)}"
+                )
+            copy_into(mine[name], given)
+    optimizer.take(tensors)
+
+
+def _weights(policy: Any, critic: torch.nn.Module | None) -> dict[str, torch.Tensor]:
+    found = {f"{POLICY}.{name}": tensor for name, tensor in learnt(policy).items()}
+    if critic is not None:
+        found |= {f"{CRITIC}.{name}": tensor for name, tensor in critic.state_dict().items()}
+    return found
 
 
 class Learner:

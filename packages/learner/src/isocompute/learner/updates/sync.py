@@ -24,10 +24,9 @@ from collections.abc import Callable
 
 import torch
 
-from ..config import LearnerConfig
+from ..config import CHECKS, LearnerConfig
 from ..errors import DivergenceError, SyncError
-from ..records.updates import Agreement
-from ..settings.sync import CHECKS
+from ..records.steps import Agreement
 
 QUANTILE = 0.99
 BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, successes
-from ..scoring.scores import usual_samples
+from ..scoring.evaluation import LARGEST_LEFT_OUT_SHARE, successes, usual_samples
 from .output import faults
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.difficulty import with_pass_rates
+from ..scoring.evaluation import with_pass_rates
 from .output import SOURCE, Output, Source, add_flags, deliver, faults, read
 from .settings import add_sampling, add_shard, refuse_unused
 from .store import Store

@@ -13,8 +13,7 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..scoring.evaluation import evaluate
-from ..scoring.scores import Score, differences, scores, usual_samples
+from ..scoring.evaluation import Score, differences, evaluate, scores, usual_samples
 from .answers import Answers, Choice, answers_of
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, read
 from .problems import add_set_flags, load_set

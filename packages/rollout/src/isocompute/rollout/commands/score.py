@@ -11,11 +11,11 @@ from typing import Any
 import polars as pl
 
 from ..errors import RolloutError
-from ..samplers.models import load_tokenizer
+from ..samplers.prompts import load_tokenizer
 from ..scoring.config import scoring_from
-from ..scoring.metadata import metadata_of
+from ..scoring.evaluation import without_unusable
+from ..scoring.rules import metadata_of
 from ..scoring.scorer import Item, Scorer, Verdict
-from ..scoring.unusable import without_unusable
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
 from .values import add_scoring, pairs, scorer_of
 
@@ -29,7 +29,7 @@ class _SandboxReport(argparse.Action):
     """Prints which layers of the sandbox this machine has, and ends."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any, **__: Any) -> None:
-        from ..scoring.sandbox.summary import report
+        from ..scoring.sandbox.process import report
 
         try:
             lines = report(scoring_from(pairs(namespace.scoring, flag="--scoring")))

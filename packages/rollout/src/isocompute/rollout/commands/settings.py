@@ -12,10 +12,9 @@ from typing import Any
 
 from ..errors import RolloutError
 from ..samplers.base import Sampler
-from ..samplers.engine import EngineConfig, engine_from
 from ..samplers.prompts import TEMPLATES, Prompting
 from ..samplers.registry import KINDS, open_sampler
-from ..samplers.sampling import Interruption, Sampling, sampling_from
+from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
 from ..scoring.config import scoring_from
 from ..scoring.scorer import Scorer, default_scorer
 from .values import add_scoring, error_of, pairs, scorer_of, yaml_mapping

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 
 from ..errors import RolloutError
-from ..scoring.difficulty import DifficultySplit, inside, split
+from ..scoring.evaluation import DifficultySplit, inside, split
 from .output import SOURCE, Output, add_flags, deliver, read
 
 

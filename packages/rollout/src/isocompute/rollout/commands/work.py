@@ -18,10 +18,8 @@ import pyarrow.compute as pc
 from ..contract import tables
 from ..errors import RolloutError
 from ..samplers.base import Sampler
-from ..samplers.models import load_tokenizer
-from ..samplers.prompts import PromptMaker
-from ..scoring.evaluation import lacking, sample_completed
-from ..scoring.unusable import without_unusable
+from ..samplers.prompts import PromptMaker, load_tokenizer
+from ..scoring.evaluation import lacking, sample_completed, without_unusable
 from .identity import described, run_id
 from .output import BESIDES, Source
 from .settings import RunSettings, settings_from

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RolloutError
-from ..scoring import metadata
-from .candidates import Candidate
+from ..scoring import rules
 from .named import SetSource
-from .sources import HubSource
+from .sources import Candidate, HubSource
 
 
 def candidates(source: HubSource) -> Iterator[Candidate]:
@@ -46,7 +45,7 @@ def candidates(source: HubSource) -> Iterator[Candidate]:
         besides = reach(row, source.metadata, source.name) if source.metadata else None
         yield Candidate(
             prompt=last_user_message(prompt), answer=_answer(str(answer), source), verifier=source.verifier,
-            metadata=metadata.from_column(besides, where=source.name),
+            metadata=rules.from_column(besides, where=source.name),
         )  # fmt: skip
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import RolloutError
-from ..scoring import metadata
-from ..scoring.refused import check_task
+from ..scoring import rules
+from ..scoring.rules import check_task
 from ..scoring.scorer import Scorer, default_scorer
-from .candidates import Candidate
-from .sources import ReasoningGymSource
+from .sources import Candidate, ReasoningGymSource
 
 DRAWS_PER_PROBLEM = 400
 """Candidates generated per problem asked for before the source counts as exhausted."""
@@ -59,7 +58,7 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
                 continue
             question = str(entry["question"])
             context = {"settings": source.settings, "question": question, "metadata": entry["metadata"]}
-            yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=metadata.encode(context))
+            yield Candidate(prompt=question, answer=answer, verifier=rule, metadata=rules.encode_metadata(context))
             continue
         prompt = PROMPTS[source.task](source, entry)
         if prompt is not None:

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ..errors import RolloutError
 from ..scoring.rules import register, registered
-from .buckets import BUCKET_BYTES
 from .sampling import Sampling
+from .weights import BUCKET_BYTES
 
 GATHER_SECONDS = 0.05
 """How long an actor goes on gathering groups before it sends them; a call costs about a millisecond."""

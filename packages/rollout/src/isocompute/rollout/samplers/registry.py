@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import RolloutError
 from ..scoring.config import ScoringConfig
 from ..scoring.scorer import Scorer, default_scorer
-from .engine import EngineConfig
-from .sampling import Sampling
+from .sampling import EngineConfig, Sampling
 
 if TYPE_CHECKING:
     from .base import Sampler

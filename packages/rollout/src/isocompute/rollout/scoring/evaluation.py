@@ -1,15 +1,330 @@
-"""One evaluation of a policy: avg, best and worst of k on fixed questions."""
+"""One evaluation of a policy: avg, best and worst of k on fixed questions.
+
+Exact estimators over k of m responses, without replacement (hypergeometric).
+
+Scores with standard errors, of one set of questions or paired between two policies.
+
+Problems that no response can be scored for, found before anything is sampled.
+
+How hard each problem is for a base model, and problem sets by difficulty (IsoCompute Playbook, section 3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import polars as pl
+from numpy.typing import ArrayLike, NDArray
 
-from ..errors import RolloutError
-from .estimators import avg_at_k, best_at_k, worst_at_k
+from ..errors import ProblemError, RolloutError
+from .rules import decode_metadata, metadata_of, own_response, rule
+from .scorer import Item, Scorer, Verdict
+
+Z = 1.959964
+"""Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+
+
+def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Expected mean reward of k responses (avg@k): successes / samples, for any k.
+
+    Args:
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem.
+        k: Responses drawn; at most ``samples``.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return np.asarray(c / m, dtype=np.float64)
+
+
+def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return 1.0 - _all_of(m - c, m, k)
+
+
+def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return _all_of(c, m, k)
+
+
+def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Unbiased estimate of the variance that an estimate has from sampling responses, its question given.
+
+    The estimators are means over all draws of k responses, U, and Var U = E U² − θ². Two disjoint draws of k give an
+    unbiased estimate of θ², which for a success in every draw is that of 2k responses: C(c, 2k) / C(m, 2k). A single
+    estimate may be negative; their mean over many questions is what is used.
+
+    Args:
+        metric: ``avg``, ``best`` or ``worst``.
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
+        k: Responses drawn.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: There are too few samples, there is no such metric, or as for the estimators.
+    """
+    if metric not in ("avg", "best", "worst"):
+        raise RolloutError(f"there is no metric {metric!r}; there are avg, best and worst")
+    drawn = 1 if metric == "avg" else k
+    c, m = _checked(successes, samples, 2 * drawn)
+    right = m - c if metric == "best" else c
+    return np.asarray(_all_of(right, m, drawn) ** 2 - _all_of(right, m, 2 * drawn), dtype=np.float64)
+
+
+def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
+
+    Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
+
+    Args:
+        rate: Share of successes, within 0 to 1.
+        trials: N, at least 1.
+    """
+    spread = Z**2 / trials
+    middle = (rate + spread / 2) / (1 + spread)
+    half = (spread * (rate * (1 - rate) + spread / 4)) ** 0.5 / (1 + spread)
+    # Rounding must not leave the proportion itself outside.
+    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
+
+
+def proportion_error(rate: float, trials: int) -> float:
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
+
+    Args:
+        rate: Share of successes, p, within 0 to 1.
+        trials: N, at least 1.
+    """
+    if 0 < rate < 1:
+        return float((rate * (1 - rate) / trials) ** 0.5)
+    lowest, highest = wilson_interval(rate, trials)
+    return (highest - lowest) / (2 * Z)
+
+
+def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    c, m = np.broadcast_arrays(np.asarray(successes, dtype=np.int64), np.asarray(samples, dtype=np.int64))
+    if k < 1 or (m.size and k > m.min()):
+        raise RolloutError(f"k is {k}; it must lie between 1 and the {m.min() if m.size else 1} samples")
+    if (c < 0).any() or (c > m).any():
+        raise RolloutError("successes must lie between 0 and the samples")
+    return c, m
+
+
+def _all_of(c: NDArray[np.int64], m: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+    """C(c, k) / C(m, k) as a product of k factors, exactly 0 where c < k."""
+    result = np.ones(c.shape, dtype=np.float64)
+    for i in range(k):
+        result *= np.maximum(c - i, 0) / (m - i)
+    return result
+
+
+METRICS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """A mean over questions, or the mean of paired differences.
+
+    Attributes:
+        name: Such as ``avg_at_4``.
+        value: The mean.
+        standard_error: With the questions as drawn from a population: the standard deviation over questions by the
+            root of their number, which contains the luck of sampling; None for a single question, and where there is
+            an ``interval`` instead.
+        sampling_error: The part from sampling responses, with the questions given; None where the responses are too
+            few to tell (2 for avg@k, 2k for the others), where there is a ``sampling_interval`` instead, and for
+            differences.
+        questions: Questions it is a mean over.
+        interval: 95 % interval of a value of 0 or 1, whose standard error would be 0: Wilson's, with the questions as
+            trials; of a difference of two such values Newcombe's. None for all others.
+        sampling_interval: The same with the questions given: for avg@k every response is a trial.
+    """
+
+    name: str
+    value: float
+    standard_error: float | None
+    sampling_error: float | None
+    questions: int
+    interval: tuple[float, float] | None = None
+    sampling_interval: tuple[float, float] | None = None
+
+
+def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
+    """Return avg@k, best@k and worst@k over questions, exact for draws without replacement.
+
+    Args:
+        counts: ``problem_id``, ``successes`` and ``samples``, each with at least the largest k samples.
+        ks: Responses drawn.
+
+    Raises:
+        RolloutError: There are no questions, or a question has too few responses.
+    """
+    if counts.is_empty():
+        raise RolloutError("there are no questions to score")
+    responses = int(counts["samples"].sum())
+    found = []
+    for metric, k, values in _estimates(counts, ks):
+        name, value, questions = f"{metric}_at_{k}", float(values.mean()), len(values)
+        if value in (0.0, 1.0):
+            trials = responses if metric == "avg" else questions
+            found.append(Score(
+                name=name, value=value, standard_error=None, sampling_error=None, questions=questions,
+                interval=wilson_interval(value, questions), sampling_interval=wilson_interval(value, trials),
+            ))  # fmt: skip
+            continue
+        found.append(Score(
+            name=name, value=value, standard_error=_standard_error(values),
+            sampling_error=_sampling_error(metric, counts, k), questions=questions,
+        ))  # fmt: skip
+    return found
+
+
+def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
+    """Return the mean differences between two policies on the questions that both answered, ours minus theirs.
+
+    Pairing removes what the questions have in common: their standard error is that of the differences.
+
+    Args:
+        ks: Responses drawn.
+
+    Raises:
+        RolloutError: The two have no question in common, or a question has too few responses.
+    """
+    both = ours.join(theirs, on="problem_id", suffix="_theirs").sort("problem_id")
+    if both.is_empty():
+        raise RolloutError(
+            f"the two have none of their {len(ours)} and {len(theirs)} questions in common, so nothing can be paired"
+        )
+    other = both.select("problem_id", successes="successes_theirs", samples="samples_theirs")
+    pairs = zip(_estimates(both, ks), _estimates(other, ks), strict=True)
+    found = []
+    for (metric, k, mine), (_, _, other_values) in pairs:
+        interval = _newcombe(float(mine.mean()), float(other_values.mean()), len(mine))
+        found.append(Score(
+            name=f"{metric}_at_{k}", value=float((mine - other_values).mean()),
+            standard_error=None if interval else _standard_error(mine - other_values), sampling_error=None,
+            questions=len(mine), interval=interval,
+        ))  # fmt: skip
+    return found
+
+
+def usual_samples(counts: pl.DataFrame) -> int:
+    """Return the number of responses that most questions have; of two as frequent, the larger.
+
+    Args:
+        counts: With the column ``samples``.
+    """
+    frequent = counts.group_by("samples").len().sort("len", "samples")
+    return int(frequent["samples"][-1])
+
+
+def _estimates(counts: pl.DataFrame, ks: Sequence[int]) -> list[tuple[str, int, NDArray[np.float64]]]:
+    right, asked = counts["successes"].to_numpy(), counts["samples"].to_numpy()
+    return [(metric, k, estimate(right, asked, k)) for k in ks for metric, estimate in METRICS.items()]
+
+
+def _standard_error(values: NDArray[np.float64]) -> float | None:
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+def _newcombe(one: float, other: float, questions: int) -> tuple[float, float] | None:
+    """95 % interval of a difference of two proportions that are 0 or 1 (Newcombe, Stat. Med. 17, 1998, method 10)."""
+    if {one, other} - {0.0, 1.0}:
+        return None
+    (low, high), (other_low, other_high) = wilson_interval(one, questions), wilson_interval(other, questions)
+    return (
+        one - other - float(np.hypot(one - low, other_high - other)),
+        one - other + float(np.hypot(high - one, other - other_low)),
+    )
+
+
+def _sampling_error(metric: str, counts: pl.DataFrame, k: int) -> float | None:
+    fewest = int(counts["samples"].to_numpy().min())
+    if fewest < (2 if metric == "avg" else 2 * k):
+        return None
+    variances = sampling_variance(metric, counts["successes"].to_numpy(), counts["samples"].to_numpy(), k)
+    return float(np.sqrt(max(variances.sum(), 0.0)) / len(variances))
+
+
+DROPPED = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "reason"), pl.String)
+"""Columns of a table of dropped problems."""
+
+
+def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Part problems from those that cannot be scored, whatever the response: their rule or its library says so.
+
+    Each problem's own answer is scored, and what is said of it as a response does not matter. A function of the user's
+    own is not called; its metadata must be readable.
+
+    Returns:
+        The problems that can be scored, in their order, and the others with the ``reason`` (``DROPPED``).
+
+    Raises:
+        RolloutError: None can be scored, or a rule is unknown or refused.
+    """
+    scorer.check(problems["verifier"].unique().to_list())
+    columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
+    futures = [_asked(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
+    scorer.flush()
+    reasons = pl.Series("reason", [_reason(future) for future in futures], dtype=pl.String)
+    marked = problems.with_columns(reasons)
+    dropped = marked.filter(pl.col("reason").is_not_null()).select(*DROPPED)
+    if len(dropped) == len(problems) and len(problems):
+        raise RolloutError(
+            f"none of the {len(problems)} problems can be scored, such as {dropped['problem_id'][0]}, since "
+            f"{dropped['reason'][0]}"
+        )
+    return marked.filter(pl.col("reason").is_null()).drop("reason"), dropped
+
+
+def _asked(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[list[Verdict]]:
+    if not rule(name).base.startswith("python:"):
+        asked, response = own_response(name, answer)
+        return scorer.submit([Item(verifier=asked, response=response, answer=answer, metadata=metadata)], hold=True)
+    done: Future[list[Verdict]] = Future()
+    try:
+        if metadata:
+            decode_metadata(metadata, where=name)
+        done.set_result([])
+    except RolloutError as error:
+        done.set_exception(ProblemError(str(error)))
+    return done
+
+
+def _reason(future: Future[list[Verdict]]) -> str | None:
+    try:
+        future.result()
+    except ProblemError as error:
+        return str(error)
+    return None
+
 
 ROUNDS = 3
 """Times that the policy is asked for a question's responses, the first included."""
@@ -159,3 +474,156 @@ def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("problem_id")
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifficultySplit:
+    """A problem set by pass rate.
+
+    Attributes:
+        name: Name of the set, such as ``easy``.
+        lowest: Smallest pass rate in it.
+        highest: Largest pass rate in it.
+        train: Training problems.
+        validation: Validation problems.
+
+    Raises:
+        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
+    """
+
+    name: str
+    lowest: float
+    highest: float
+    train: int
+    validation: int = 300
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lowest <= self.highest <= 1:
+            raise RolloutError(
+                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
+                "an interval within 0 to 1 is needed"
+            )
+        if min(self.train, self.validation) < 1:
+            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
+
+
+def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
+    """Add ``pass_rate`` and ``pass_rate_samples`` (avg@m over the m responses) to the problems answered.
+
+    What selects never measures: responses that selected problems overstate how well those problems fit the interval
+    (regression to the mean); fresh ones do not.
+
+    Args:
+        fresh: Write ``fresh_pass_rate`` and ``fresh_pass_rate_samples`` instead: the responses selected nothing.
+
+    Returns:
+        The problems that have completed responses, sorted by ``problem_id``.
+
+    Raises:
+        RolloutError: Responses of phase ``difficulty`` are given as fresh, or those of phase ``baseline`` are not.
+    """
+    wrong = "difficulty" if fresh else "baseline"
+    if "phase" in rollouts.columns and (rollouts["phase"] == wrong).any():
+        raise RolloutError(
+            f"the rollouts are of phase {wrong}; "
+            + (
+                "they selected problems, and fresh ones are needed"
+                if fresh
+                else "they measure problems already selected"
+            )
+        )
+    name = "fresh_pass_rate" if fresh else "pass_rate"
+    rates = successes(rollouts).select(
+        "problem_id",
+        (pl.col("successes") / pl.col("samples")).alias(name),
+        pl.col("samples").alias(f"{name}_samples"),
+    )
+    return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
+
+
+def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples: int = 1) -> pl.DataFrame:
+    """Return the problems whose pass rate lies in an interval.
+
+    A pass rate of 0 after m responses is a bound, not a zero: with 95 % confidence the problem's own is below 3 / m.
+
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        min_samples: Responses that a problem must have been measured with.
+
+    Returns:
+        A ``problems`` table, sorted by ``problem_id``.
+
+    Raises:
+        RolloutError: The interval is not within 0 to 1, or no problem was measured so often.
+    """
+    if not 0 <= lowest <= highest <= 1:
+        raise RolloutError(f"pass rates from {lowest} to {highest} are asked for; an interval within 0 to 1 is needed")
+    if min_samples < 1:
+        raise RolloutError(f"min_samples is {min_samples}; it must be at least 1")
+    if min_samples > 1 and "pass_rate_samples" not in problems.columns:
+        raise RolloutError(
+            f"problems measured {min_samples} times are asked for, and the table has no column pass_rate_samples"
+        )
+    if min_samples > 1:
+        most = int(problems["pass_rate_samples"].fill_null(0).to_numpy().max())
+        if most < min_samples:
+            raise RolloutError(
+                f"problems measured {min_samples} times are asked for, and the most that any was is {most}: measure "
+                f"with `difficulty --samples {min_samples}`"
+            )
+        problems = problems.filter(pl.col("pass_rate_samples") >= min_samples)
+    return problems.filter(pl.col("pass_rate").is_between(lowest, highest)).sort("problem_id")
+
+
+def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
+    """Choose the problems of a set, ``train`` and ``validation``.
+
+    Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
+    hash, so an arbitrary but fixed choice) are taken.
+
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        min_samples: Responses that a problem must have been measured with.
+
+    Returns:
+        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
+
+    Raises:
+        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
+    """
+    found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
+    parts = []
+    for side, count in (("train", wanted.train), ("validation", wanted.validation)):
+        candidates = found.filter(pl.col("split") == side)
+        if len(candidates) < count:
+            total = len(problems.filter(pl.col("split") == side))
+            mean = float(problems["pass_rate"].to_numpy().mean())
+            raise RolloutError(
+                f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
+                f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
+                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
+            )
+        parts.append(candidates.head(count))
+    return pl.concat(parts).sort("problem_id")
+
+
+def _advice(wanted: int, found: int, total: int, side: str) -> str:
+    """What would fill a side."""
+    if not found:
+        return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
+    needed = int(np.ceil(1.1 * wanted * total / found / 100)) * 100
+    return f"generate about {needed:,} {side} problems, widen the interval, or make the set smaller"
+
+
+def histogram(problems: pl.DataFrame, *, bins: int = 16) -> pl.DataFrame:
+    """Count problems by pass rate (IsoCompute Playbook, figure 2).
+
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        bins: Intervals of equal width from 0 to 1.
+
+    Returns:
+        ``lowest`` and ``highest`` (the edges of a bin) and ``problems`` (how many lie in it).
+    """
+    counts, edges = np.histogram(problems["pass_rate"].to_numpy(), bins=bins, range=(0.0, 1.0))
+    return pl.DataFrame({"lowest": edges[:-1], "highest": edges[1:], "problems": counts})

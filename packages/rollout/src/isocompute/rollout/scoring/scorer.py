@@ -1,4 +1,9 @@
-"""Scores responses while an engine goes on: items in, futures of verdicts out."""
+"""Scores responses while an engine goes on: items in, futures of verdicts out.
+
+What is scored and what comes of it: items, verdicts, and batches that wait for the replies of several lanes.
+
+Rules that say whether a response is right: no response makes one raise, and what it says is never executed here.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,148 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
-from ..errors import RolloutError
-from . import metadata as codec
+from ..errors import ProblemError, RolloutError
+from . import rules as codec
 from .config import ScoringConfig
-from .extraction import extraction
 from .judges.text import same
-from .rules import Rule, rule
-from .sandbox.canaries import Group
-from .sandbox.frames import Reply
+from .rules import Rule, extraction, rule
+from .sandbox.frames import Group, Reply
 from .sandbox.layers import Report
-from .sandbox.pool import Lane
-from .verdicts import Held, Item, Pending, Problem, Verdict, verdict_of
+from .sandbox.process import Lane
+
+Problem = tuple[str, str, str]
+"""Verifier, answer and metadata: what a score depends on besides the response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A response to be scored.
+
+    Attributes:
+        response: The response's text.
+        answer: The reference answer.
+        metadata: What the rule needs besides (``metadata.encode``), or nothing.
+    """
+
+    verifier: str
+    response: str
+    answer: str
+    metadata: str = ""
+
+    @property
+    def problem(self) -> Problem:
+        """What its score depends on besides the response."""
+        return self.verifier, self.answer, self.metadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a rule says.
+
+    Attributes:
+        reward: From 0 to 1; 1 only for a right response.
+        error: How the response broke its verifier (the column ``score_error``), which then earns 0; or None.
+    """
+
+    reward: float
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Responses of a batch to one problem that are not scored yet.
+
+    Attributes:
+        rule: Their rule.
+        problem: The problem.
+        responses: The responses.
+        places: Where in the batch each is.
+    """
+
+    rule: Rule
+    problem: Problem
+    responses: list[str]
+    places: list[int]
+
+
+class Pending:
+    """A batch that waits for the replies to one or more of its parts.
+
+    Args:
+        found: The reply for each item, None where it is missing.
+        partial: Fractions count for every rule.
+        parts: Parts that are not answered.
+    """
+
+    def __init__(
+        self,
+        batch: Future[list[Verdict]],
+        rules: Sequence[Rule],
+        found: list[Reply | None],
+        *,
+        partial: bool,
+        parts: int,
+    ) -> None:
+        self._batch, self._rules, self._partial = batch, rules, partial
+        self.found = found
+        self._parts, self._lock = parts, threading.Lock()
+
+    def arrived(self, replies: Mapping[int, Reply]) -> None:
+        """Take the replies to a part, and finish with the last one.
+
+        Args:
+            replies: By their places in the batch.
+        """
+        with self._lock:
+            for place, reply in replies.items():
+                self.found[place] = reply
+            self._parts -= 1
+            last = self._parts == 0
+        if last and not self._batch.done():
+            self.finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Give up."""
+        with self._lock:
+            if not self._batch.done():
+                self._batch.set_exception(error)
+
+    def finish(self) -> None:
+        """Make verdicts of the replies."""
+        try:
+            verdicts = [
+                verdict_of(reply, partial=self._partial or wanted.partial)
+                for reply, wanted in zip(self.found, self._rules, strict=True)
+            ]
+        except Exception as error:
+            # Raised in the pool's thread it would be lost, and the batch waited for without end.
+            self._batch.set_exception(error)
+        else:
+            self._batch.set_result(verdicts)
+
+
+def verdict_of(reply: Reply, *, partial: bool) -> Verdict:
+    """Return what a reply comes to.
+
+    Args:
+        partial: Fractions count.
+
+    Raises:
+        ProblemError: No response to the problem can be scored.
+        RolloutError: The response could not be scored, through no fault of its own.
+    """
+    if isinstance(reply, dict):
+        if "unusable" in reply:
+            raise ProblemError(reply["unusable"])
+        if "fault" in reply:
+            raise RolloutError(reply["fault"])
+        return Verdict(reward=0.0, error=str(reply["error"]))
+    return Verdict(reward=float(reply) if partial else float(reply == 1.0))
+
 
 __all__ = ["Item", "Scorer", "Verdict", "default_scorer"]
 
@@ -138,7 +271,7 @@ class Scorer:
         faults = [reply["fault"] for reply in replies if "fault" in reply]
         if faults:
             raise RolloutError(faults[0])
-        return [codec.decode(reply["problem"], where=verifier) for reply in replies if "problem" in reply]
+        return [codec.decode_metadata(reply["problem"], where=verifier) for reply in replies if "problem" in reply]
 
     def layers(self) -> Report:
         """Return what each layer of the sandbox came to on this machine; an empty text where it is missing."""
@@ -237,3 +370,54 @@ def _may_be_cached(response: str, reply: Reply) -> bool:
 def default_scorer() -> Scorer:
     """Return the scorer that this process's samplers share."""
     return Scorer()
+
+
+class Verifier(Protocol):
+    """A binary reward function: whether a response is right."""
+
+    def __call__(self, response: str, answer: str, metadata: str = "") -> bool:
+        """Say whether the response is right."""
+        ...
+
+
+def verifier(name: str, *, seconds: float = 5.0, scorer: Scorer | None = None) -> Verifier:
+    """Return the rule called ``name``, which scores in a sandboxed process.
+
+    * ``exact``: the response, stripped, is the answer.
+    * ``math``: math-verify finds the answer's value in the response.
+    * ``reasoning_gym:TASK``: the task's own scorer, with the settings, question and metadata of the problem's
+      ``metadata`` column, gives exactly 1; its partial scores count as wrong.
+    * ``runs``: the program in the response prints what each test in the answer wants.
+    * ``python:MODULE:FUNCTION``, or a name given by ``register`` or an entry point: a function of your own.
+
+    Words after the name, separated by ``|``, say where in the response the answer stands: ``exact|boxed``,
+    ``exact|last_line``, ``exact|after:####``, ``exact|regex:PATTERN``.
+
+    Args:
+        name: Name of the rule, as in the ``verifier`` column.
+        seconds: Processor time one response may take; what takes more is wrong.
+        scorer: Scores with limits of its own, whatever ``seconds`` says.
+
+    Returns:
+        The rule; verdicts of short responses are cached.
+
+    Raises:
+        RolloutError: There is no such rule, the library it needs is not installed, the task is refused
+            (``refused.REFUSED``), or the rule needs an isolation that this machine's kernel does not give. The rule
+            itself raises it when metadata that it needs are missing or unreadable.
+    """
+    if scorer is None:
+        scorer = default_scorer() if seconds == default_scorer().config.seconds else _scorer(seconds)
+    used = scorer
+    used.check([name])
+
+    def right(response: str, answer: str, metadata: str = "") -> bool:
+        item = Item(verifier=name, response=response, answer=answer, metadata=metadata)
+        return used.submit([item]).result()[0].reward == 1.0
+
+    return right
+
+
+@cache
+def _scorer(seconds: float) -> Scorer:
+    return Scorer(ScoringConfig(seconds=seconds))

@@ -1,19 +1,333 @@
-"""Logged metrics of runs, from wherever a trainer or its logger left them."""
+"""Logged metrics of runs, from wherever a trainer or its logger left them.
+
+The wire format of protocol buffers, as far as logs need it: fields by number, with what they hold.
+
+TensorBoard's event files, read without TensorBoard: every folder is a run, every file a start of its trainer.
+
+A file is a sequence of TFRecords (length, checksum, payload, checksum), each an ``Event`` of protocol buffers.
+
+Logged metrics of runs in an MLflow store, as any framework logged them.
+
+Trackio's database of a project, ``PROJECT.db``: SQLite, read without Trackio.
+
+W&B's own file of a run, ``run-ID.wandb``, which it writes offline and online: read without W&B.
+
+The file is a LevelDB log (blocks of 32 KiB, records in fragments) of ``Record`` messages; histories and configurations
+are read from it.
+"""
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+from ...checks import reason
 from ...contract import tracking
+from ...contract.errors import TrackingError
 from ...errors import BudgetError
-from .arguments import read_arguments
-from .events import read_events
-from .lines import read_lines, read_state, read_table
-from .log import Layout, Log, join, numbers
-from .tracked import histories
-from .trackio import read_trackio
-from .wandb import read_wandb
+from .log import (
+    Layout,
+    Log,
+    Row,
+    flat,
+    join,
+    numbers,
+    read_arguments,
+    read_lines,
+    read_state,
+    read_table,
+    step_columns,
+    step_of,
+)
+
+
+def fields(message: bytes) -> dict[int, list[Any]]:
+    """The fields of a message: whole numbers as int, everything else as bytes.
+
+    Raises:
+        ValueError: It is not a message.
+    """
+    found: dict[int, list[Any]] = {}
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        value: Any
+        if kind == 0:
+            value, place = _varint(message, place)
+        else:
+            if kind == 2:
+                length, place = _varint(message, place)
+            elif kind in (1, 5):
+                length = 8 if kind == 1 else 4
+            else:
+                raise ValueError(f"the wire type {kind} is not used by protocol buffers")
+            if place + length > len(message):
+                raise ValueError("a field is longer than its message")
+            value, place = message[place : place + length], place + length
+        found.setdefault(key >> 3, []).append(value)
+    return found
+
+
+def text(value: Any) -> str:
+    """The text of a field."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """A number of seven bits a byte, and the place after it."""
+    number = shift = 0
+    while place < len(message):
+        byte = message[place]
+        number |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 128:
+            return number, place
+        if shift > 63:
+            break
+    raise ValueError("a number does not end")
+
+
+ARGUMENTS = "args/text_summary"
+"""Where a transformers Trainer writes its arguments."""
+LAST_TAG = "train/epoch"
+"""What a transformers Trainer writes last of an entry."""
+
+
+def read_events(files: Sequence[Path], layout: Layout) -> list[Log]:
+    """Runs of event files, one a folder; folders without metrics, such as those of hyperparameters, hold none.
+
+    Raises:
+        BudgetError: A file cannot be read, or one folder holds two runs.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in sorted(files):
+        folders.setdefault(path.parent, []).append(path)
+    runs = []
+    for folder, members in folders.items():
+        starts: list[list[Row]] = []
+        config: dict[str, Any] = {}
+        for path in members:
+            try:
+                found, arguments = _read(path)
+            except ValueError as error:
+                raise BudgetError(f"{path}: is no file of TensorBoard events ({reason(error)})") from None
+            starts += [found] if found else []
+            config |= arguments
+        if starts:
+            runs.append(join(str(folder), starts, layout, config))
+    return runs
+
+
+def _read(path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Scalars of one file by entry, and the arguments it holds."""
+    entries: list[tuple[int, dict[str, float]]] = []
+    config: dict[str, Any] = {}
+    closed = True
+    for payload in _event_records(path):
+        event = fields(payload)
+        step = event.get(2, [0])[0]
+        for summary in event.get(5, []):
+            for value in fields(summary).get(1, []):
+                parts = fields(value)
+                tag = text(parts.get(1, [b""])[0])
+                if tag == ARGUMENTS:
+                    config |= _arguments(parts)
+                    continue
+                number = _scalar(parts)
+                if number is None:
+                    continue
+                # A tag that comes again at one step belongs to a further entry, such as of a second evaluation set.
+                if closed or entries[-1][0] != step or tag in entries[-1][1]:
+                    entries.append((step, {}))
+                entries[-1][1][tag] = number
+                closed = tag == LAST_TAG
+    return [(step, values) for step, values in entries], config
+
+
+def _event_records(path: Path) -> Iterator[bytes]:
+    """The payloads of a file; the last, incomplete one of a run that was killed is left out."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(reason(error)) from None
+    place = 0
+    while place + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, place)
+        if place + 16 + length > len(data):
+            return
+        yield data[place + 12 : place + 12 + length]
+        place += 16 + length
+
+
+def _scalar(parts: dict[int, list[Any]]) -> float | None:
+    """The number of a ``Summary.Value``: its simple value, or a tensor of one number."""
+    if 2 in parts:
+        return float(struct.unpack("<f", parts[2][0])[0])
+    if 8 not in parts:
+        return None
+    tensor = fields(parts[8][0])
+    if 5 in tensor and len(tensor[5][0]) == 4:
+        return float(struct.unpack("<f", tensor[5][0])[0])
+    return float(struct.unpack("<f", tensor[4][0])[0]) if 4 in tensor and len(tensor[4][0]) == 4 else None
+
+
+def _arguments(parts: dict[int, list[Any]]) -> dict[str, Any]:
+    try:
+        document = json.loads(fields(parts[8][0])[8][0])
+        return flat(document) if isinstance(document, dict) else {}
+    except (ValueError, RecursionError, KeyError):
+        return {}
+
+
+def histories(source: str) -> Iterator[tuple[str, list[tuple[int, dict[str, float]]], dict[str, str]]]:
+    """Logged metrics and parameters of runs.
+
+    Args:
+        source: ``runs:/RUN_ID``, ``mlflow:EXPERIMENT``, or a tracking URI for every run there.
+
+    Yields:
+        Name of the run, which holds its id; its metrics by step, in the order of logging; its parameters.
+
+    Raises:
+        TrackingError: No such run or experiment, or it holds no run.
+    """
+    client, runs = tracking.runs_of(source)
+    if not runs:
+        place = "store" if tracking.is_store(source) else "experiment"
+        raise TrackingError(f"{source}: the {place} holds no run")
+    for run in runs:
+        run_id = str(run.info.run_id)
+        with tracking.answering(source):
+            points = [
+                (int(point.timestamp), int(point.step), key, float(point.value))
+                for key in run.data.metrics
+                for point in client.get_metric_history(run_id, key)
+            ]
+        rows = [(step, {key: value}) for _, step, key, value in sorted(points)]
+        name = f" ({run.info.run_name})" if run.info.run_name else ""
+        yield f"runs:/{run_id}{name}", rows, dict(run.data.params)
+
+
+def read_trackio(path: Path, layout: Layout) -> list[Log]:
+    """The runs of a project.
+
+    Raises:
+        BudgetError: It is not such a database.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            configs = dict(database.execute("SELECT run_id, config FROM configs"))
+            logged = database.execute("SELECT run_id, run_name, metrics FROM metrics ORDER BY id").fetchall()
+        names: dict[str, str] = {}
+        rows: dict[str, list[Row]] = {}
+        for run, name, metrics in logged:
+            entry = json.loads(metrics)
+            names[run] = name
+            columns = step_columns(entry, layout, None, str(path))
+            step = step_of(entry, columns, f"{path} ({name})")
+            if step is not None:
+                rows.setdefault(run, []).append((step, numbers(entry)))
+        return [
+            join(f"{path} ({names[run]})", [found], layout, flat(json.loads(configs.get(run, "{}"))))
+            for run, found in rows.items()
+        ]
+    except (sqlite3.Error, ValueError, TypeError) as error:
+        if isinstance(error, BudgetError):
+            raise
+        raise BudgetError(f"{path}: is no database of Trackio's ({error})") from None
+
+
+BLOCK, HEADER = 32_768, 7
+FULL, FIRST, MIDDLE, LAST_KEY = 1, 2, 3, 4
+HISTORY, CONFIG, RUN = 2, 5, 17
+"""Numbers of the fields of ``Record``."""
+
+
+def read_wandb(path: Path, layout: Layout, named: str | None = None) -> Log | None:
+    """The run of a ``.wandb`` file, or None where it logged nothing that is read.
+
+    Args:
+        named: Column that the user says counts the steps, or None.
+
+    Raises:
+        BudgetError: It cannot be read, or counts its rows only by W&B's own step.
+    """
+    rows: list[Row] = []
+    config: dict[str, Any] = {}
+    try:
+        for payload in _leveldb_records(path):
+            record = fields(payload)
+            for message in record.get(HISTORY, []):
+                entry = _history(message)
+                metrics = numbers(entry)
+                if not any(layout.needed.match(key) for key in metrics):
+                    continue
+                columns = (named,) if named else step_columns(entry, layout, None, str(path))
+                step = step_of(entry, columns, str(path))
+                if step is not None:
+                    rows.append((step, metrics))
+            for message in [*record.get(CONFIG, []), *(c for r in record.get(RUN, []) for c in fields(r).get(4, []))]:
+                config |= flat(_items(fields(message).get(1, [])))
+    except ValueError as error:
+        if isinstance(error, BudgetError):
+            raise
+        raise BudgetError(f"{path}: is damaged, or no file of W&B's ({reason(error)})") from None
+    return join(str(path), [rows], layout, config) if rows else None
+
+
+def _history(message: bytes) -> dict[str, Any]:
+    parts = fields(message)
+    entry = _items(parts.get(1, []))
+    for step in parts.get(2, []):
+        entry.setdefault("_step", fields(step).get(1, [0])[0])
+    return entry
+
+
+def _items(messages: list[bytes]) -> dict[str, Any]:
+    """Keys and values of ``HistoryItem``s or ``ConfigItem``s."""
+    found = {}
+    for message in messages:
+        parts = fields(message)
+        names = [text(name) for name in parts.get(2, [])]
+        key = text(parts[1][0]) if parts.get(1, [b""])[0] else ".".join(names)
+        if 16 in parts:
+            found[key] = json.loads(parts[16][0])
+        elif 6 in parts:
+            found[key] = struct.unpack("<d", parts[6][0])[0]
+        elif 5 in parts:
+            # Whole numbers are zigzag-encoded.
+            found[key] = (parts[5][0] >> 1) ^ -(parts[5][0] & 1)
+    return found
+
+
+def _leveldb_records(path: Path) -> Iterator[bytes]:
+    """The records of a LevelDB log; a last, incomplete one is left out."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BudgetError(f"{path}: cannot be read ({reason(error)})") from None
+    if data[:4] != b":W&B":
+        raise BudgetError(f"{path}: is no file of W&B's")
+    place, whole = HEADER, b""
+    while place + HEADER <= len(data):
+        if BLOCK - place % BLOCK < HEADER:
+            place += BLOCK - place % BLOCK
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        part = data[place + HEADER : place + HEADER + length]
+        if len(part) < length or kind not in (FULL, FIRST, MIDDLE, LAST_KEY):
+            return
+        place += HEADER + length
+        whole = part if kind in (FULL, FIRST) else whole + part
+        if kind in (FULL, LAST_KEY):
+            yield whole
 
 
 def read_logs(source: str, layout: Layout, *, step_column: str | None = None) -> list[Log]:

@@ -1,27 +1,411 @@
-"""Several replicas of a sampler behind its interface: tables depend neither on their number nor on deaths."""
+"""Several replicas of a sampler behind its interface: tables depend neither on their number nor on deaths.
+
+Which replica answers which groups: longest first, in chunks, from one queue; none of it changes a token.
+
+One call of ``stream``: groups are handed to replicas that are free, and those of a lost one to others, once.
+
+The weights of one sync to all replicas: which way they go, and what is done about replicas that are lost.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from ...errors import RolloutError
-from .. import broadcasting
+from ...errors import EngineError, RolloutError
+from .. import weights
 from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
-from ..buckets import BUCKET_BYTES
-from ..manifest import Manifest
 from ..sampling import Draw, Sampling
-from .crew import Crew, Timeouts
-from .dispatch import Dispatch
-from .replica import Opened, Opener
-from .schedule import Expected
-from .sending import Sender, Sync, agreed, transport_of
+from ..weights import BUCKET_BYTES, Manifest
+from .crew import Answered, Crew, Event, Member, Opened, Opener, Timeouts
+from .transfer import Receiver, Sent, Transfer
+
+CHUNKS = 2
+"""Chunks that each replica would take of what waits, were all equally fast: the later ones are smaller, so that a slow
+replica takes fewer and all end at about the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One group that is to be sampled.
+
+    Attributes:
+        cost: Tokens that it is expected to take, prompts included.
+        failed_on: The replica that died or hung over it, if one did; another one tries it once more.
+    """
+
+    problem_id: str
+    cost: float
+    failed_on: int | None = None
+
+
+class Expected:
+    """How many tokens the responses to a problem are expected to have: the mean of its latest group.
+
+    Args:
+        longest: Expected before anything was answered, ``max_new_tokens``.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = float(longest)
+        self._means: dict[str, float] = {}
+        self._total = 0.0
+
+    def learn(self, problem_id: str, lengths: Sequence[int]) -> None:
+        """Take note of the lengths of a group's responses (tokens)."""
+        mean = float(np.mean(lengths)) if len(lengths) else 0.0
+        self._total += mean - self._means.get(problem_id, 0.0)
+        self._means[problem_id] = mean
+
+    def of(self, problem_id: str) -> float:
+        """Tokens of a response; of a problem that was not answered yet, the mean over those that were."""
+        if problem_id in self._means or not self._means:
+            return self._means.get(problem_id, self._longest)
+        return self._total / len(self._means)
+
+    def work(self, prompts: Mapping[str, int], samples: int) -> list[Work]:
+        """Return the groups of some problems, with their costs: samples × (prompt + expected response).
+
+        Args:
+            prompts: Tokens of each problem's prompt.
+        """
+        return [Work(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
+
+
+class Queue:
+    """Groups that wait for a replica."""
+
+    def __init__(self, works: Iterable[Work], replicas: int) -> None:
+        self._waiting = sorted(works, key=_longest_first)
+        self._replicas = replicas
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, replica: int) -> list[Work]:
+        """Return the next groups for a replica that is free: the longest, up to its share of a chunk, at least one.
+
+        What failed on this replica is left to others.
+        """
+        # One replica has nobody to leave work to.
+        chunks = CHUNKS * self._replicas if self._replicas > 1 else 1
+        share = sum(work.cost for work in self._waiting) / chunks
+        chunk: list[Work] = []
+        for work in self._waiting:
+            if work.failed_on == replica:
+                continue
+            if chunk and sum(w.cost for w in chunk) + work.cost > share:
+                break
+            chunk.append(work)
+        taken = {work.problem_id for work in chunk}
+        self._waiting = [work for work in self._waiting if work.problem_id not in taken]
+        return chunk
+
+    def put_back(self, works: Iterable[Work], replica: int) -> list[Work]:
+        """Let other replicas try the groups that one died or hung over.
+
+        Returns:
+            Those that another one has failed over before, which do not wait again.
+        """
+        again = list(works)
+        first = [replace(work, failed_on=replica) for work in again if work.failed_on is None]
+        self._waiting = sorted([*self._waiting, *first], key=_longest_first)
+        return [work for work in again if work.failed_on is not None]
+
+    def reachable(self, replicas: Iterable[int]) -> bool:
+        """Whether one of some replicas may take a group that waits."""
+        return any(work.failed_on != replica for replica in replicas for work in self._waiting)
+
+
+def _longest_first(work: Work) -> tuple[float, str]:
+    return -work.cost, work.problem_id
+
+
+SHOWN = 5
+"""Groups that an error names."""
+
+
+class Dispatch:
+    """Answers problems with all replicas that hold the current weights."""
+
+    def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[Work], draw: Draw) -> None:
+        self._pool, self._crew = pool, pool.crew
+        self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
+        self._queue = Queue(works, len(pool.crew.members))
+        self._missing = {work.problem_id for work in works}
+        self._held: dict[int, dict[str, Work]] = {}
+        """The groups that each replica was given and has not answered, by its index and by problem."""
+
+    def groups(self) -> Iterator[pa.RecordBatch]:
+        """Yield every group once, in the order in which they finish.
+
+        Raises:
+            EngineError: A group was lost with two replicas, or no replica is left for one.
+            RolloutError: A replica refuses the problems.
+        """
+        self._hand_out()
+        while self._missing:
+            if not self._held and not self._queue.reachable(self._pool.able()):
+                raise self._crew.nobody(f"answer {_named(self._missing)}")
+            event = self._crew.next()
+            groups = self._lost(event) if event.lost else self._answered(event)
+            # Before the groups are handed out: the replicas go on meanwhile.
+            self._hand_out()
+            yield from groups
+
+    def close(self) -> None:
+        """Take what is unfinished out of the replicas."""
+        busy = [self._crew.members[index] for index in self._held]
+        self._held = {}
+        with suppress(RolloutError):
+            self._crew.gather(busy)
+        idle = [member for member in busy if member.idle]
+        for member in idle:
+            self._crew.ask(member, "end", task="end a batch")
+        with suppress(RolloutError):
+            self._crew.gather(idle)
+
+    def _hand_out(self) -> None:
+        """Give every replica that is free and current some groups that wait."""
+        self._pool.make_current()
+        for member in self._crew.members:
+            if member.idle and member.sync == self._pool.sync_number and len(self._queue):
+                self._give(member, self._queue.take(member.index))
+
+    def _give(self, member: Member, works: list[Work]) -> None:
+        if not works:
+            return
+        self._held[member.index] = {work.problem_id: work for work in works}
+        chunk = self._problems.filter(pl.col("problem_id").is_in(list(self._held[member.index])))
+        self._crew.ask(
+            member, "answer", chunk, asdict(self._draw), self._verifiers, self._pool.sync_number,
+            task=f"answer {_named(self._held[member.index])}",
+        )  # fmt: skip
+
+    def _answered(self, event: Event) -> list[pa.RecordBatch]:
+        """Take the groups of an answer."""
+        member = event.member
+        if not isinstance(event.value, Answered):
+            return []
+        held = self._held[member.index]
+        for group in event.value.groups:
+            self._take(group, held)
+        self._pool.faults.add(event.value.unscored, scored=event.value.scored)
+        member.answered += len(event.value.groups)
+        if event.value.groups:
+            member.deaths = 0
+        if not event.value.ended:
+            self._crew.ask(member, "go_on", task=f"answer {_named(held)}")
+        else:
+            del self._held[member.index]
+            if held:
+                raise RolloutError(f"replica {member.index} has ended without an answer to {_named(held)}")
+        return event.value.groups
+
+    def _take(self, group: pa.RecordBatch, held: dict[str, Work]) -> None:
+        """Note that a group is there; refuse one of other weights or that was not asked for."""
+        problem_id = group["problem_id"][0].as_py()
+        versions = set(group["weights_version"].to_pylist())
+        if versions != {self._pool.weights_version} or held.pop(problem_id, None) is None:
+            raise RolloutError(
+                f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
+                f"for {_named(self._missing)} with version {self._pool.weights_version}"
+            )
+        self._missing.remove(problem_id)
+        self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
+
+    def _lost(self, event: Event) -> list[pa.RecordBatch]:
+        """Let other replicas answer what a lost one was given; a new process takes its place."""
+        member = event.member
+        held = self._held.pop(member.index, {})
+        twice = self._queue.put_back(held.values(), member.index)
+        if twice:
+            raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
+        self._crew.start(member, self._pool.sampling)
+        return []
+
+
+def _named(problems: object) -> str:
+    """The first problems of some, for an error."""
+    names = sorted(str(problem) for problem in problems)  # type: ignore[attr-defined]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"the group{'s' if len(names) > 1 else ''} of {', '.join(names[:SHOWN])}{more}"
+
+
+TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sync:
+    """One sync.
+
+    Attributes:
+        number: Which one, from 1; unlike versions, numbers never repeat.
+    """
+
+    number: int
+    version: int
+
+
+def transport_of(asked: str, *, num_gpus: float, keep: bool = False) -> str:
+    """Return how weights travel: of ``auto``, what the replicas' devices suggest.
+
+    Args:
+        asked: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
+            those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
+        keep: Whether the weights are kept in the object store.
+
+    Raises:
+        RolloutError: There is no such transport, or the replicas cannot use it.
+    """
+    if asked not in ("auto", *TRANSPORTS):
+        raise RolloutError(f"transport is {asked!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
+    if asked == "nccl" and not num_gpus:
+        raise RolloutError("transport is 'nccl', and the replicas have no GPU; it must be object_store or gloo")
+    if keep and asked not in ("auto", "object_store"):
+        raise RolloutError(
+            f"transport is {asked!r}, and keep_weights keeps what Ray's object store holds; it must be object_store"
+        )
+    if asked != "auto":
+        return asked
+    if keep or not num_gpus:
+        return "object_store"
+    return "nccl" if num_gpus >= 1 else "ipc"
+
+
+class Sender:
+    """Sends weights to replicas.
+
+    Args:
+        transport: One of ``TRANSPORTS``.
+        size: Most bytes in a bucket.
+        seconds: How long a replica may take over a bucket.
+        keep: Whether the buckets stay in the object store until the next sync, for replicas that come later.
+    """
+
+    def __init__(self, ray: Any, crew: Crew, *, transport: str, size: int, seconds: float, keep: bool) -> None:
+        self._ray, self._crew, self._size, self._keep = ray, crew, size, keep
+        self._transport, self._seconds = transport, seconds
+        self._kept: list[Any] = []
+        self._kept_of: Sync | None = None
+
+    def send(self, sync: Sync, weights: Iterable[tuple[str, Any]], wanted: Manifest) -> dict[int, list[float]]:
+        """Send weights to every replica that is up; those that die or hang meanwhile are ended.
+
+        Args:
+            weights: Pairs of a Hugging Face name and a tensor, read once. Where it has a method ``on_ranks``, as the
+                weights of learner ranks do, they are sent from these, and none passes through this process.
+
+        Returns:
+            The probe of each replica that has taken all of them over, by its index.
+
+        Raises:
+            RolloutError: The weights are not those of the model, or a replica refuses them.
+            EngineError: No replica is left, or one was lost that others receive a broadcast with.
+        """
+        self._kept, self._kept_of = [], None
+        task = f"take over the weights of version {sync.version}"
+        members = [member for member in self._crew.members if member.idle]
+        for member in members:
+            member.sync = None
+            self._crew.ask(member, "begin_sync", sync.number, task=task)
+        answered = self._crew.gather(members)
+        members = [member for member in members if member.index in answered]
+        if not members:
+            raise self._crew.nobody(task)
+        transfer = Transfer(
+            transport=self._transport, receivers=[_receiver(member) for member in members], number=sync.number,
+            task=task, wanted=wanted, size=self._size, seconds=self._seconds, keep=self._keep,
+        )  # fmt: skip
+        # What a rank puts into the object store would end with it.
+        on_ranks = None if self._keep else getattr(weights, "on_ranks", None)
+        sent = [transfer.send(0, weights)] if on_ranks is None else on_ranks(transfer)
+        members = self._taken(sent, members)
+        if not members:
+            raise self._crew.nobody(task)
+        count = max(one.buckets for one in sent)
+        for member in members:
+            self._crew.ask(member, "end_sync", sync.version, sync.number, count, task=task)
+        probes = {index: answer.probe for index, answer in self._crew.gather(members).items()}
+        if not probes:
+            raise self._crew.nobody(task)
+        if self._keep:
+            self._kept, self._kept_of = list(sent[0].kept), sync
+        return probes
+
+    def keeps(self, number: int) -> bool:
+        """Whether the weights of a sync are still there."""
+        return self._kept_of is not None and self._kept_of.number == number
+
+    def send_again(self, member: Member) -> None:
+        """Send the weights that were kept to one replica, without waiting for it; it answers with ``Synced``."""
+        assert self._kept_of is not None
+        sync = self._kept_of
+        member.sync = None
+        member.actor.begin_sync.remote(sync.number)
+        for reference in self._kept:
+            member.actor.take.remote(reference, sync.number)
+        task = f"take over the weights of version {sync.version}"
+        self._crew.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
+
+    def _taken(self, sent: Sequence[Sent], members: Sequence[Member]) -> list[Member]:
+        """End the replicas that were lost; return those that were sent all weights."""
+        lost = {index: why for one in sent for index, why in one.lost.items()}
+        for member in members:
+            if member.index in lost:
+                self._crew.lose(member, lost[member.index])
+        for one in sent:
+            if one.failure is not None:
+                raise one.failure
+        reached = {index for one in sent for index in one.reached}
+        for member in members:
+            if member.index not in reached and member.opened is not None:
+                raise RolloutError(
+                    f"no rank that has the weights is on the {member.opened.place} of replica {member.index}; the "
+                    "transport must be nccl or object_store"
+                )
+        return [member for member in members if member.index not in lost]
+
+
+def _receiver(member: Member) -> Receiver:
+    opened = member.opened
+    assert opened is not None
+    return Receiver(
+        index=member.index, actor=member.actor, process=f"{opened.host}:{opened.process}", place=opened.place,
+        workers=opened.workers,
+    )  # fmt: skip
+
+
+def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
+    """Return what all replicas say of their weights.
+
+    Args:
+        probes: ``Sampler.probe`` of each by its index.
+        tolerance: How far log-probabilities may lie apart (nats).
+
+    Raises:
+        RolloutError: They do not agree, so not all have taken over the same weights.
+    """
+    first, *others = sorted(probes.items())
+    for index, probe in others:
+        apart = max((abs(a - b) for a, b in zip(first[1], probe, strict=True)), default=0.0)
+        # Not a number is no agreement, unless both have it.
+        if apart > tolerance or [a != a for a in first[1]] != [b != b for b in probe]:
+            raise RolloutError(
+                f"replicas {first[0]} and {index} do not sample from the same weights: their log-probabilities after "
+                f"the same prompts lie {apart:.3g} nats apart, and may by {tolerance:g}; sync again before sampling"
+            )
+    return first[1]
+
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +548,7 @@ class Replicas(Sampler):
         """End the replicas; a cluster stays as it is."""
         self.crew.close()
         # Where the weights were this process's own, it was the sender.
-        broadcasting.leave()
+        weights.leave()
         if self._own_placement is not None and self._ray.is_initialized():
             from ray.util.placement_group import remove_placement_group
 

@@ -9,11 +9,23 @@ from typing import Any
 
 from ...contract.deaths import death
 from ...errors import EngineError, RolloutError
-from .. import broadcasting
-from ..broadcasting import Rendezvous
-from ..buckets import Contents, buckets, pack
-from ..manifest import Manifest, checked
-from ..payloads import Broadcast, InObjectStore, loading, place_of, share
+from ..weights import (
+    BACKENDS,
+    Broadcast,
+    BroadcastGroup,
+    Contents,
+    InObjectStore,
+    Manifest,
+    Rendezvous,
+    buckets,
+    checked,
+    connect,
+    leave,
+    loading,
+    pack,
+    place_of,
+    share,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +108,9 @@ class Transfer:
             progress.go(self._own(rank), weights)
         except Exception as error:
             failure = error
-        if failure is not None and self.transport in broadcasting.BACKENDS:
+        if failure is not None and self.transport in BACKENDS:
             # The others may be waiting for a bucket that does not come.
-            broadcasting.leave()
+            leave()
         return Sent(
             buckets=progress.count, reached=progress.reached, lost=progress.lost, kept=progress.kept, failure=failure
         )
@@ -196,7 +208,7 @@ class _Progress:
     def _ask(self, method: str, *arguments: Any) -> None:
         self.calls = {one.index: getattr(one.actor, method).remote(*arguments) for one in self.left}
 
-    def _group(self) -> broadcasting.BroadcastGroup:
+    def _group(self) -> BroadcastGroup:
         """The group of this process and all workers of all replicas."""
         import ray
 
@@ -207,7 +219,7 @@ class _Progress:
                 rank += one.workers
             return self._settle
 
-        return broadcasting.connect(
+        return connect(
             " ".join(one.process for one in self.left),
             self.transfer.transport,
             host=ray.util.get_node_ip_address(),
@@ -246,7 +258,7 @@ class _Progress:
             return
         self.lost[index] = why
         self.left = [one for one in self.left if one.index != index]
-        if self.transfer.transport in broadcasting.BACKENDS:
+        if self.transfer.transport in BACKENDS:
             raise EngineError(
                 f"replica {index} broke the group that weights are broadcast to: {why}; sync again before sampling"
             )

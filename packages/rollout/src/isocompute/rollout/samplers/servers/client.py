@@ -1,21 +1,96 @@
-"""One server over HTTP: connections that stay open, a deadline for the whole answer, a limit on its size."""
+"""One server over HTTP: connections that stay open, a deadline for the whole answer, a limit on its size.
+
+Ends exchanges with a server at their deadlines: a socket's own timeout begins again with every byte.
+
+Several servers as one: a request goes to the least busy; one that keeps failing is left out for a while.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
 import json
+import logging
+import socket
 import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from email.message import Message
-from typing import Any
+from itertools import starmap
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from ...errors import RolloutError
-from .watch import Watch
+
+TICK_SECONDS = 0.05
+
+
+@dataclass(slots=True, kw_only=True)
+class Limit:
+    """An exchange under way.
+
+    Attributes:
+        deadline: When it is ended (``time.monotonic``).
+        halt: Ends it as soon as it is set.
+        ended: Whether it was ended.
+    """
+
+    connection: socket.socket
+    deadline: float
+    halt: threading.Event
+    ended: bool = False
+
+
+class Watch:
+    """A thread that shuts down sockets whose time is up; it runs while there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._limits: dict[int, Limit] = {}
+        self._running = False
+
+    @contextlib.contextmanager
+    def limited(self, connection: socket.socket, *, deadline: float, halt: threading.Event) -> Iterator[Limit]:
+        """Limit what is done with a socket meanwhile.
+
+        Args:
+            deadline: When it is shut down (``time.monotonic``).
+            halt: Shuts it down as soon as it is set.
+
+        Yields:
+            The limit, which says afterwards whether it was reached.
+        """
+        limit = Limit(connection=connection, deadline=deadline, halt=halt)
+        with self._lock:
+            self._limits[id(limit)] = limit
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="server-deadlines", daemon=True).start()
+        try:
+            yield limit
+        finally:
+            with self._lock:
+                del self._limits[id(limit)]
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(TICK_SECONDS)
+            with self._lock:
+                if not self._limits:
+                    self._running = False
+                    return
+                now = time.monotonic()
+                for limit in self._limits.values():
+                    if not limit.ended and (now > limit.deadline or limit.halt.is_set()):
+                        limit.ended = True
+                        with contextlib.suppress(OSError):
+                            # Not SSLSocket.shutdown, which takes the TLS state from a thread that reads.
+                            socket.socket.shutdown(limit.connection, socket.SHUT_RDWR)
+
 
 MAX_BYTES = 64 * 2**20
 """Longest answer read: one of 32,768 tokens with its log-probabilities is about 10 MB."""
@@ -248,3 +323,123 @@ def _proxy(url: SplitResult) -> SplitResult | None:
     if not named or urllib.request.proxy_bypass(url.netloc):
         return None
     return urlsplit(named if "//" in named else f"http://{named}")
+
+
+ATTEMPTS = 4
+"""Attempts at one request, over all servers."""
+
+FIRST_PAUSE_SECONDS = 0.5
+"""Before an attempt at a server that has just failed; each further pause is twice as long."""
+
+MAX_WAIT_SECONDS = 60.0
+"""Longest pause before an attempt, whatever ``Retry-After`` asks for, and longest time that a server is left out."""
+
+FAILURES_IN_A_ROW = 3
+"""After which a server is left out; after one where there is no connection."""
+
+log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class Server:
+    """One of several servers, and how it does."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.refused: frozenset[str] = frozenset()
+        """Groups of optional fields that it does not take (``fields.Body``)."""
+        self.in_flight = 0
+        self.left_out_until = 0.0
+        """Until when others are asked instead."""
+        self.busy_until = 0.0
+        """Until when it asks to be left alone."""
+        self.failures_in_a_row = 0
+
+
+class Servers:
+    """Servers of one model.
+
+    Args:
+        clients: One per server, at least one.
+    """
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        if not clients:
+            raise RolloutError("there is no server; base_urls must name at least one")
+        addresses = [client.base_url for client in clients]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise RolloutError(f"base_urls names the server {address} twice; each must be named once")
+        self.all = [Server(client) for client in clients]
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        addresses = [server.client.base_url for server in self.all]
+        return f"the server at {addresses[0]}" if len(addresses) == 1 else f"the servers at {', '.join(addresses)}"
+
+    def answered(self, ask: Callable[[Server], Answer], halt: threading.Event) -> Answer:
+        """Return the answer to one request, from whichever server gives it.
+
+        Args:
+            ask: Asks a server; what it raises besides ``Failed`` is not tried again.
+            halt: Ends waiting as soon as it is set.
+
+        Raises:
+            Failed: All attempts failed; the message says where and how. ``unreachable`` says that there was no
+                connection at any of them.
+        """
+        failures: dict[Server, list[Failed]] = {}
+        for attempt in range(1, ATTEMPTS + 1):
+            server = self._begin(failures, attempt, halt)
+            try:
+                answer = ask(server)
+            except Failed as error:
+                self._failed(server, error)
+                failures.setdefault(server, []).append(error)
+                if attempt == ATTEMPTS or halt.is_set():
+                    unreachable = all(e.unreachable for errors in failures.values() for e in errors)
+                    raise Failed("; ".join(starmap(_said, failures.items())), unreachable=unreachable) from None
+            else:
+                server.failures_in_a_row = 0
+                return answer
+            finally:
+                with self._lock:
+                    server.in_flight -= 1
+        raise AssertionError("the last attempt returns or raises")
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for server in self.all:
+            server.client.close()
+
+    def _begin(self, tried: Container[Server], attempt: int, halt: threading.Event) -> Server:
+        """Choose a server for an attempt, wait until it may be asked, and count the request as in flight there."""
+        now = time.monotonic()
+        with self._lock:
+            # Where none is free, waiting for one would hold up a request that may fail anyway.
+            free = [s for s in self.all if max(s.left_out_until, s.busy_until) <= now] or self.all
+            server = min([s for s in free if s not in tried] or free, key=lambda s: s.in_flight)
+            server.in_flight += 1
+        pause = FIRST_PAUSE_SECONDS * 2 ** (attempt - 2) if server in tried else 0.0
+        halt.wait(max(pause, server.busy_until - now))
+        return server
+
+    def _failed(self, server: Server, error: Failed) -> None:
+        """Leave a server out that keeps failing, and leave one alone that asks for it."""
+        with self._lock:
+            now = time.monotonic()
+            server.failures_in_a_row += 1
+            server.busy_until = max(server.busy_until, now + min(error.wait_seconds, MAX_WAIT_SECONDS))
+            excess = server.failures_in_a_row - (1 if error.unreachable else FAILURES_IN_A_ROW)
+            if excess < 0 or server.left_out_until > now:
+                return
+            seconds = min(FIRST_PAUSE_SECONDS * 2.0 ** min(excess, 10), MAX_WAIT_SECONDS)
+            server.left_out_until = now + seconds
+        log.warning("the server at %s is left out for %.1f s (%s)", server.client.base_url, seconds, error)
+
+
+def _said(server: Server, failures: Sequence[Failed]) -> str:
+    """How a server failed at a request."""
+    last, count = failures[-1], len(failures)
+    what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
+    return f"the server at {server.client.base_url} {what} ({last})"

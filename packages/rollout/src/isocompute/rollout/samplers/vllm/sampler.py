@@ -1,30 +1,363 @@
-"""vLLM in this process."""
+"""vLLM in this process.
+
+The end of engines: those of one process share vLLM's process groups, which only the last one may take away.
+
+vLLM's engine, step by step: requests in, each response out as soon as it has finished.
+
+What of a vLLM engine is in its GPU's memory: it sleeps while a learner on the same GPU takes a step.
+
+    awake ── sleep ──▶ asleep ── load: weights return ──▶ loading ── loaded: KV cache returns ──▶ awake
+                       asleep ── sample, at level 1: both return ───────────────────────────────▶ awake
+
+The KV cache returns last, so that a sync never needs room for both. As of vLLM 0.32's source; *unverified on a GPU*. On
+CPU vLLM frees nothing, but keeps the same account of what sleeps and schedules nothing meanwhile.
+
+What vLLM's workers can do besides: take over weights in parts, or leave them as they were.
+"""
 
 from __future__ import annotations
 
+import copy
+import gc
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from ...errors import RolloutError
 from ...scoring.scorer import Scorer
-from ..broadcasting import Rendezvous
-from ..engine import Engine, EngineConfig
+from .. import weights
 from ..local import LocalSampler
-from ..models import check_folder, not_loaded
-from ..payloads import InProcess, Payload, place_of
-from ..prompts import Prompting
-from ..sampling import Continue, Finished, Request, Sampling
-from . import worker
-from .capacity import available_to, has_cuda
-from .lifetime import keep
-from .loop import EngineLoop
-from .memory import GIB, MemoryPlan, ModelSize, estimate, size_of
-from .sleep import Sleep
+from ..prompts import Prompting, check_folder, not_loaded
+from ..sampling import Continue, Engine, EngineConfig, Finished, Request, Response, Sampling, aborted
+from ..weights import InProcess, Payload, Rendezvous, place_of
+from .memory import GIB, MemoryPlan, ModelSize, available_to, estimate, has_cuda, size_of
+
+_OPEN: set[int] = set()
+
+
+def keep(llm: Any, owner: Any) -> weakref.finalize[Any, Any]:
+    """Tie an engine to its owner: it ends when that is collected, or when what is returned is called.
+
+    vLLM itself takes the groups away with the first engine that ends, and every other engine of the process then fails.
+
+    Args:
+        llm: vLLM's ``LLM``.
+    """
+    client = llm.llm_engine.engine_core
+    core = getattr(client, "engine_core", None)
+    if core is None:
+        # An engine in a process of its own, by VLLM_ENABLE_V1_MULTIPROCESSING=1.
+        return weakref.finalize(owner, client.shutdown)
+    client._finalizer.detach()
+    _OPEN.add(id(core))
+    return weakref.finalize(owner, _end, core)
+
+
+def _end(core: Any) -> None:
+    _OPEN.discard(id(core))
+    if not _OPEN:
+        core.shutdown()
+        return
+    core.structured_output_manager.clear_backend()
+    core.model_executor.shutdown()
+    if core.scheduler:
+        core.scheduler.shutdown()
+    gc.unfreeze()
+
+
+class EngineLoop:
+    """Feeds an engine, steps it and hands out what has finished.
+
+    Args:
+        engine: vLLM's ``LLMEngine``.
+        ahead: Most requests given to the engine at a time: as many as it generates together and some that wait.
+    """
+
+    def __init__(self, engine: Any, *, name: str, ahead: int) -> None:
+        self._engine, self._name, self._ahead = engine, name, ahead
+        self._streaming = False
+        self._failure = ""
+
+    def run(
+        self, requests: Sequence[Request], control: Continue, *, sampling: Sampling, stop_token_ids: list[int]
+    ) -> Finished:
+        """Yield the indices of requests and their responses in the order in which they finish.
+
+        Closing the iterator takes what is unfinished out of the engine.
+
+        Args:
+            control: Takes a response as finished or asks for more.
+
+        Raises:
+            RolloutError: The engine fails, has failed before, or still answers another stream.
+        """
+        if self._engine is None:
+            raise RolloutError("the sampler is closed")
+        if self._failure:
+            raise RolloutError(f"{self._name} failed before ({self._failure}); open another sampler")
+        if self._streaming:
+            raise RolloutError(
+                f"{self._name} is still answering another stream, which must be read to its end or closed first"
+            )
+        self._streaming = True
+        params = _params(sampling, stop_token_ids)
+        active: set[int] = set()
+        try:
+            waiting = deque(enumerate(requests))
+            while waiting or active:
+                while waiting and len(active) < self._ahead:
+                    index, request = waiting.popleft()
+                    self._add(index, request, params)
+                    active.add(index)
+                for index, response in self._step():
+                    decided = control(index, response)
+                    if isinstance(decided, Request):
+                        self._add(index, decided, params)
+                    else:
+                        active.discard(index)
+                        yield index, decided
+        finally:
+            self._streaming = False
+            if active and self._engine is not None and not self._failure:
+                self._engine.abort_request([str(index) for index in active])
+
+    def close(self) -> None:
+        """Let go of the engine."""
+        self._engine = None
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the KV cache of prompts, as after a sync.
+
+        Raises:
+            RolloutError: The engine does not let go of it, so that the old weights would go on answering.
+        """
+        # A request that was taken out may still hold its blocks until the step in flight has ended.
+        for _ in range(3):
+            if self._engine.reset_prefix_cache():
+                return
+            self._engine.step()
+        raise RolloutError(
+            f"{self._name} still holds the KV cache of the weights before the sync; open another sampler"
+        )
+
+    def _add(self, index: int, request: Request, params: Any) -> None:
+        # A shallow copy: what differs between requests are two numbers.
+        own = copy.copy(params)
+        own.seed, own.max_tokens = request.seed, request.max_new_tokens
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
+        try:
+            self._engine.add_request(str(index), prompt, own)
+        except ValueError as error:
+            raise RolloutError(f"{self._name} refuses a request ({_line(error)})") from error
+
+    def _step(self) -> Iterator[tuple[int, Response]]:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            self._failure = _line(error)
+            raise RolloutError(f"{self._name} failed while sampling ({self._failure})") from error
+        for output in outputs:
+            yield int(output.request_id), _response(output.outputs[0])
+
+
+def _params(sampling: Sampling, stop_token_ids: list[int]) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        stop=list(sampling.stop),
+        stop_token_ids=stop_token_ids,
+        max_tokens=sampling.max_new_tokens,
+        seed=0,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        # The engine would copy each request's deeply.
+        skip_clone=True,
+    )
+
+
+def _response(output: Any) -> Response:
+    if output.finish_reason not in ("stop", "length"):
+        return aborted(f"vLLM ended it: {output.finish_reason}")
+    return Response(
+        ids=np.array(output.token_ids, np.int32),
+        logprobs=np.array(output.logprobs.logprobs, np.float32),
+        finish_reason=output.finish_reason,
+        # vLLM's text is used for a stop text only, which may end within a token.
+        text=output.text if isinstance(output.stop_reason, str) else None,
+    )
+
+
+def _line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+State = Literal["awake", "asleep", "loading"]
+Event = Literal["sleep", "sample", "load", "loaded"]
+"""A training batch is answered; something is to be sampled; a sync begins; it has ended."""
+
+STEPS: Mapping[tuple[State, Event], tuple[State, tuple[str, ...]]] = {
+    ("awake", "sleep"): ("asleep", ()),
+    ("awake", "sample"): ("awake", ()),
+    ("awake", "load"): ("awake", ()),
+    ("awake", "loaded"): ("awake", ()),
+    ("asleep", "sleep"): ("asleep", ()),
+    ("asleep", "sample"): ("awake", ("weights", "kv_cache")),
+    ("asleep", "load"): ("loading", ("weights",)),
+    # After a sync that was cut off.
+    ("loading", "load"): ("loading", ()),
+    ("loading", "loaded"): ("awake", ("kv_cache",)),
+}
+"""From a state and what happens in it, the next state and vLLM's names for what returns to the GPU."""
+WRONG: Mapping[tuple[State, Event], str] = {
+    ("loading", "sleep"): "was to sleep while weights arrive; the sync must end first",
+    ("loading", "sample"): "was asked for responses while weights arrive; the sync must end first",
+    ("asleep", "loaded"): "was told that weights have arrived, and is asleep; a sync must begin before it ends",
+}
+
+
+def step(state: State, event: Event, *, level: int, name: str) -> tuple[State, tuple[str, ...]]:
+    """Return the next state of an engine, and what must return to the GPU.
+
+    Args:
+        level: 1 where the weights are in the host's memory while it sleeps, 2 where they are nowhere.
+
+    Raises:
+        RolloutError: The event cannot happen in this state.
+    """
+    wrong = WRONG.get((state, event))
+    if (state, event) == ("asleep", "sample") and level == 2:
+        wrong = (
+            "was asked for responses before a sync, and its weights were discarded when it went to sleep; engine sleep "
+            "must be 1"
+        )
+    if wrong is not None:
+        raise RolloutError(f"{name} {wrong}")
+    return STEPS[state, event]
+
+
+class Sleep:
+    """Lets an engine sleep and wakes it.
+
+    Args:
+        llm: vLLM's ``LLM``.
+        level: 0 where it never sleeps, else as for ``step``.
+
+    Attributes:
+        state: Where it is.
+    """
+
+    def __init__(self, llm: Any, *, level: int, name: str) -> None:
+        self._llm, self.level, self._name = llm, level, name
+        self.state: State = "awake"
+
+    def on(self, event: Event) -> None:
+        """Do what an event asks for.
+
+        Raises:
+            RolloutError: It cannot happen now, or vLLM has not woken the engine.
+        """
+        if not self.level:
+            return
+        after, tags = step(self.state, event, level=self.level, name=self._name)
+        if tags and self._llm.wake_up(tags=list(tags)) != (after == "awake"):
+            raise RolloutError(f"{self._name} did not wake ({', '.join(tags)}); open another sampler")
+        if after == "asleep" and self.state == "awake":
+            self._llm.sleep(level=self.level)
+        # Where vLLM has failed, the same event tries again; it skips what has woken.
+        self.state = after
+
+
+NAME = f"{__name__}.WeightWorker"
+"""Under which vLLM imports the class, in whichever process its workers run (``worker_extension_cls``)."""
+
+
+class WeightWorker:
+    """Methods that vLLM adds to each of its workers; they are called by name, through ``collective_rpc``."""
+
+    model_runner: Any
+    model_config: Any
+    vllm_config: Any
+    device: Any
+    rank: int
+
+    def begin_weights(self) -> None:
+        """Unpack the layers for weights that come in parts (``take_weights``), whatever an earlier sync has left.
+
+        Linear layers are packed on CPU, where ``load_weights`` alone fails.
+        """
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self.forget_torn_weights()
+        with self._configured():
+            initialize_layerwise_reload(self.model_runner.get_model())
+
+    def take_weights(self, payload: Payload) -> None:
+        """Load one part of the weights."""
+        with self._configured():
+            self.model_runner.get_model().load_weights(payload.tensors(self.device))
+
+    def end_weights(self) -> None:
+        """Pack the layers again."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        with self._configured():
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+        self.repack_tied_head()
+
+    def join_broadcast(self, rendezvous: Rendezvous, rank: int) -> None:
+        """Join the group over which weights are broadcast.
+
+        Args:
+            rank: That of the engine's first worker.
+        """
+        weights.join(rendezvous, rank + self.rank)
+
+    def _configured(self) -> Any:
+        """The context in which vLLM's layers find their settings."""
+        from vllm.config import set_current_vllm_config
+
+        return set_current_vllm_config(self.vllm_config)
+
+    def forget_torn_weights(self) -> None:
+        """Undo a reload that was cut off, which would otherwise mix its tensors into the next."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        model = self.model_runner.get_model()
+        torn = [info for info in map(get_layerwise_info, model.modules()) if info.can_load()]
+        for info in torn:
+            info.loaded_weights.clear()
+            info.load_numel = 0
+        if torn:
+            with self._configured():
+                finalize_layerwise_reload(model, self.model_config)
+
+    def repack_tied_head(self) -> None:
+        """Pack the output head again where it is the embedding: a reload packs only layers that it loads."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        if not self.model_config.hf_config.get_text_config().tie_word_embeddings:
+            return
+        for module in self.model_runner.get_model().modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
 
 # Read by vLLM at import: the scheduler in this process, and no thread of its own choosing on CPU.
 for _name, _value in {
@@ -103,7 +436,7 @@ class VllmSampler(LocalSampler):
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
                     seed=0,
-                    worker_extension_cls=worker.NAME,
+                    worker_extension_cls=NAME,
                     **engine_arguments(self.engine, memory),
                 )
         except RolloutError:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import RolloutError
-from .. import metadata as codec
+from .. import rules as codec
 from .text import NoGenerator
 
 
@@ -43,5 +43,5 @@ class CallableJudge(NoGenerator):
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool | float]:
         """See ``Judge.prepare``: the function with the problem filled in."""
-        decoded = codec.decode(metadata, where=base) if metadata else {}
+        decoded = codec.decode_metadata(metadata, where=base) if metadata else {}
         return lambda response: self._function(response, answer, decoded)

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import RolloutError
-from .. import metadata as codec
-from ..refused import EXECUTING, check_task
+from .. import rules as codec
+from ..rules import EXECUTING, check_task
 from . import guarded
 
 SCORERS = 256
@@ -53,8 +53,8 @@ class TaskJudge:
         """
         task = base.partition(":")[2]
         check_task(task)
-        settings = codec.decode(metadata, where=task).get("settings") if metadata else None
-        scorer = self._scorer(task, codec.encode(settings or {}))
+        settings = codec.decode_metadata(metadata, where=task).get("settings") if metadata else None
+        scorer = self._scorer(task, codec.encode_metadata(settings or {}))
 
         def scored(response: str) -> float:
             return _scored(task, scorer, response, answer, metadata)
@@ -63,13 +63,13 @@ class TaskJudge:
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
         """See ``Judge.draw``; the global generators of random numbers are set by the seed."""
-        dataset = self._scorer(task, codec.encode(settings), size, seed)
+        dataset = self._scorer(task, codec.encode_metadata(settings), size, seed)
         random.seed(seed + index)
-        return codec.encode(dict(dataset[index]))
+        return codec.encode_metadata(dict(dataset[index]))
 
     def _made(self, task: str, settings: str, size: int = 1, seed: int = 0) -> Any:
         try:
-            return self._create(task, size=size, seed=seed, **codec.decode(settings, where=task))
+            return self._create(task, size=size, seed=seed, **codec.decode_metadata(settings, where=task))
         except Exception as error:
             raise RolloutError(f"reasoning-gym refuses the task {task!r}: {error}") from None
 
@@ -78,7 +78,7 @@ def _scored(task: str, scorer: Any, response: str, answer: str, metadata: str) -
     entry = _Entry(answer=answer)
     if metadata:
         # Decoded anew for each response: some scorers change what they are given.
-        decoded = codec.decode(metadata, where=task)
+        decoded = codec.decode_metadata(metadata, where=task)
         entry.update((key, decoded[key]) for key in ("question", "metadata") if key in decoded)
     try:
         value = float(scorer.score_answer(response.strip(), entry))

@@ -25,7 +25,7 @@ def main() -> None:
         package = types.ModuleType(name)
         package.__path__ = [str(folder)]
         sys.modules[name] = package
-    from isocompute.rollout.scoring.sandbox.launcher import launch
+    from isocompute.rollout.scoring.sandbox.child import launch
 
     # What a user's verifier imports is the real package.
     for name in folders:

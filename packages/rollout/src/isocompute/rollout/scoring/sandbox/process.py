@@ -1,27 +1,95 @@
-"""A process that scores, seen from the engine's: requests out, replies in, and a new one where it ended."""
+"""A process that scores, seen from the engine's: requests out, replies in, and a new one where it ended.
+
+How a process that scores is started: its command, its variables, and the folders that it may read.
+
+Threads that keep the processes of a lane busy while an engine goes on.
+
+What the sandbox is made of on this machine, in words: only what a process in it has just been refused.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import select
+import socket
 import subprocess
+import sys
+import sysconfig
 import tempfile
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from ...errors import RolloutError
 from ..config import ScoringConfig
-from . import start
-from .canaries import Group, canaries, check
-from .child import ended
-from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, death_in, number_in, reply_in
-from .layers import Report
-from .worker import PREPARING_SECONDS
+from . import boot, layers
+from .child import PREPARING_SECONDS, descendants, ended
+from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Group, Reply, canaries, check, death_in, number_in, reply_in
+from .layers import Report, isolated
+
+PACKAGES = ("site-packages", "dist-packages")
+"""Names of the folders of installed libraries."""
+ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
+"""Variables that the process gets; nothing that a token or a key would stand in."""
+
+
+def bubblewrap_for(lane: str, config: ScoringConfig) -> str:
+    """Return where bubblewrap is, if it is to keep the programs of a lane apart; an empty text otherwise."""
+    return layers.bubblewrap_path() if lane == "runs" and "bubblewrap" not in config.without else ""
+
+
+def command(lane: str, config: ScoringConfig, program: str) -> list[str]:
+    """Return the command of a lane's first process."""
+    user_code = lane.startswith("python:")
+    executes = user_code or lane == "runs"
+    path = _path(user_code=user_code)
+    settings = {
+        "lane": lane, "path": path, "readable": readable(path, user_code=user_code), "executes": executes,
+        "executing": executes or lane == "reasoning_gym", "bubblewrap": program,
+        "root": os.geteuid() == 0,
+        "seconds": config.seconds, "wall_seconds": config.wall_seconds, "memory_bytes": config.memory_bytes,
+        "allow_unisolated": config.allow_unisolated,
+        "without": [*config.without, *(layers.INSTEAD_OF if program else ())],
+    }  # fmt: skip
+    return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
+
+
+def variables() -> dict[str, str]:
+    """Return the variables of a lane's processes."""
+    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    return {**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}
+
+
+def _path(*, user_code: bool) -> list[str]:
+    """The ``sys.path`` of a process; a user's verifier may lie in this process's folder, which console scripts lack."""
+    here = ""
+    with contextlib.suppress(OSError):
+        here = str(Path.cwd())
+    path = [p or here for p in sys.path]
+    return list(dict.fromkeys([*path, here] if user_code and here else path))
+
+
+def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
+    """Return the folders that scoring needs: the interpreter's, those of installed libraries and this package's own.
+
+    Args:
+        path: The ``sys.path`` of this process.
+        user_code: A user's own verifier is scored, which may read whatever it can be imported from.
+    """
+    package = Path(__file__).resolve().parents[4]
+    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
+    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
+    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
+
 
 START_SECONDS = 120.0
 """Timeout for starting a process and loading its library."""
@@ -147,7 +215,7 @@ class ScoringProcess:
         """
         if self._process is not None and self._process.poll() is None:
             return self.report
-        program = start.bubblewrap_for(self._lane, self._config)
+        program = bubblewrap_for(self._lane, self._config)
         if program:
             # Where it can set up nothing, the sandbox's own layers are around each program.
             with contextlib.suppress(RolloutError):
@@ -158,8 +226,8 @@ class ScoringProcess:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            start.command(self._lane, self._config, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, bufsize=0, env=start.variables(), start_new_session=True,
+            command(self._lane, self._config, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, bufsize=0, env=variables(), start_new_session=True,
         )  # fmt: skip
         line = self._line(START_SECONDS)
         first: dict[str, Any] = json.loads(line) if line else {"fault": self._why()}
@@ -306,3 +374,241 @@ def _after(groups: Sequence[Group], done: int) -> list[Group]:
         if skipped < len(responses):
             rest.append((base, words, answer, metadata, responses[skipped:]))
     return rest
+
+
+LARGEST_BATCH = 1024
+"""Responses sent to a process at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """Something to be asked of a process.
+
+    Attributes:
+        groups: Responses to be scored; or empty.
+        ask: What else is asked.
+    """
+
+    groups: Sequence[Group] = ()
+    ask: Callable[[ScoringProcess], Any] | None = None
+    future: Future[Any]
+
+    @property
+    def size(self) -> int:
+        """Responses in it."""
+        return sum(len(group[4]) for group in self.groups)
+
+
+class Lane:
+    """The processes of one library, each with a thread that feeds it."""
+
+    def __init__(self, name: str, config: ScoringConfig) -> None:
+        self._name = name
+        self._lock, self._closed = threading.Lock(), False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._processes = [ScoringProcess(name, config) for _ in range(config.processes)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(process,), name=f"scoring {name}", daemon=True)
+            for process in self._processes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def score(self, groups: Sequence[Group]) -> Future[list[Reply]]:
+        """Score responses in the background."""
+        return self._put(_Job(groups=groups, future=Future()))
+
+    def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
+        """Ask for something else, as ``ScoringProcess.each``."""
+        return self._put(_Job(ask=lambda process: process.each(kind, values), future=Future()))
+
+    def report(self) -> Future[Report]:
+        """Start a process and return the layers of its sandbox."""
+        return self._put(_Job(ask=lambda process: process.started(), future=Future()))
+
+    def close(self) -> None:
+        """End the processes; what was asked and not answered gets an error."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.stop()
+            for _ in self._threads:
+                self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _put(self, job: _Job) -> Future[Any]:
+        with self._lock:
+            if self._closed:
+                job.future.set_exception(RolloutError(CLOSED))
+            else:
+                self._jobs.put(job)
+        return job.future
+
+    def _serve(self, process: ScoringProcess) -> None:
+        while True:
+            jobs, last = self._batch()
+            if jobs:
+                _do(jobs, process)
+            if last:
+                process.close()
+                return
+
+    def _batch(self) -> tuple[list[_Job], bool]:
+        """Wait for a job; return it with those that came meanwhile and can be sent along, and whether it is the end."""
+        job = self._jobs.get()
+        jobs: list[_Job] = []
+        size = 0
+        while job is not None:
+            jobs.append(job)
+            size += job.size
+            # Other processes of the lane get a share of what is waiting.
+            if job.ask is not None or size >= LARGEST_BATCH or len(self._processes) > 1:
+                return jobs, False
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, False
+        return jobs, True
+
+
+def _do(jobs: Sequence[_Job], process: ScoringProcess) -> None:
+    """Answer scores together, and everything else one by one."""
+    scores = [job for job in jobs if job.ask is None]
+    try:
+        replies = process.score([group for job in scores for group in job.groups]) if scores else []
+    except Exception as error:
+        for job in scores:
+            job.future.set_exception(_error(error))
+    else:
+        start = 0
+        for job in scores:
+            job.future.set_result(replies[start : start + job.size])
+            start += job.size
+    for job in jobs:
+        if job.ask is not None:
+            try:
+                job.future.set_result(job.ask(process))
+            except Exception as error:
+                job.future.set_exception(_error(error))
+
+
+def _error(error: Exception) -> Exception:
+    """The error for whoever waits; each has a traceback of its own."""
+    return RolloutError(str(error)) if isinstance(error, RolloutError) else error
+
+
+MEANING = {
+    "no_new_privs": "no program gains rights",
+    "user": "the user's rights are given up",
+    "network": "nothing can be reached",
+    "processes": "all end together, none outside is signalled",
+    "files": "nothing is written",
+    "seccomp": "only system calls that verifiers need pass",
+}
+"""What each layer is for."""
+ATTEMPTS = {
+    "gain rights": "no_new_privs", "connect over TCP": "network", "connect to a socket in a folder": "network",
+    "signal the engine": "processes", "leave a process behind": "processes", "write a file": "files",
+    "change a file's mode": "files", "change a limit": "seccomp", "make shared memory": "seccomp",
+    "call chmod or setxattr at all": "seccomp",
+}  # fmt: skip
+"""What must be refused for a layer to be named (``probes.tried``)."""
+READING = "read a file of the user"
+ENDING_SECONDS = 1.0
+"""Within this time a process that a response has left behind must have ended."""
+STANDING = 2
+"""Processes that stand when nothing is scored: one that loads the library, and a worker."""
+
+
+def sandbox_layers(config: ScoringConfig | None = None) -> Report:
+    """Start a sandbox and return what each of its layers came to; an empty text where the kernel has none.
+
+    Raises:
+        RolloutError: The sandbox does not start.
+    """
+    process = ScoringProcess("exact", config or ScoringConfig())
+    try:
+        return process.started()
+    finally:
+        process.close()
+
+
+def report(config: ScoringConfig | None = None) -> list[str]:
+    """Try in a sandbox what a response must not do; return a line for each layer, each limit, and what that allows.
+
+    Raises:
+        RolloutError: The sandbox does not start, or the test process in it gives no answer.
+    """
+    config = config or ScoringConfig()
+    process = ScoringProcess("exact", config)
+    try:
+        layers = process.started()
+        outcomes = _outcomes(process)
+        user = _user(process.pid)
+    finally:
+        process.close()
+    said = {name: words(name, layers, outcomes) for name in MEANING}
+    if layers["files"] and outcomes.get(READING) != "refused":
+        said["files"] += ", but what its user may read can be read"
+    said["user"] = f"{layers['user'] or 'missing'}: the engine's own user" if user == os.geteuid() else layers["user"]
+    lines = [f"{name} ({meaning}): {said[name]}" for name, meaning in MEANING.items()]
+    lines.append(
+        f"limits: {config.seconds:g} s of processor time and {config.wall_seconds:g} s by the clock for a response, "
+        f"{config.memory_bytes / 2**30:g} GiB of memory; processes for each library: {config.processes}"
+    )
+    allowed = isolated(layers) or config.allow_unisolated
+    lines.append("rules that may execute a response: " + ("allowed" if allowed else "refused, for lack of isolation"))
+    return lines
+
+
+def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) -> str:
+    """Return what a layer came to, if all that it is there for was refused.
+
+    Args:
+        layers: What each came to when it was set up.
+        outcomes: ``refused`` or ``done`` for each attempt.
+    """
+    if not layers.get(layer):
+        return "missing"
+    done = [attempt for attempt, of in ATTEMPTS.items() if of == layer and outcomes.get(attempt) != "refused"]
+    return f"not shown: a test process could {done[0]}" if done else layers[layer]
+
+
+def _outcomes(process: ScoringProcess) -> dict[str, str]:
+    """Have a process of the sandbox try everything, on a file and on sockets made for it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="isocompute-report-") as folder,
+        socket.socket() as listener, socket.socket(socket.AF_UNIX) as here,
+    ):  # fmt: skip
+        Path(folder).chmod(0o777)
+        file = Path(folder) / "file"
+        file.write_text("a file of the user")
+        file.chmod(0o666)
+        listener.bind(("127.0.0.1", 0))
+        here.bind(str(Path(folder) / "socket"))
+        for bound in (listener, here):
+            bound.listen()
+        places: dict[str, Any] = {
+            "folder": folder, "file": str(file), "socket": str(Path(folder) / "socket"),
+            "port": listener.getsockname()[1], "engine": os.getpid(),
+        }  # fmt: skip
+        reply = process.each("probes", [places])[0]
+    outcomes: dict[str, str] = json.loads(reply["probes"]) if "probes" in reply else {}
+    end = time.monotonic() + ENDING_SECONDS
+    while outcomes.get("leave a process behind") == "done" and time.monotonic() < end:
+        if sum(1 for _ in descendants(process.pid)) <= STANDING:
+            # It was left, and was ended.
+            outcomes["leave a process behind"] = "refused"
+        time.sleep(ENDING_SECONDS / 100)
+    return outcomes
+
+
+def _user(pid: int) -> int:
+    """The user that a process runs as, seen from here."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("Uid:"):
+                return int(line.split()[2])
+    return os.geteuid()
