@@ -72,9 +72,13 @@ def opened(folder: Path, *, new_tokens: int, sleep: int = 0, replicas: dict[str,
 
     share = SHARE if torch.cuda.is_available() else None
     return open_sampler(
-        "vllm", str(folder), Sampling(max_new_tokens=new_tokens, max_prompt_tokens=PROMPT_TOKENS), replicas=replicas,
-        prompting=Prompting(template="plain"), engine=EngineConfig(memory_share=share, sleep=sleep),
-    )  # fmt: skip
+        "vllm",
+        str(folder),
+        Sampling(max_new_tokens=new_tokens, max_prompt_tokens=PROMPT_TOKENS),
+        replicas=replicas,
+        prompting=Prompting(template="plain"),
+        engine=EngineConfig(memory_share=share, sleep=sleep),
+    )
 
 
 def row(*cells: object) -> None:
@@ -102,8 +106,11 @@ def syncs(folder: Path, way: str, count: int) -> None:
     first, *others = [timed(partial(sync, version), perf_counter) for version in range(1, count + 2)]
     gigabytes = sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in weights.values()}.values()) / 1e9
     each = statistics.median(others)
-    row(f"sync {way if way == 'in process' else f'over {way}'} of {gigabytes:.2f} GB", f"{each:.3f} s",
-        f"first {first:.3f} s, {gigabytes / each:.2f} GB/s")  # fmt: skip
+    row(
+        f"sync {way if way == 'in process' else f'over {way}'} of {gigabytes:.2f} GB",
+        f"{each:.3f} s",
+        f"first {first:.3f} s, {gigabytes / each:.2f} GB/s",
+    )
     sampler.close()
 
 
@@ -153,8 +160,11 @@ def seeds(folder: Path, responses: int, rounds: int) -> None:
                 times[seeded].append(took)
     speed = {seeded: responses * new_tokens / statistics.median(found) for seeded, found in times.items()}
     unit = "tokens/s" if gpus else "tokens per CPU-second"
-    row("a seed for each response", f"{speed[True]:.0f} {unit}",
-        f"unseeded {speed[False]:.0f}: a seed costs {speed[False] / speed[True] - 1:+.1%}")  # fmt: skip
+    row(
+        "a seed for each response",
+        f"{speed[True]:.0f} {unit}",
+        f"unseeded {speed[False]:.0f}: a seed costs {speed[False] / speed[True] - 1:+.1%}",
+    )
     sampler.close()
 
 

@@ -37,9 +37,13 @@ def main() -> int:
                 for name in preset.sweep:
                     table = tables.read(PREPARED / base_model / f"{name}.parquet", "problems")
                     origin = Origin(
-                        problem_set="", base_model="", base=base, problems=problems_hash(table),
-                        generation=preset.generation, surroundings=Surroundings.of(preset.resources),
-                    )  # fmt: skip
+                        problem_set="",
+                        base_model="",
+                        base=base,
+                        problems=problems_hash(table),
+                        generation=preset.generation,
+                        surroundings=Surroundings.of(preset.resources),
+                    )
                     title, asked = f"{base_model}, {name}", {"samples": arguments.samples, "seed": arguments.seed}
                     found = measure(pool, table, origin, **asked, phase="baseline", title=title)
                     _say(title, table.join(found.rates, on="problem_id"), arguments.samples)

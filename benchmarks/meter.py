@@ -53,9 +53,16 @@ def seconds(learner: Learner, sampler: Sampler, problems: pl.DataFrame, meter: p
     progress = Progress(step=0, rollouts=0, tokens=0, evals=[{}])
     began = perf_counter()
     train(
-        run=run, problems=problems, sampler=sampler, learner=learner, evaluator=_no_evaluation, meter=meter,
-        checkpoints=Checkpoints(folder), progress=progress, watch=lambda record: None,
-    )  # fmt: skip
+        run=run,
+        problems=problems,
+        sampler=sampler,
+        learner=learner,
+        evaluator=_no_evaluation,
+        meter=meter,
+        checkpoints=Checkpoints(folder),
+        progress=progress,
+        watch=lambda record: None,
+    )
     return perf_counter() - began
 
 
@@ -102,8 +109,10 @@ def main() -> None:
             else:
                 within, without = metered(block), free()
             pairs.append((within, without))
-            print(f"block {block}: {within / arguments.steps * 1e3:.1f} ms a step with, "
-                  f"{without / arguments.steps * 1e3:.1f} ms without")  # fmt: skip
+            print(
+                f"block {block}: {within / arguments.steps * 1e3:.1f} ms a step with, "
+                f"{without / arguments.steps * 1e3:.1f} ms without"
+            )
     generator = random.Random(0)
     draws = sorted(ratio(generator.choices(pairs, k=len(pairs))) for _ in range(2000))
     print(f"with the ledger over without: {ratio(pairs):.3f} (95 %: {draws[50]:.3f} to {draws[1949]:.3f})")

@@ -56,14 +56,24 @@ BASE = Path(__file__).parents[1] / "experiments" / "inputs" / "smoke" / "base"
 """A tiny model that adds, with one token for each character."""
 SHAPES: dict[str, dict[str, Any]] = {
     "Qwen2.5-0.5B": {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
-        "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
     },
     "Qwen2.5-7B": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
-        "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
     },
-}  # fmt: skip
+}
 """Of published models; their weights and tokenizers are not needed."""
 
 
@@ -97,9 +107,11 @@ def problems_table(count: int) -> pl.DataFrame:
             "problem_id": [f"p{i:05d}" for i in range(count)],
             "prompt": [f"{1 + i % 9}+{1 + i // 9 % 9}=" for i in range(count)],
             "answer": [str(2 + i % 9 + i // 9 % 9) for i in range(count)],
-            "verifier": "reasoning_gym:chain_sum", "source": "benchmark", "split": "train",
+            "verifier": "reasoning_gym:chain_sum",
+            "source": "benchmark",
+            "split": "train",
         }
-    )  # fmt: skip
+    )
 
 
 def character_tokenizer() -> Any:
@@ -124,10 +136,18 @@ def save_model(folder: Path, *, hidden: int = 128, layers: int = 4, intermediate
     torch.manual_seed(0)
     tokenizer = character_tokenizer()
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,
-        num_attention_heads=hidden // 32, max_position_embeddings=2 * LONG, tie_word_embeddings=False, pad_token_id=0,
-        bos_token_id=None, eos_token_id=1, initializer_range=0.05,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        max_position_embeddings=2 * LONG,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        initializer_range=0.05,
+    )
     save_policy(LlamaForCausalLM(config), tokenizer, folder)
 
 
@@ -170,10 +190,14 @@ def bare(sampler: Any, problems: pl.DataFrame, sampling: Sampling) -> Callable[[
                 seed = response_seed(1, "train", step, problem, sample)
                 params.append(
                     SamplingParams(
-                        temperature=sampling.temperature, max_tokens=sampling.max_new_tokens, seed=seed, logprobs=0,
-                        detokenize=False, stop_token_ids=sampler.stop_token_ids,
+                        temperature=sampling.temperature,
+                        max_tokens=sampling.max_new_tokens,
+                        seed=seed,
+                        logprobs=0,
+                        detokenize=False,
+                        stop_token_ids=sampler.stop_token_ids,
                     )
-                )  # fmt: skip
+                )
         return sampler._llm.generate(prompts, params, use_tqdm=False)
 
     return work
@@ -294,9 +318,12 @@ def one_on_cuda(name: str, way: str, rounds: int) -> None:
             from vllm import LLM, SamplingParams
 
             engine = LLM(
-                model=folder, max_model_len=2 * LONG, logprobs_mode="processed_logprobs", seed=0,
+                model=folder,
+                max_model_len=2 * LONG,
+                logprobs_mode="processed_logprobs",
+                seed=0,
                 gpu_memory_utilization=GPU_SHARE,
-            )  # fmt: skip
+            )
             prompts = [prompt for prompt in problems["prompt"] for _ in range(SAMPLES)]
             # Most sampled tokens are none of the small tokenizer's.
             params = [

@@ -33,10 +33,7 @@ def closing_summary(preset: Preset, out: Path, took: Sequence[Mapping[str, Any]]
 def _problem_set(preset: Preset, name: str, out: Path) -> list[str]:
     scores = base_scores(preset, name, out)
     before = ", ".join(f"{base} {found['fresh']:.3f}" for base, found in scores.items())
-    lines = [
-        f"{name}, from {before} before training:",
-        *Frontier.load(out / "frontier" / name).answer().lines(),
-    ]
+    lines = [f"{name}, from {before} before training:", *Frontier.load(out / "frontier" / name).answer().lines()]
     alone = json.loads((out / "metrics" / f"{name}.json").read_text())["alone"]
     if alone:
         said = "; ".join(f"{base}: {choice_text(own)}" for base, own in alone.items())

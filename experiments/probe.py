@@ -128,8 +128,11 @@ def probe(
     right, of = counted["successes"].to_numpy(), counted["samples"].to_numpy()
     ns = [n for n in sorted({*sweep.rollouts_per_problem}) if 1 < n <= of.min()]
     return Probe(
-        problems=count, responses=responses, pass_rate=float((right / of).mean()),
+        problems=count,
+        responses=responses,
+        pass_rate=float((right / of).mean()),
         groups_with_signal={n: float((best_at_k(right, of, n) - worst_at_k(right, of, n)).mean()) for n in ns},
-        noise_scale={n: noise.scale(n) for n in sweep.rollouts_per_problem}, problems_scale=noise.problems(),
+        noise_scale={n: noise.scale(n) for n in sweep.rollouts_per_problem},
+        problems_scale=noise.problems(),
         first_guess=noise.first_guess(),
-    )  # fmt: skip
+    )

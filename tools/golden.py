@@ -30,12 +30,12 @@ SCALERL = Path(os.environ.get("ISOCOMPUTE_SCALERL", ROOT.parent / "shared" / "da
 """A series of ScaleRL's, which is not in the repository; where it is not found, it is said to be skipped."""
 SETTINGS = {
     "verl": "actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.ppo_mini_batch_size=8 data.train_batch_size=16 "
-            "actor_rollout_ref.actor.ppo_epochs=1 data.gen_batch_size=16 questions=16 data.seed=5 "
-            "algorithm.filter_groups.enable=false",
+    "actor_rollout_ref.actor.ppo_epochs=1 data.gen_batch_size=16 questions=16 data.seed=5 "
+    "algorithm.filter_groups.enable=false",
     "openrlhf": "rollout.n_samples_per_prompt=8 rollout.batch_size=16 train.batch_size=64 train.max_epochs=1 "
-                "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true questions=16",
+    "eval.n_samples_per_prompt=4 algo.dynamic_filtering_enable=true questions=16",
     "prime-rl": "orchestrator.group_size=4 orchestrator.batch_size=32 questions=16",
-}  # fmt: skip
+}
 """What the logs of some trainers do not say."""
 
 
@@ -158,9 +158,18 @@ def learner(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
         with torch.no_grad():
             scores = model(torch.tensor([prompt + response])).logits[0].log_softmax(-1)
         logprobs = [float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
-        rows.append({"problem_id": f"p{k // 8}", "sample": k % 8, "prompt_ids": prompt, "response_ids": response,
-                     "reward": rng.choice((0.0, 0.25, 1.0)), "finish_reason": "stop", "logprobs": logprobs,
-                     "weights_version": 0})  # fmt: skip
+        rows.append(
+            {
+                "problem_id": f"p{k // 8}",
+                "sample": k % 8,
+                "prompt_ids": prompt,
+                "response_ids": response,
+                "reward": rng.choice((0.0, 0.25, 1.0)),
+                "finish_reason": "stop",
+                "logprobs": logprobs,
+                "weights_version": 0,
+            }
+        )
     parts = {name: find("learner", f"{name}Config") for name in ("Objective", "KL", "Entropy", "Optimizer")}
     run = RunConfig(run_id="r", rollouts_per_problem=8, problems_per_batch=4, seed=3, evaluate_every=32)
     for name, algorithm in find("learner", "ALGORITHMS").items():
@@ -168,10 +177,12 @@ def learner(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
         yield f"{name} is made of", asdict(algorithm)
         for place in ("loss", "reward")[: 1 + (name == "grpo")]:
             config = LearnerConfig(
-                learning_rate=5e-2, optimizer=parts["Optimizer"](warmup_steps=0),
-                kl=parts["KL"](coefficient=0.05, place=place), entropy=parts["Entropy"](coefficient=0.02),
+                learning_rate=5e-2,
+                optimizer=parts["Optimizer"](warmup_steps=0),
+                kl=parts["KL"](coefficient=0.05, place=place),
+                entropy=parts["Entropy"](coefficient=0.02),
                 objective=parts["Objective"](algorithm=name, updates_per_batch=4, constant_length=8),
-            )  # fmt: skip
+            )
             own = Learner("model", config)
             batch = with_cohorts(pl.DataFrame(rows), config.batch)
             learnt = find("learner", "learn")(learner=own, run=run, step=1, rollouts=batch)

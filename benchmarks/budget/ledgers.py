@@ -72,8 +72,10 @@ def charge(path: Path, charges: int) -> None:
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - early
         timed = charges - tenth
         assert meter.used.rollouts == 32 * charges
-    print(f"charging {wall / timed * 1e6:6.1f} µs per charge ({cpu / timed * 1e6:.1f} of CPU time), "
-          f"{charges:,} charges; memory grew by {grown / 1024:.1f} MiB")  # fmt: skip
+    print(
+        f"charging {wall / timed * 1e6:6.1f} µs per charge ({cpu / timed * 1e6:.1f} of CPU time), "
+        f"{charges:,} charges; memory grew by {grown / 1024:.1f} MiB"
+    )
 
 
 def main() -> None:

@@ -84,8 +84,10 @@ def main() -> None:
         resampled = sorted(ratio(source.choices(pairs, k=len(pairs))) for _ in range(2000))
         low, high = resampled[50], resampled[-51]
         mean = sum(b for _, b in pairs) / len(pairs)
-        print(f"{name:12} with the meter / without: {ratio(pairs):.4f}, 95% interval {low:.4f} to {high:.4f} "
-              f"({arguments.steps} pairs of steps of {mean * 1e3:.1f} ms)")  # fmt: skip
+        print(
+            f"{name:12} with the meter / without: {ratio(pairs):.4f}, 95% interval {low:.4f} to {high:.4f} "
+            f"({arguments.steps} pairs of steps of {mean * 1e3:.1f} ms)"
+        )
     for steps in (1, 2):
         print(f"{in_turn(steps) * 1e6:8.1f} µs a charge, {steps} step{'s' * (steps > 1)} charged in turn")
 

@@ -125,9 +125,10 @@ def loop(laboratory: Laboratory, spend: float, choose: Callable[[Fitted, list[Ac
         fitted = laboratory.fit(reached)
         left = spend - sum(reached.values()) + TINY * LAST
         actions = [
-            a for a in plan(fitted, LAST).actions
+            a
+            for a in plan(fitted, LAST).actions
             if (a.cell.problems_per_batch, a.cell.rollouts_per_problem) in laboratory.rewards and a.rollouts <= left
-        ]  # fmt: skip
+        ]
         if not actions:
             return laboratory.regret(fitted), steps
         action = choose(fitted, actions)
@@ -157,11 +158,13 @@ def on_grid(number: int) -> dict[str, float]:
     first, steps = loop(laboratory, spend, by_next)
     second, _ = loop(laboratory, spend, by_mspe)
     return {
-        "next": first, "MSPE": second, "actions of next": steps,
+        "next": first,
+        "MSPE": second,
+        "actions of next": steps,
         "one seed first": laboratory.regret(laboratory.fit(one_seed_first(laboratory, spend, rng))),
         "uniform to half": laboratory.regret(laboratory.fit(uniform(laboratory, 2, 0.5))),
         "whole": laboratory.regret(laboratory.fit(uniform(laboratory, 2, 1.0))),
-    }  # fmt: skip
+    }
 
 
 def on_line(number: int) -> dict[str, float]:
@@ -177,8 +180,10 @@ def on_line(number: int) -> dict[str, float]:
 
 def statistic(records: Records) -> dict[str, float]:
     """Mean regrets, in thousandths, and that of ``next`` less that of others."""
-    found = {f"{k}, 1000 x" if k != "actions of next" else k: (1000 if k != "actions of next" else 1) * v
-             for k, v in means(records).items()}  # fmt: skip
+    found = {
+        f"{k}, 1000 x" if k != "actions of next" else k: (1000 if k != "actions of next" else 1) * v
+        for k, v in means(records).items()
+    }
     for name in ("whole", "uniform", "uniform to half", "one seed first", "MSPE"):
         if name in records:
             found[f"next less {name}, 1000 x"] = 1000 * float((records["next"] - records[name]).mean())
@@ -187,9 +192,11 @@ def statistic(records: Records) -> dict[str, float]:
 
 # Equal to the whole means within half a thousandth of reward, far below what any evaluation resolves.
 GRID: dict[str, Bounds] = {
-    "next less whole, 1000 x": (None, 0.5), "next less uniform to half, 1000 x": (None, 0.0),
-    "next less one seed first, 1000 x": (None, 0.0), "next less MSPE, 1000 x": (None, 0.0),
-}  # fmt: skip
+    "next less whole, 1000 x": (None, 0.5),
+    "next less uniform to half, 1000 x": (None, 0.0),
+    "next less one seed first, 1000 x": (None, 0.0),
+    "next less MSPE, 1000 x": (None, 0.0),
+}
 CASES = (
     Case(name="grid", one=on_grid, wanted=GRID, statistic=statistic, sweeps=50),
     Case(name="line", one=on_line, wanted={"next less uniform, 1000 x": (None, 2.0)}, statistic=statistic, sweeps=50),

@@ -55,13 +55,16 @@ def one(kind: str, seeds: int, deviation: float | None, number: int) -> dict[str
     difference = (right - right[middle])[others, 0]
     early = covered[[truth.half[n] < LAST / 2 for n in ns], 2]
     return {
-        "at C_max": covered[:, 0].mean(), "at 4 C_max": covered[:, 1].mean(), "A": covered[:, 2].mean(),
+        "at C_max": covered[:, 0].mean(),
+        "at 4 C_max": covered[:, 1].mean(),
+        "A": covered[:, 2].mean(),
         "A where C_mid < C_max/2": early.mean() if len(early) else np.nan,
         "difference": ((ends[0] <= difference) & (difference <= ends[1])).mean(),
         **({"odd n": float(covered[ns.index(truth.named[0]), 0])} if truth.named else {}),
         "width": float(np.median(high[:, 0] - low[:, 0])),
-        "R-hat": fitted.posterior.spread, "CPU-seconds": spent,
-    }  # fmt: skip
+        "R-hat": fitted.posterior.spread,
+        "CPU-seconds": spent,
+    }
 
 
 def case(kind: str, seeds: int, deviation: float | None) -> Case:
@@ -76,9 +79,12 @@ def case(kind: str, seeds: int, deviation: float | None) -> Case:
 
 CASES = (
     *(case(kind, seeds, 0.05) for kind in ("smooth", "odd", "rough", "paper") for seeds in (2, 3)),
-    case("smooth", 5, 0.05), case("smooth", 3, 0.15), case("odd", 3, 0.15), case("smooth", 1, 0.05),
+    case("smooth", 5, 0.05),
+    case("smooth", 3, 0.15),
+    case("odd", 3, 0.15),
+    case("smooth", 1, 0.05),
     case("smooth", 1, None),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     main(__doc__, CASES)

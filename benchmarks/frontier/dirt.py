@@ -80,9 +80,12 @@ def zeros(evals: pl.DataFrame, truth: World, n: int, rng: np.random.Generator) -
 
 
 KINDS: dict[str, Callable[[pl.DataFrame, World, int, np.random.Generator], Dirty]] = {
-    "one dead": dead, "late collapse": late_collapse, "all collapsed": all_collapsed, "early end": early_end,
+    "one dead": dead,
+    "late collapse": late_collapse,
+    "all collapsed": all_collapsed,
+    "early end": early_end,
     "zeros": zeros,
-}  # fmt: skip
+}
 
 
 def one(seeds: int, number: int) -> dict[str, float]:
@@ -135,9 +138,11 @@ def compare(truth: World, clean: Fitted, dirty: Fitted, kinds: dict[str, str], g
     named = [kind in health[run_id].kinds for run_id, kind in kinds.items()]
     others = [h.failed for run_id, h in health.items() if run_id not in kinds]
     return {
-        "regret grows by": before - after, "outside the clean set": chosen not in near,
-        "named": float(np.mean(named)) if named else np.nan, "others called failed": float(np.mean(others)),
-    }  # fmt: skip
+        "regret grows by": before - after,
+        "outside the clean set": chosen not in near,
+        "named": float(np.mean(named)) if named else np.nan,
+        "others called failed": float(np.mean(others)),
+    }
 
 
 LIMITS: dict[str, Bounds] = {

@@ -72,11 +72,13 @@ def gap(kind: str, seeds: int, number: int) -> dict[str, float]:
     real = right[higher] - right[lower]
     low, high = np.quantile(apart, QUANTILES)
     return {
-        "told": told(fitted, *truth.named), "told simultaneously": every.get(pair) == (1 if lower > higher else -1),
-        "some wrong pair told simultaneously": bool(wrong), "mean difference over the true": apart.mean() / real,
+        "told": told(fitted, *truth.named),
+        "told simultaneously": every.get(pair) == (1 if lower > higher else -1),
+        "some wrong pair told simultaneously": bool(wrong),
+        "mean difference over the true": apart.mean() / real,
         "sd of the difference over the gain": apart.std() / truth.gain[truth.named[0]],
         "covers the difference": low <= real <= high,
-    }  # fmt: skip
+    }
 
 
 def null(seeds: int, deviation: float, number: int) -> dict[str, float]:
@@ -107,14 +109,17 @@ def seeds_named(seeds: int, given: bool, number: int) -> dict[str, float]:
     if truth.gain[lower] == truth.gain[higher]:
         return {"the two differ": 0.0, "named over needed": np.nan, "told with that many": np.nan}
     more = [
-        row for n in (lower, higher) for seed in range(seeds, found.seeds or MOST_SEEDS)
+        row
+        for n in (lower, higher)
+        for seed in range(seeds, found.seeds or MOST_SEEDS)
         for row in run(truth, rng, n=n, seed=seed, deviation=0.15)
-    ]  # fmt: skip
+    ]
     whole = pl.concat([pilot, pl.DataFrame(more, schema=pilot.schema)]) if more else pilot
     return {
-        "the two differ": 1.0, "named over needed": (found.seeds or np.inf) / seeds_needed(truth),
+        "the two differ": 1.0,
+        "named over needed": (found.seeds or np.inf) / seeds_needed(truth),
         "told with that many": told(Frontier(whole).fit(seed=number), lower, higher),
-    }  # fmt: skip
+    }
 
 
 def seeds_needed(truth: World) -> float:
@@ -129,9 +134,11 @@ def named_statistic(records: Records) -> dict[str, float]:
     ratio = records["named over needed"][records["the two differ"] == 1]
     rest = means({k: v for k, v in records.items() if k != "named over needed"})
     return {
-        **rest, "median named over needed": float(np.median(ratio)) if len(ratio) else np.nan,
-        "named within 25 %": float((np.abs(ratio - 1) <= 0.25).mean()), "none named": float(np.isinf(ratio).mean()),
-    }  # fmt: skip
+        **rest,
+        "median named over needed": float(np.median(ratio)) if len(ratio) else np.nan,
+        "named within 25 %": float((np.abs(ratio - 1) <= 0.25).mean()),
+        "none named": float(np.isinf(ratio).mean()),
+    }
 
 
 GAPS = ("step", "peak", "parabola")
@@ -142,17 +149,26 @@ CASES = (
     *(
         Case(name=f"flat-{seeds}-{sd:g}", one=partial(null, seeds, sd), wanted={"any claim": (None, most)}, sweeps=150)
         for seeds, sd, most in (
-            (1, 0.03, 0.05), (1, 0.06, 0.05), (1, 0.12, 0.12), (2, 0.05, 0.05), (2, 0.15, 0.05), (3, 0.05, 0.05),
+            (1, 0.03, 0.05),
+            (1, 0.06, 0.05),
+            (1, 0.12, 0.12),
+            (2, 0.05, 0.05),
+            (2, 0.15, 0.05),
+            (3, 0.05, 0.05),
         )
     ),
     *(
         Case(
-            name=f"{name}-{s}-0.15", one=partial(seeds_named, s, given), wanted=ENOUGH, statistic=named_statistic,
+            name=f"{name}-{s}-0.15",
+            one=partial(seeds_named, s, given),
+            wanted=ENOUGH,
+            statistic=named_statistic,
             sweeps=25,
         )
-        for name, given in (("pair", True), ("seeds", False)) for s in (2, 5)
+        for name, given in (("pair", True), ("seeds", False))
+        for s in (2, 5)
     ),
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     main(__doc__, CASES)

@@ -40,8 +40,9 @@ def one(kind: str, number: int) -> dict[str, float]:
         chosen = {
             "posterior": fitted.decide(compute).chosen.cell.rollouts_per_problem,
             "healthy": fitted.cells[healthy].rollouts_per_problem,
-            "alone": alone.of_least_regret(compute), "best so far": so_far,
-        }  # fmt: skip
+            "alone": alone.of_least_regret(compute),
+            "best so far": so_far,
+        }
         rewards = {n: float(truth.reward(n, np.array([compute]))[0]) for n in truth.gain}
         found.update({f"{who} {factor}": max(rewards.values()) - rewards[n] for who, n in chosen.items()})
     return {**found, **left_out(truth, evals, number, rng)}
@@ -58,9 +59,11 @@ def left_out(truth: World, evals: pl.DataFrame, number: int, rng: np.random.Gene
     covered = bool(low <= truth.reward(n, np.array([LAST]))[0] <= high)
     inner = n not in (ns[0], ns[-1])
     return {
-        "left out: covered": covered, "left out: covered, inner n": covered if inner else np.nan,
-        "left out: covered, outer n": np.nan if inner else covered, "left out: width": high - low,
-    }  # fmt: skip
+        "left out: covered": covered,
+        "left out: covered, inner n": covered if inner else np.nan,
+        "left out: covered, outer n": np.nan if inner else covered,
+        "left out: width": high - low,
+    }
 
 
 def statistic(records: Records) -> dict[str, float]:
@@ -78,8 +81,9 @@ def statistic(records: Records) -> dict[str, float]:
 
 WANTED: dict[str, Bounds] = {
     **{f"over the better at {factor}": (None, 1.1) for factor in FACTORS},
-    "over the better in all": (None, 1.1), "left out: covered": (0.9, None),
-}  # fmt: skip
+    "over the better in all": (None, 1.1),
+    "left out: covered": (0.9, None),
+}
 CASES = tuple(
     Case(name=kind, one=partial(one, kind), wanted=WANTED, statistic=statistic, sweeps=80)
     for kind in ("smooth", "odd", "rough", "paper")

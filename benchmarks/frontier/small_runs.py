@@ -33,11 +33,16 @@ class Policy:
     def new(cls, rng: np.random.Generator) -> Policy:
         """Random weights."""
         inputs = 20 + ANSWER
-        return cls([
-            rng.normal(0, 1 / np.sqrt(3), (inputs, HIDDEN)), np.zeros(HIDDEN),
-            rng.normal(0, 1 / np.sqrt(HIDDEN), (HIDDEN, HIDDEN)), np.zeros(HIDDEN),
-            rng.normal(0, 0.5 / np.sqrt(HIDDEN), (HIDDEN, 10)), np.zeros(10),
-        ])  # fmt: skip
+        return cls(
+            [
+                rng.normal(0, 1 / np.sqrt(3), (inputs, HIDDEN)),
+                np.zeros(HIDDEN),
+                rng.normal(0, 1 / np.sqrt(HIDDEN), (HIDDEN, HIDDEN)),
+                np.zeros(HIDDEN),
+                rng.normal(0, 0.5 / np.sqrt(HIDDEN), (HIDDEN, 10)),
+                np.zeros(10),
+            ]
+        )
 
     def forward(self, inputs: Array) -> tuple[Array, Array, Array]:
         """Both hidden layers, and the probabilities of the next digit."""
@@ -52,9 +57,7 @@ class Policy:
         """Gradients of all weights, from that by the logits."""
         to_second = (by @ self.weights[4].T) * (second > 0)
         to_first = (to_second @ self.weights[2].T) * (first > 0)
-        return [
-            inputs.T @ to_first, to_first.sum(0), first.T @ to_second, to_second.sum(0), second.T @ by, by.sum(0)
-        ]  # fmt: skip
+        return [inputs.T @ to_first, to_first.sum(0), first.T @ to_second, to_second.sum(0), second.T @ by, by.sum(0)]
 
 
 class Adam:

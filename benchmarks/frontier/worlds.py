@@ -15,9 +15,12 @@ import polars as pl
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 LAST = 4_000_000
 PAPER = {
-    8: (0.58247, 0.12857, 0.23052), 32: (0.59523, 0.19053, 0.2231), 128: (0.61811, 0.1987, 0.42603),
-    256: (0.65418, 0.17819, 0.93827), 512: (0.71765, 0.25421, 2.16687),
-}  # fmt: skip
+    8: (0.58247, 0.12857, 0.23052),
+    32: (0.59523, 0.19053, 0.2231),
+    128: (0.61811, 0.1987, 0.42603),
+    256: (0.65418, 0.17819, 0.93827),
+    512: (0.71765, 0.25421, 2.16687),
+}
 """A, D and τ in millions of the lines of the IsoCompute Playbook's figure on Easy at B_p = 32."""
 
 Curve = Callable[[np.ndarray], np.ndarray]
@@ -78,9 +81,11 @@ def world(kind: str, rng: np.random.Generator) -> World:
     """
     if kind == "paper":
         return World(
-            start=0.43, gain={n: a - 0.43 for n, (a, _, _) in PAPER.items()},
-            half={n: t * 1e6 * np.log(2) for n, (_, _, t) in PAPER.items()}, share=exponential,
-        )  # fmt: skip
+            start=0.43,
+            gain={n: a - 0.43 for n, (a, _, _) in PAPER.items()},
+            half={n: t * 1e6 * np.log(2) for n, (_, _, t) in PAPER.items()},
+            share=exponential,
+        )
     start, gain, half, share = _smooth(rng)
     named: tuple[int, ...] = ()
     if kind == "odd":
@@ -151,15 +156,23 @@ def _level(gain: np.ndarray, half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _world(start: float, gain: np.ndarray, half: np.ndarray, share: Curve, named: tuple[int, ...] = ()) -> World:
     gain = np.clip(gain, 0.05, 0.95 - start)
     return World(
-        start=start, gain=dict(zip(SIZES, gain.tolist(), strict=True)),
-        half=dict(zip(SIZES, half.tolist(), strict=True)), share=share, named=named,
-    )  # fmt: skip
+        start=start,
+        gain=dict(zip(SIZES, gain.tolist(), strict=True)),
+        half=dict(zip(SIZES, half.tolist(), strict=True)),
+        share=share,
+        named=named,
+    )
 
 
 def sweep(
-    truth: World, rng: np.random.Generator, *, seeds: int, deviation: float, timing: float = 0.05,
+    truth: World,
+    rng: np.random.Generator,
+    *,
+    seeds: int,
+    deviation: float,
+    timing: float = 0.05,
     degrees: float = np.inf,
-) -> pl.DataFrame:  # fmt: skip
+) -> pl.DataFrame:
     """An ``evals`` table of a world, at B_p = 32.
 
     Args:
@@ -178,10 +191,20 @@ def sweep(
 
 
 def run(
-    truth: World, rng: np.random.Generator, *, n: int, seed: int, deviation: float, timing: float = 0.05,
-    degrees: float = np.inf, batch: int = 32, evaluations: int = 16, questions: int = 300, samples: int = 4,
+    truth: World,
+    rng: np.random.Generator,
+    *,
+    n: int,
+    seed: int,
+    deviation: float,
+    timing: float = 0.05,
+    degrees: float = np.inf,
+    batch: int = 32,
+    evaluations: int = 16,
+    questions: int = 300,
+    samples: int = 4,
     lasting: float = 0.006,
-) -> list[dict[str, object]]:  # fmt: skip
+) -> list[dict[str, object]]:
     """The rows of one run, to ``LAST``.
 
     Args:
@@ -207,10 +230,18 @@ def run(
     shown = rng.binomial(questions * samples, np.clip(reward + noise, 0, 1)) / (questions * samples)
     return [
         {
-            "run_id": f"{batch}-{n}-{seed}", "step": round(c / (batch * n)), "rollouts": round(c),
-            "tokens": round(100 * c), "rollouts_per_problem": n, "problems_per_batch": batch, "seed": seed,
-            "problem_set": "made-up", "split": "validation", "questions": questions, "samples": samples,
+            "run_id": f"{batch}-{n}-{seed}",
+            "step": round(c / (batch * n)),
+            "rollouts": round(c),
+            "tokens": round(100 * c),
+            "rollouts_per_problem": n,
+            "problems_per_batch": batch,
+            "seed": seed,
+            "problem_set": "made-up",
+            "split": "validation",
+            "questions": questions,
+            "samples": samples,
             "avg_at_4": float(y),
         }
         for c, y in zip(compute, shown, strict=True)
-    ]  # fmt: skip
+    ]

@@ -73,8 +73,10 @@ def check(asked: argparse.Namespace) -> None:
         ExperimentError: A count is too small, ``--trl`` names nothing that can be run, or there is no GPU.
     """
     for name, found, least in (
-        ("blocks", asked.blocks, 1), ("samples", min(asked.samples), 2), ("new-tokens", min(asked.new_tokens), 1),
-    ):  # fmt: skip
+        ("blocks", asked.blocks, 1),
+        ("samples", min(asked.samples), 2),
+        ("new-tokens", min(asked.new_tokens), 1),
+    ):
         if found < least:
             raise ExperimentError(f"--{name} is {found}; it must be at least {least}")
     if asked.trl is not None and shutil.which(asked.trl) is None:

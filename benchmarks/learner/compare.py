@@ -137,9 +137,11 @@ def ours(steps: Steps, flips: CoinFlips, clock: Callable[[], float] = cpu_second
         seconds = clock() - began
         groups = [r.responses.zero_variance_share for r in steps.records[-count:] if r.responses is not None]
         return Block(
-            seconds=seconds, rollouts=flips.rollouts - rollouts, tokens=flips.tokens - tokens,
+            seconds=seconds,
+            rollouts=flips.rollouts - rollouts,
+            tokens=flips.tokens - tokens,
             zero_variance=statistics.mean(share for share in groups if share is not None),
-        )  # fmt: skip
+        )
 
     return take
 

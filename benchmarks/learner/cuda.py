@@ -36,9 +36,13 @@ CONFIG = LearnerConfig(
 )
 SMALL = SHAPES["Qwen2.5-0.5B"]
 WIDE: dict[str, Any] = {
-    "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16, "num_key_value_heads": 2,
-    "vocab_size": 151936, "tie_word_embeddings": True,
-}  # fmt: skip
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 """As Qwen2.5-3B, whose 36 layers are made fewer or more."""
 TRIED = (0.9, 1.0, 1.1, 1.2)
 """Layers tried, as multiples of the most that are predicted to fit."""
@@ -92,9 +96,13 @@ def one_of_ours(folder: Path) -> None:
     """Take some whole steps, and print what they took as JSON."""
     sampling = Sampling(max_new_tokens=NEW_TOKENS, max_prompt_tokens=PROMPT)
     engine: Any = open_sampler(
-        "vllm", str(folder), sampling, scorer=NoScoring(), engine=EngineConfig(memory_share=ENGINE_SHARE),
+        "vllm",
+        str(folder),
+        sampling,
+        scorer=NoScoring(),
+        engine=EngineConfig(memory_share=ENGINE_SHARE),
         prompting=Prompting(template="plain"),
-    )  # fmt: skip
+    )
     learner = Learner(folder, CONFIG, device="cuda")
     flips = CoinFlips(engine)
     engine.sync(learner.weights(), learner.version)

@@ -84,9 +84,13 @@ def flat(steps: int = STEPS) -> list[str]:
         folder = Path(name)
         save_model(folder, hidden=64, layers=2, intermediate=192)
         taken = Steps(
-            Learner(folder, CONFIG), Recorded(prompt=PROMPT, lengths=(1, 24)), problems_table(64), groups=8,
-            samples=8, folder=folder,
-        )  # fmt: skip
+            Learner(folder, CONFIG),
+            Recorded(prompt=PROMPT, lengths=(1, 24)),
+            problems_table(64),
+            groups=8,
+            samples=8,
+            folder=folder,
+        )
         print(f"memory of the process over {steps:,} steps of 64 recorded responses:")
         while taken.progress.step < steps:
             taken.take(min(WARM, steps - taken.progress.step))

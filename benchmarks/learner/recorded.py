@@ -44,17 +44,20 @@ def responses(
 
     return pl.DataFrame(
         {
-            "run_id": "r", "step": step, "phase": "train",
+            "run_id": "r",
+            "step": step,
+            "phase": "train",
             "problem_id": [f"p{i // samples:05d}" for i in range(count)],
             "sample": [i % samples for i in range(count)],
             "prompt_ids": pl.Series(prompts.tolist(), dtype=pl.List(pl.Int32)),
             "response_ids": pl.Series(split(ids), dtype=pl.List(pl.Int32)),
             "logprobs": pl.Series(split(logprobs), dtype=pl.List(pl.Float32)),
             "reward": pl.Series(coin_flips(step, groups, samples).reshape(-1), dtype=pl.Float32),
-            "finish_reason": "stop", "weights_version": version,
+            "finish_reason": "stop",
+            "weights_version": version,
         },
         schema_overrides={"step": pl.Int64, "sample": pl.Int32, "weights_version": pl.Int64},
-    )  # fmt: skip
+    )
 
 
 def batch(rollouts: pl.DataFrame) -> pl.DataFrame:
@@ -87,6 +90,10 @@ class Recorded:
         """Return a step's responses."""
         del rest
         return responses(
-            len(problems) * samples, prompt=self._prompt, lengths=self._lengths, step=step,
-            version=self.weights_version, samples=samples,
-        )  # fmt: skip
+            len(problems) * samples,
+            prompt=self._prompt,
+            lengths=self._lengths,
+            step=step,
+            version=self.weights_version,
+            samples=samples,
+        )

@@ -65,9 +65,12 @@ class Steps:
     ) -> None:
         self._learner, self._sampler, self._problems, self._folder = learner, sampler, problems, folder
         self._run = RunConfig(
-            run_id="r", rollouts_per_problem=samples, problems_per_batch=groups, seed=1,
+            run_id="r",
+            rollouts_per_problem=samples,
+            problems_per_batch=groups,
+            seed=1,
             evaluate_every=NEVER * groups * samples,
-        )  # fmt: skip
+        )
         # No evaluation: the row of step 0 is taken as there.
         self.progress = Progress(step=0, rollouts=0, tokens=0, evals=[{}])
         self.records: list[StepRecord] = []
@@ -79,10 +82,16 @@ class Steps:
             steps: How many.
         """
         train(
-            run=self._run, problems=self._problems, sampler=self._sampler, learner=self._learner,
-            evaluator=_no_evaluation, meter=StepMeter(self.progress.step + steps),
-            checkpoints=Checkpoints(self._folder), progress=self.progress, watch=self._watch,
-        )  # fmt: skip
+            run=self._run,
+            problems=self._problems,
+            sampler=self._sampler,
+            learner=self._learner,
+            evaluator=_no_evaluation,
+            meter=StepMeter(self.progress.step + steps),
+            checkpoints=Checkpoints(self._folder),
+            progress=self.progress,
+            watch=self._watch,
+        )
 
     def _watch(self, record: Any) -> None:
         self.records.append(record)
@@ -107,10 +116,14 @@ def problems_table(count: int) -> pl.DataFrame:
     texts = prompts(count)
     return pl.DataFrame(
         {
-            "problem_id": [f"p{i:05d}" for i in range(count)], "prompt": texts, "answer": "0", "verifier": "exact",
-            "source": "benchmark", "split": "train",
+            "problem_id": [f"p{i:05d}" for i in range(count)],
+            "prompt": texts,
+            "answer": "0",
+            "verifier": "exact",
+            "source": "benchmark",
+            "split": "train",
         }
-    )  # fmt: skip
+    )
 
 
 def open_engine(model: Path, new_tokens: int) -> Any:

@@ -98,9 +98,13 @@ def on_cuda(samples: int) -> dict[str, Any]:
     together = 16
     steps = PROBLEMS_PER_BATCH * samples // together
     return {
-        "bf16": True, "per_device_train_batch_size": together, "gradient_accumulation_steps": steps, "use_vllm": True,
-        "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.4,
-    }  # fmt: skip
+        "bf16": True,
+        "per_device_train_batch_size": together,
+        "gradient_accumulation_steps": steps,
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.4,
+    }
 
 
 def trainer(model: str, *, samples: int, new_tokens: int, tally: Tally, folder: str, device: dict[str, Any]) -> Any:
@@ -118,11 +122,24 @@ def trainer(model: str, *, samples: int, new_tokens: int, tally: Tally, folder: 
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     settings = GRPOConfig(
-        output_dir=folder, seed=0, max_steps=10**6, report_to=[], save_strategy="no", logging_strategy="no",
-        disable_tqdm=True, shuffle_dataset=False, num_generations=samples, max_completion_length=new_tokens,
-        temperature=1.0, beta=0.0, num_iterations=1, learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant_with_warmup", warmup_steps=WARMUP_STEPS, **device,
-    )  # fmt: skip
+        output_dir=folder,
+        seed=0,
+        max_steps=10**6,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        shuffle_dataset=False,
+        num_generations=samples,
+        max_completion_length=new_tokens,
+        temperature=1.0,
+        beta=0.0,
+        num_iterations=1,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=WARMUP_STEPS,
+        **device,
+    )
     dataset = Dataset.from_dict({"prompt": prompts(8 * PROBLEMS_PER_BATCH)})
     return GRPOTrainer(model=model, args=settings, train_dataset=dataset, reward_funcs=[tally])
 

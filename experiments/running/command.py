@@ -159,9 +159,13 @@ def _run(words: Sequence[str], home: Path) -> bool:
     with (home / SAID).open("ab") as said:
         began = said.tell()
         process = subprocess.Popen(
-            [sys.executable, str(leash.__file__), *words], cwd=project_of(home), stdin=subprocess.PIPE,
-            stdout=said, stderr=said, env=_environment(),
-        )  # fmt: skip
+            [sys.executable, str(leash.__file__), *words],
+            cwd=project_of(home),
+            stdin=subprocess.PIPE,
+            stdout=said,
+            stderr=said,
+            env=_environment(),
+        )
     assert process.stdin is not None
     stopped = False
     with process.stdin as other_end:
@@ -188,13 +192,16 @@ def configuration_of(cell: CommandCell) -> Configuration:
     """
     settings = cell.command.settings
     allocation = Allocation(
-        problems_per_batch=cell.problems_per_batch, rollouts_per_problem=cell.rollouts_per_problem,
+        problems_per_batch=cell.problems_per_batch,
+        rollouts_per_problem=cell.rollouts_per_problem,
         update_steps=cell.update_steps,
-    )  # fmt: skip
+    )
     run = Run(
-        allocation=allocation, world_size=settings.world_size, micro_batch=settings.micro_batch,
+        allocation=allocation,
+        world_size=settings.world_size,
+        micro_batch=settings.micro_batch,
         learning_rate=cell.learner.learning_rate,
-    )  # fmt: skip
+    )
     return convert(settings.trainer, run)
 
 
@@ -207,14 +214,21 @@ def values_of(cell: CommandCell, home: Path, *, model: str, problems: Mapping[st
     """What stands for each placeholder of a command."""
     sampling = cell.origin.generation["sampling"]
     values = {
-        "model": model, "train": problems["train"], "validation": problems["validation"], "seed": cell.seed,
-        "ledger": home / LEDGER, "checkpoints": home / CHECKPOINTS,
-        "rollouts": cell.rollouts, "evaluate_steps": cell.evaluate_steps,
-        "evaluation_samples": cell.evaluation_samples, "rollouts_per_problem": cell.rollouts_per_problem,
-        "problems_per_batch": cell.problems_per_batch, "update_steps": cell.update_steps,
+        "model": model,
+        "train": problems["train"],
+        "validation": problems["validation"],
+        "seed": cell.seed,
+        "ledger": home / LEDGER,
+        "checkpoints": home / CHECKPOINTS,
+        "rollouts": cell.rollouts,
+        "evaluate_steps": cell.evaluate_steps,
+        "evaluation_samples": cell.evaluation_samples,
+        "rollouts_per_problem": cell.rollouts_per_problem,
+        "problems_per_batch": cell.problems_per_batch,
+        "update_steps": cell.update_steps,
         "learning_rate": cell.learner.learning_rate,
         **{name: sampling[name] for name in ("temperature", "max_new_tokens", "max_prompt_tokens")},
-    }  # fmt: skip
+    }
     return {name: str(value) for name, value in values.items()}
 
 

@@ -284,9 +284,13 @@ def extension(grid: Sequence[Tried]) -> float | None:
 def _document(found: Search) -> dict[str, Any]:
     chosen = found.chosen
     return {
-        **asdict(found), "learning_rate": chosen.learning_rate, "score": chosen.score,
-        "standard_error": chosen.standard_error, "stable": chosen.stable, "edge": found.edge,
-    }  # fmt: skip
+        **asdict(found),
+        "learning_rate": chosen.learning_rate,
+        "score": chosen.score,
+        "standard_error": chosen.standard_error,
+        "stable": chosen.stable,
+        "edge": found.edge,
+    }
 
 
 def _best(grid: Iterable[Tried]) -> Tried | None:
@@ -317,9 +321,13 @@ class Design:
         sweep = self.sweep
         n, problems_per_batch = sweep.grid()[0]
         run = RunConfig(
-            run_id="", rollouts_per_problem=n, problems_per_batch=problems_per_batch, seed=0,
-            evaluate_every=sweep.evaluate_every, evaluations_per_octave=sweep.evaluations_per_octave,
-        )  # fmt: skip
+            run_id="",
+            rollouts_per_problem=n,
+            problems_per_batch=problems_per_batch,
+            seed=0,
+            evaluate_every=sweep.evaluate_every,
+            evaluations_per_octave=sweep.evaluations_per_octave,
+        )
         if not run.evaluated_at(sweep.rollouts):
             raise ExperimentError(
                 f"sweep.{self.origin.problem_set}.rollouts is {sweep.rollouts}, no point of the grid of evaluations "
@@ -350,26 +358,35 @@ class Design:
         pairs = list(self.sweep.searched() if at is None else at)
         return [
             self.cell(
-                "pilot", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=pilot.rollouts,
-                evaluate_every=pilot.evaluate_every, learning_rate=rate,
+                "pilot",
+                n=n,
+                problems_per_batch=problems_per_batch,
+                seed=seed,
+                rollouts=pilot.rollouts,
+                evaluate_every=pilot.evaluate_every,
+                learning_rate=rate,
             )
             for seed in pilot.seeds
             for rate in tried
             for n, problems_per_batch in pairs
-        ]  # fmt: skip
+        ]
 
     def cells(self, rates: Rates) -> list[Cell]:
         """Every (n, B_p), rate factor and seed of the sweep."""
         return [
             self.cell(
-                "sweep", n=n, problems_per_batch=problems_per_batch, seed=seed, rollouts=self.sweep.rollouts,
+                "sweep",
+                n=n,
+                problems_per_batch=problems_per_batch,
+                seed=seed,
+                rollouts=self.sweep.rollouts,
                 evaluate_every=self.sweep.evaluate_every,
                 learning_rate=float(f"{rates.at(n, problems_per_batch) * factor:.12g}"),
             )
             for n, problems_per_batch in self.sweep.grid()
             for factor in self.sweep.rate_factors
             for seed in self.sweep.seeds
-        ]  # fmt: skip
+        ]
 
     def cell(
         self,

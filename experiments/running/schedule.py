@@ -313,11 +313,7 @@ class Pool:
     """Workers of one stage: those that are ready, and others that start meanwhile."""
 
     def __init__(
-        self,
-        roster: Callable[..., Any],
-        actors: Sequence[Any],
-        config: WorkerConfig,
-        check: Callable[[Loaded], None],
+        self, roster: Callable[..., Any], actors: Sequence[Any], config: WorkerConfig, check: Callable[[Loaded], None]
     ) -> None:
         self._roster, self._config, self._check, self.resources = roster, config, check, config.resources
         self._seen = ((WORK / ".seen-by-all").resolve(), uuid4().hex)
@@ -499,9 +495,7 @@ def workers(preset: Preset, models: Mapping[str, str], *, training: bool = False
         on_gpus, gpus = resources.device == "cuda", held if commands else resources.own_gpus
         opened = [config.models, config.generation, resources.model_dump(mode="json")]
         key = digest([*opened, asdict(surroundings), actor.__qualname__, each])
-        options = {
-            "num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment(),
-        }  # fmt: skip
+        options = {"num_cpus": 1 if on_gpus else each, "num_gpus": gpus if on_gpus else 0, "runtime_env": environment()}
         roster = stack.enter_context(_roster())
         actors = roster("take", key, resources.workers, actor, options)
         pool = Pool(roster, actors, config, partial(check, bases=tuple(models), surroundings=surroundings))
@@ -584,13 +578,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        cells: Sequence[Cell],
-        problems: Mapping[str, pl.DataFrame],
-        pool: Pool,
-        tracker: Tracker,
-        *,
-        title: str,
+        self, cells: Sequence[Cell], problems: Mapping[str, pl.DataFrame], pool: Pool, tracker: Tracker, *, title: str
     ) -> None:
         self._cells, self._problems, self._pool, self._tracker = cells, problems, pool, tracker
         self._title, self._display = title, Progress(title, cells)

@@ -524,29 +524,43 @@ class Tracker(Sender):
         folder = work.start_of(cell)
         made = _written(folder / "evaluation.json")
         parcel = Parcel(
-            experiment=self._experiment, key=cell.start_id, name=f"{cell.origin.base_model}, seed {cell.seed}",
-            folder=str(folder.resolve()), begun=made, ended=made, tags=tags(self._experiment),
+            experiment=self._experiment,
+            key=cell.start_id,
+            name=f"{cell.origin.base_model}, seed {cell.seed}",
+            folder=str(folder.resolve()),
+            begun=made,
+            ended=made,
+            tags=tags(self._experiment),
             metrics={f"eval/{name}": value for name, value in work.read_baseline(folder).metrics.items()},
             artifacts={"ledger": str((folder / "ledger.parquet").resolve())},
-        )  # fmt: skip
+        )
         self.put(parcel, keep=not is_sent(read_note(parcel), None))
 
     def mean(self, cells: Sequence[Cell]) -> None:
         """Make ``mlflow:EXPERIMENT`` mean these cells and no others of this owner's."""
         keys = sorted({key for cell in cells for key in (cell.run_id, cell.start_id) if key})
-        self.put(Parcel(
-            experiment=self._experiment, key="means", name=f"which runs {self._experiment} means", means=keys,
-            tags=tags(self._experiment),
-        ))  # fmt: skip
+        self.put(
+            Parcel(
+                experiment=self._experiment,
+                key="means",
+                name=f"which runs {self._experiment} means",
+                means=keys,
+                tags=tags(self._experiment),
+            )
+        )
 
     def _parcel(self, cell: Cell) -> Parcel:
         plain = asdict(cell)
         del plain["rollouts"]
         return Parcel(
-            experiment=self._experiment, key=cell.run_id, name=cell.name, folder=str(work.folder_of(cell).resolve()),
-            begun=int(time.time() * 1000), params={key: str(value) for key, value in leaves(plain)},
+            experiment=self._experiment,
+            key=cell.run_id,
+            name=cell.name,
+            folder=str(work.folder_of(cell).resolve()),
+            begun=int(time.time() * 1000),
+            params={key: str(value) for key, value in leaves(plain)},
             tags={**tags(self._experiment), "isocompute.problem_set": cell.origin.problem_set},
-        )  # fmt: skip
+        )
 
     @staticmethod
     def _ended(parcel: Parcel, cell: Cell, final: Mapping[str, str] | None) -> Parcel:
@@ -555,15 +569,20 @@ class Tracker(Sender):
         found = work.done(folder)
         diverged = found is not None and found.diverged_at is not None
         final = final or {
-            **parcel.tags, BUDGET_TAG: str(cell.rollouts), HEALTH_TAG: health_text(*health_of(cell)),
+            **parcel.tags,
+            BUDGET_TAG: str(cell.rollouts),
+            HEALTH_TAG: health_text(*health_of(cell)),
             STATUS_TAG: "diverged" if diverged else "finished",
-        }  # fmt: skip
+        }
         paths = {name: folder / f"{name}.parquet" for name in TABLES}
         return replace(
-            parcel, ended=_written(folder / "done.json"), tags=final, failed=final[STATUS_TAG] == "diverged",
+            parcel,
+            ended=_written(folder / "done.json"),
+            tags=final,
+            failed=final[STATUS_TAG] == "diverged",
             rollouts=found.rollouts if found else cell.rollouts,
             artifacts={name: str(path.resolve()) for name, path in paths.items() if path.exists()},
-        )  # fmt: skip
+        )
 
 
 def _written(path: Path) -> int:

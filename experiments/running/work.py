@@ -336,8 +336,11 @@ def describe(model: str) -> dict[str, Any]:
 
     try:
         place = local_path(model)
-        return {"model_type": AutoConfig.from_pretrained(place).model_type,
-                "vocabulary": len(AutoTokenizer.from_pretrained(place)), "content": content(place)}  # fmt: skip
+        return {
+            "model_type": AutoConfig.from_pretrained(place).model_type,
+            "vocabulary": len(AutoTokenizer.from_pretrained(place)),
+            "content": content(place),
+        }
     except Exception as error:
         reason = str(error).strip().splitlines()[0]
         raise ExperimentError(f"the base model {model} cannot be loaded ({reason})") from None

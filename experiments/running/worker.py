@@ -95,7 +95,6 @@ class WorkerActor:
 
     def open(self, config: WorkerConfig) -> Loaded:
         """Load the model, unless it is there already; returns what was loaded with it."""
-
         guard = CodeGuard.install()
         # Imported under the guard.
 
@@ -443,9 +442,17 @@ class Worker:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
 
     def _evaluate(
-        self, cell: Cell, validation: pl.DataFrame, home: Path, start: Path,
-        *, step: int, at: int, rollouts: int, tokens: int,
-    ) -> Evaluated:  # fmt: skip
+        self,
+        cell: Cell,
+        validation: pl.DataFrame,
+        home: Path,
+        start: Path,
+        *,
+        step: int,
+        at: int,
+        rollouts: int,
+        tokens: int,
+    ) -> Evaluated:
         """Evaluate at a point of the grid; the first evaluation is read, not made."""
         if step == 0:
             found, paid_for = work.read_baseline(start), None
@@ -500,11 +507,14 @@ class Worker:
             options["device"] = resources.device
         if layout.engines:
             options["replicas"] = {
-                "replicas": len(layout.engines), "placement": self._group, "bundles": layout.engines,
+                "replicas": len(layout.engines),
+                "placement": self._group,
+                "bundles": layout.engines,
                 "num_gpus": layout.share * layout.bundles[layout.engines[0]].get("GPU", 0.0),
-                "transport": resources.transport, "start_seconds": resources.start_seconds,
+                "transport": resources.transport,
+                "start_seconds": resources.start_seconds,
                 "answer_seconds": resources.stall_seconds,
-            }  # fmt: skip
+            }
         return open_sampler(resources.sampler, self._models[self._base], self._sampling, **options)
 
     def _base_weights(self, base: str) -> None:
@@ -525,10 +535,15 @@ class Worker:
             self._learner = Learner(model, config, device=self.config.resources.device)
         else:
             self._learner = LearnerGroup(
-                model, config, world_size=len(self._layout.ranks), device=self.config.resources.device,
-                placement=self._group, bundles=self._layout.ranks, gpu_share=self._layout.share,
+                model,
+                config,
+                world_size=len(self._layout.ranks),
+                device=self.config.resources.device,
+                placement=self._group,
+                bundles=self._layout.ranks,
+                gpu_share=self._layout.share,
                 update_patience=self.config.resources.stall_seconds,
-            )  # fmt: skip
+            )
             # The ranks have imported what is on disk now.
             if guard := CodeGuard.here():
                 guard.verify()

@@ -12,6 +12,12 @@ from .model import (
 from .reading import load
 
 __all__ = [
-    "CommandTrainer", "DifficultyConfig", "ModelConfig", "PreparedConfig", "PrescribeConfig", "Preset",
-    "ResourcesConfig", "load",
-]  # fmt: skip
+    "CommandTrainer",
+    "DifficultyConfig",
+    "ModelConfig",
+    "PreparedConfig",
+    "PrescribeConfig",
+    "Preset",
+    "ResourcesConfig",
+    "load",
+]

@@ -732,14 +732,17 @@ def _command_can_be_measured(preset: Preset) -> None:
             f"is {preset.resources.keep_policies!r}; what a command trains is in its own checkpoints: none",
         )
     for name, sweep in preset.sweep.items():
-        given = {"learner": bool(sweep.learner), "evaluations_per_octave": sweep.evaluations_per_octave is not None,
-                 "warmup_rollouts": sweep.warmup_rollouts is not None}  # fmt: skip
+        given = {
+            "learner": bool(sweep.learner),
+            "evaluations_per_octave": sweep.evaluations_per_octave is not None,
+            "warmup_rollouts": sweep.warmup_rollouts is not None,
+        }
         for setting, is_given in given.items():
             if is_given:
                 raise SettingError(
-                    f"sweep.{name}.{setting}", "is of our learner, and a command trains: leave it empty, and give the "
-                    "command its own settings"
-                )  # fmt: skip
+                    f"sweep.{name}.{setting}",
+                    "is of our learner, and a command trains: leave it empty, and give the command its own settings",
+                )
 
 
 def _dropping_sees_right_answers(name: str, preset: Preset) -> None:

@@ -30,9 +30,13 @@ def measure_sets(preset: Preset, settings: DifficultyConfig, table: pl.DataFrame
 
         def ask(table: pl.DataFrame, samples: int, phase: str, title: str) -> Measured:
             origin = Origin(
-                problem_set="", base_model="", base=base, problems=problems_hash(table),
-                generation=preset.generation, surroundings=surroundings,
-            )  # fmt: skip
+                problem_set="",
+                base_model="",
+                base=base,
+                problems=problems_hash(table),
+                generation=preset.generation,
+                surroundings=surroundings,
+            )
             return measure(pool, table, origin, samples=samples, seed=settings.seed, phase=phase, title=title)
 
         selecting = ask(table, settings.samples, "difficulty", "difficulty")
@@ -96,6 +100,10 @@ def _log(preset: Preset, scores: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
         for how in ("selected", "fresh")
     }
     log(
-        preset, "difficulty", artifacts | {"base": FOLDER / "base.json"}, figures=sorted(FOLDER.glob("histogram.*")),
-        metrics=metrics, inputs={"problems": PREPARED / "problems.parquet"},
-    )  # fmt: skip
+        preset,
+        "difficulty",
+        artifacts | {"base": FOLDER / "base.json"},
+        figures=sorted(FOLDER.glob("histogram.*")),
+        metrics=metrics,
+        inputs={"problems": PREPARED / "problems.parquet"},
+    )

@@ -19,11 +19,18 @@ from ..settings import ModelConfig, Preset
 
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": {
-        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": False,
-        "max_position_embeddings": 32768, "dtype": "bfloat16",
-    },
-}  # fmt: skip
+        "model_type": "qwen2",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32768,
+        "dtype": "bfloat16",
+    }
+}
 """From ``config.json`` of models on the hub, so that a plan needs no network."""
 RANKS = (1, 2, 4, 8)
 """Numbers of learner ranks that are tried."""
@@ -123,9 +130,12 @@ class Footprint:
         engine = self.preset.resources.resolved_engine().resolved(longest=longest, cuda=True)
         try:
             plan = estimate(
-                size_of(self.model, parameters=parameters), engine, sampling, model=self.preset.base_models[0],
+                size_of(self.model, parameters=parameters),
+                engine,
+                sampling,
+                model=self.preset.base_models[0],
                 available=engine.memory_share * self.device.memory,
-            )  # fmt: skip
+            )
         except RolloutError as error:
             yield f"    {error}"
             return

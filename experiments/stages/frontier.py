@@ -59,6 +59,4 @@ def fit(preset: Preset, problem_set: str, evals: pl.DataFrame) -> Fit:
 def _alone(preset: Preset, problem_set: str, evals: pl.DataFrame) -> dict[str, Any]:
     """What the runs of each base model choose alone; nothing where there is one base model."""
     names = preset.base_models if len(preset.base_models) > 1 else ()
-    return {
-        name: page.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names
-    }  # fmt: skip
+    return {name: page.choice(fit(preset, problem_set, evals.filter(pl.col("base_model") == name))) for name in names}

@@ -64,12 +64,20 @@ def _plan(preset: Preset, name: str, terms: Terms) -> None:
     """Cells and rollouts of one problem set; rates that are searched are not known before the pilots have run."""
     settings, test, surroundings = preset.sweep[name], preset.prescribe.get(name), surroundings_of(preset)
     designs = [
-        Design(preset=preset, sweep=settings, origin=Origin(
-            problem_set=name, base_model=base, base="", problems="", generation=preset.generation,
-            surroundings=surroundings,
-        ))
+        Design(
+            preset=preset,
+            sweep=settings,
+            origin=Origin(
+                problem_set=name,
+                base_model=base,
+                base="",
+                problems="",
+                generation=preset.generation,
+                surroundings=surroundings,
+            ),
+        )
         for base in preset.base_models
-    ]  # fmt: skip
+    ]
     search, declared = settings.search, designs[0].declared_rates()
     pilot = designs[0].trials()
     any_rate = Rates(rule="constant", found={(1, 1): 1.0})
@@ -140,13 +148,18 @@ def cost_lines(
     learner = cells[0].learner
     setting = Setting(
         model=Model(
-            parameters=parameters_of(model), layers=int(model["num_hidden_layers"]), width=int(model["hidden_size"]),
+            parameters=parameters_of(model),
+            layers=int(model["num_hidden_layers"]),
+            width=int(model["hidden_size"]),
             vocabulary=int(model["vocab_size"]),
         ),
         lengths=Lengths(prompt_tokens=float(preset.sampling.max_prompt_tokens), response_tokens=length, spread=0.0),
-        device=terms.device, utilisation=Utilisation(), tokens_per_second=None,
-        extra_forwards=int(learner.measures_first) + int(bool(learner.kl.coefficient)), shared_prompt=True,
-    )  # fmt: skip
+        device=terms.device,
+        utilisation=Utilisation(),
+        tokens_per_second=None,
+        extra_forwards=int(learner.measures_first) + int(bool(learner.kl.coefficient)),
+        shared_prompt=True,
+    )
     sizes = Counter[int]()
     for cell in cells:
         sizes[cell.rollouts_per_problem] += cell.rollouts

@@ -52,13 +52,18 @@ def _train(preset: Preset, problem_set: str, test: PrescribeConfig, settings: Se
     setup = setup_of(preset, problem_set)
     cells = [
         design.cell(
-            "prescribe", n=each.rollouts_per_problem, problems_per_batch=each.problems_per_batch, seed=seed,
-            rollouts=test.rollouts, evaluate_every=test.evaluate_every, learning_rate=each.learning_rate or 0.0,
+            "prescribe",
+            n=each.rollouts_per_problem,
+            problems_per_batch=each.problems_per_batch,
+            seed=seed,
+            rollouts=test.rollouts,
+            evaluate_every=test.evaluate_every,
+            learning_rate=each.learning_rate or 0.0,
         )
         for design in setup.designs
         for each in settings
         for seed in test.seeds
-    ]  # fmt: skip
+    ]
     tracker = Tracker(f"{preset.name}-{problem_set}-prescribe")
     with workers(preset, setup.models, training=True) as pool:
         Run(cells, setup.problems, pool, tracker, title=f"prescribe {problem_set}").finish()

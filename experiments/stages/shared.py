@@ -38,10 +38,16 @@ def log(
     experiment, key = f"{preset.name}-{what}", f"{what}-{secrets.token_hex(4)}"
     linked = {tracking.INPUT_TAG + name: tracking.content_hash(path) for name, path in (inputs or {}).items()}
     parcel = Parcel(
-        experiment=experiment, key=key, name=what, begun=BEGAN, ended=time.time_ns() // 10**6,
+        experiment=experiment,
+        key=key,
+        name=what,
+        begun=BEGAN,
+        ended=time.time_ns() // 10**6,
         params={name: str(value) for name, value in (params or {}).items()},
         metrics={name: float(value) for name, value in (metrics or {}).items()},
-        artifacts={name: str(path) for name, path in artifacts.items()}, figures=[str(path) for path in figures],
-        tags={**tags(experiment), **linked}, means=[key],
-    )  # fmt: skip
+        artifacts={name: str(path) for name, path in artifacts.items()},
+        figures=[str(path) for path in figures],
+        tags={**tags(experiment), **linked},
+        means=[key],
+    )
     Outbox().put_copies(parcel)

@@ -51,21 +51,19 @@ def setup_of(preset: Preset, problem_set: str) -> Setup:
         table = tables.read(path, "problems")
         place, base = model_of(preset, name)
         origin = Origin(
-            problem_set=problem_set, base_model=name, base=base, problems=problems_hash(table),
-            generation=preset.generation, surroundings=surroundings,
-        )  # fmt: skip
+            problem_set=problem_set,
+            base_model=name,
+            base=base,
+            problems=problems_hash(table),
+            generation=preset.generation,
+            surroundings=surroundings,
+        )
         designs.append(Design(preset=preset, sweep=sweep, origin=origin))
         problems[origin.problems], models[base] = table, place
     return Setup(designs=tuple(designs), problems=problems, models=models)
 
 
-def collect(
-    wanted: Sequence[Cell],
-    out: Path,
-    *,
-    pilot: Sequence[Cell] = (),
-    keep_policies: str = "none",
-) -> None:
+def collect(wanted: Sequence[Cell], out: Path, *, pilot: Sequence[Cell] = (), keep_policies: str = "none") -> None:
     """Join the tables of finished cells, each cut off at its budget, into one folder.
 
     What shared first evaluations and the pilot cost is in the ledger, too; a pilot is paid for, but not out of the
@@ -184,11 +182,14 @@ def find(design: Design, run: Callable[[Sequence[Cell]], None], base: Evaluation
             break
         cells += more
     pilot = Pilot(
-        rule=settings.rule, metric=metric, base=known, budget=settings.rollouts,
+        rule=settings.rule,
+        metric=metric,
+        base=known,
+        budget=settings.rollouts,
         searches=tuple(
             Search(rollouts_per_problem=n, problems_per_batch=size, grid=grid) for (n, size), grid in grids.items()
         ),
-    )  # fmt: skip
+    )
     return pilot, cells
 
 
@@ -214,10 +215,12 @@ def base_score(problem_set: str, metric: str) -> Evaluation | None:
 def first_score(cells: Sequence[Cell], metric: str) -> Evaluation:
     """The base model's score in the first evaluations that cells share, a mean over their seeds."""
     first = [work.read_baseline(folder) for folder in sorted({work.start_of(cell) for cell in cells})]
-    return mean([
-        sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
-        for start in first
-    ])  # fmt: skip
+    return mean(
+        [
+            sampled(start.metrics[metric], questions=start.questions, samples=start.samples, metric=metric)
+            for start in first
+        ]
+    )
 
 
 def _grids(cells: Sequence[Cell], metric: str, base: Evaluation) -> dict[tuple[int, int], tuple[Tried, ...]]:
@@ -269,9 +272,16 @@ def _draw_search(axes: Any, found: Search, label: str, colour: str) -> None:
     rates = [each.learning_rate for each in scored]
     errors = [each.standard_error for each in scored]
     axes.errorbar(
-        rates, [each.score for each in scored], yerr=errors, color=colour, marker="o", markerfacecolor="white",
-        capsize=2, linewidth=1.2, label=label,
-    )  # fmt: skip
+        rates,
+        [each.score for each in scored],
+        yerr=errors,
+        color=colour,
+        marker="o",
+        markerfacecolor="white",
+        capsize=2,
+        linewidth=1.2,
+        label=label,
+    )
     axes.plot([found.chosen.learning_rate], [found.chosen.score], marker="o", color=colour, zorder=3)
     lost = [each.learning_rate for each in found.grid if each.diverged]
     axes.plot(lost, [0.02] * len(lost), "x", color=colour, transform=axes.get_xaxis_transform())

@@ -92,11 +92,16 @@ def cells_of(design: Design, settings: dict[str, Any], arguments: argparse.Names
     own = replace(design, sweep=design.sweep.model_copy(update={"learner": learner}))
     return [
         own.cell(
-            "algorithm", n=arguments.n, problems_per_batch=design.sweep.problems_per_batch[0], seed=FIRST_SEED + seed,
-            rollouts=arguments.rollouts, evaluate_every=arguments.rollouts // EVALUATIONS, learning_rate=arguments.rate,
+            "algorithm",
+            n=arguments.n,
+            problems_per_batch=design.sweep.problems_per_batch[0],
+            seed=FIRST_SEED + seed,
+            rollouts=arguments.rollouts,
+            evaluate_every=arguments.rollouts // EVALUATIONS,
+            learning_rate=arguments.rate,
         )
         for seed in range(arguments.seeds)
-    ]  # fmt: skip
+    ]
 
 
 def setup_of(unit: Unit) -> Setup:
@@ -104,9 +109,13 @@ def setup_of(unit: Unit) -> Setup:
     preset, inputs = preset_of(unit), INPUTS / f"{unit.task}-{unit.base_seed}"
     problems, base = tables.read(inputs / f"{unit.problem_set}.parquet", "problems"), content(inputs / "base")
     origin = Origin(
-        problem_set=unit.problem_set, base_model=inputs.name, base=base, problems=problems_hash(problems),
-        generation=preset.generation, surroundings=Surroundings.of(preset.resources),
-    )  # fmt: skip
+        problem_set=unit.problem_set,
+        base_model=inputs.name,
+        base=base,
+        problems=problems_hash(problems),
+        generation=preset.generation,
+        surroundings=Surroundings.of(preset.resources),
+    )
     design = Design(preset=preset, sweep=preset.sweep_of(unit.problem_set), origin=origin)
     return Setup(designs=(design,), problems={origin.problems: problems}, models={base: str(inputs / "base")})
 

@@ -22,24 +22,39 @@ BASE = ROOT / "experiments" / "inputs" / "smoke" / "base"
 """The base model of ``smoke``."""
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8, "max_prompt_tokens": 8}
 SURROUNDINGS = {
-    "code": "c", "versions": {}, "sampler": "vllm", "device": "cpu", "engine": {"dtype": "float32"},
-    "placement": "colocated", "learner_ranks": 1,
-}  # fmt: skip
+    "code": "c",
+    "versions": {},
+    "sampler": "vllm",
+    "device": "cpu",
+    "engine": {"dtype": "float32"},
+    "placement": "colocated",
+    "learner_ranks": 1,
+}
 
 
 def cell(*, base: str = "b", surroundings: dict[str, Any] | None = None, **changes: Any) -> Cell:
     """Twelve steps of 2 × 4, evaluated every four."""
     origin = Origin(
-        problem_set="easy", base_model="base", base=base, problems="p", generation={"sampling": SAMPLING},
+        problem_set="easy",
+        base_model="base",
+        base=base,
+        problems="p",
+        generation={"sampling": SAMPLING},
         surroundings=Surroundings(**{**SURROUNDINGS, **(surroundings or {})}),
-    )  # fmt: skip
+    )
     settings: dict[str, Any] = {
-        "purpose": "sweep", "origin": origin, "rollouts_per_problem": 4, "problems_per_batch": 2, "seed": 7,
-        "rollouts": 96, "evaluate_every": 32, "evaluation_samples": 4,
+        "purpose": "sweep",
+        "origin": origin,
+        "rollouts_per_problem": 4,
+        "problems_per_batch": 2,
+        "seed": 7,
+        "rollouts": 96,
+        "evaluate_every": 32,
+        "evaluation_samples": 4,
         "learner": LearnerConfig(
             learning_rate=3e-3, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01)
         ),
-    }  # fmt: skip
+    }
     return Cell(**{**settings, **changes})
 
 
@@ -67,17 +82,30 @@ def finish(folder: Path, one: Cell) -> None:
     """Write the tables of a finished cell."""
     rows = {
         "evals": {
-            "run_id": one.run_id, "step": 0, "rollouts": 0, "tokens": 0, "rollouts_per_problem": 4,
-            "problems_per_batch": 2, "seed": 7, "problem_set": "easy", "split": "validation", "questions": 8,
-            "samples": 4, "avg_at_4": 0.25,
+            "run_id": one.run_id,
+            "step": 0,
+            "rollouts": 0,
+            "tokens": 0,
+            "rollouts_per_problem": 4,
+            "problems_per_batch": 2,
+            "seed": 7,
+            "problem_set": "easy",
+            "split": "validation",
+            "questions": 8,
+            "samples": 4,
+            "avg_at_4": 0.25,
         },
         "ledger": {
-            "run_id": one.run_id, "step": 1, "cohort": "trained", "rollouts": 8, "prompt_tokens": 32,
+            "run_id": one.run_id,
+            "step": 1,
+            "cohort": "trained",
+            "rollouts": 8,
+            "prompt_tokens": 32,
             "response_tokens": 40,
         },
         "pass_rates": {"run_id": one.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4},
         "timings": {"run_id": one.run_id, "step": 1, "phase": "sample", "seconds": 0.1, "device_seconds": 0.1},
-    }  # fmt: skip
+    }
     for name, row in rows.items():
         tables.write(pl.DataFrame([row]), name, folder / f"{name}.parquet")
     work.set_done(folder, work.Done(rollouts=one.rollouts, step=4, diverged_at=None))
@@ -96,18 +124,35 @@ def ended(one: Cell, *, budget: int, diverged_at: int | None = None, cohorts: tu
     columns = ["run_id", "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"]
     tables.write(pl.DataFrame(ledger, schema=columns, orient="row"), "ledger", folder / "ledger.parquet")
     rows = [
-        {"run_id": one.run_id, "step": step, "rollouts": 8 * step, "tokens": 4 * step, "rollouts_per_problem": 4,
-         "problems_per_batch": 2, "seed": one.seed, "problem_set": "easy", "split": "validation", "questions": 8,
-         "samples": 4, "avg_at_4": 0.25}
+        {
+            "run_id": one.run_id,
+            "step": step,
+            "rollouts": 8 * step,
+            "tokens": 4 * step,
+            "rollouts_per_problem": 4,
+            "problems_per_batch": 2,
+            "seed": one.seed,
+            "problem_set": "easy",
+            "split": "validation",
+            "questions": 8,
+            "samples": 4,
+            "avg_at_4": 0.25,
+        }
         for step in range(0, steps + 1, 4)
-    ]  # fmt: skip
+    ]
     tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
     rates = [{"run_id": one.run_id, "step": r["step"], "problem_id": "p", "successes": 1, "samples": 4} for r in rows]
     tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")
     step = steps if diverged_at is None else diverged_at - 1
     work.set_done(folder, work.Done(rollouts=budget, step=step, diverged_at=diverged_at))
-    start = {"run_id": one.start_id, "step": 0, "cohort": "eval", "rollouts": 32, "prompt_tokens": 9,
-             "response_tokens": 9}  # fmt: skip
+    start = {
+        "run_id": one.start_id,
+        "step": 0,
+        "cohort": "eval",
+        "rollouts": 32,
+        "prompt_tokens": 9,
+        "response_tokens": 9,
+    }
     tables.write(pl.DataFrame([start]), "ledger", work.start_of(one) / "ledger.parquet")
     return folder
 

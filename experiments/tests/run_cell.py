@@ -51,12 +51,16 @@ def main(
     model, problems = json.loads((home.parent / "inputs.json").read_text())
     base = work.content_hash(Path(model))
     config = WorkerConfig(
-        models={base: model}, generation={"sampling": SAMPLING},
+        models={base: model},
+        generation={"sampling": SAMPLING},
         resources=ResourcesConfig(
-            sampler=sampler, placement=placement, learner_ranks=ranks,
-            checkpoints=CheckpointsConfig(**checkpoints), keep_policies="none",
+            sampler=sampler,
+            placement=placement,
+            learner_ranks=ranks,
+            checkpoints=CheckpointsConfig(**checkpoints),
+            keep_policies="none",
         ),
-    )  # fmt: skip
+    )
     worker = Worker(config)
     one = cell(rollouts=rollouts, base=base)
     if with_adapter:

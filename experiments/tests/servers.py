@@ -28,11 +28,25 @@ class Server:
 
     def start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self._folder}/mlflow.db",
-             "--artifacts-destination", str(self._folder / "artifacts"), "--port", str(self.port), "--workers", "1"],
+            [
+                sys.executable,
+                "-m",
+                "mlflow",
+                "server",
+                "--backend-store-uri",
+                f"sqlite:///{self._folder}/mlflow.db",
+                "--artifacts-destination",
+                str(self._folder / "artifacts"),
+                "--port",
+                str(self.port),
+                "--workers",
+                "1",
+            ],
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         while True:
             assert self._process.poll() is None
             try:

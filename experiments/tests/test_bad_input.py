@@ -66,10 +66,13 @@ def test_a_full_disk_leaves_the_table_that_was_there(tmp_path: Path) -> None:
     preset()
     # A limit on the size of files does what a disk does that is nearly full; it would cut off what Python compiles.
     done = subprocess.run(
-        [sys.executable, "-m", "experiments", "prepare"], capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "experiments", "prepare"],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048)),
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
     assert "Traceback" not in done.stderr

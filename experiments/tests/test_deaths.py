@@ -31,9 +31,10 @@ Refer to the documentation on how to address the out of memory issue.
 def made(kind: type) -> Exception:
     """An error of a class, each argument that it cannot do without a text."""
     needed = [
-        p for p in inspect.signature(kind.__init__).parameters.values()
+        p
+        for p in inspect.signature(kind.__init__).parameters.values()
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"
-    ]  # fmt: skip
+    ]
     if kind.__name__ == "RayTaskError":
         return kind("train", "Traceback: it broke", ValueError("it broke"))
     if kind.__name__ == "CrossLanguageError":
@@ -70,10 +71,18 @@ def test_a_task_that_infrastructure_ended_is_infrastructure_at_any_depth(kind: t
 
 
 @pytest.mark.parametrize(
-    "cause", [ValueError("no"), MemoryError(), OSError(28, "No space left"), RolloutError("no"), LearnerError("no"),
-              KeyError("x"), TimeoutError()],
+    "cause",
+    [
+        ValueError("no"),
+        MemoryError(),
+        OSError(28, "No space left"),
+        RolloutError("no"),
+        LearnerError("no"),
+        KeyError("x"),
+        TimeoutError(),
+    ],
     ids=lambda cause: type(cause).__name__,
-)  # fmt: skip
+)
 def test_an_error_of_the_code_that_was_called_is_none(cause: Exception) -> None:
     assert death(cause) is None
     assert death(failed(cause)) is None
@@ -105,9 +114,13 @@ def test_engines_and_ranks_that_died_are_infrastructure_for_whoever_called_their
 def test_lack_of_memory_names_node_memory_and_the_settings_that_help() -> None:
     said = death(failed(ray.exceptions.OutOfMemoryError(OUT_OF_MEMORY))) or ""
     for expected in (
-        "node 192.0.2.2", "14.11GB used / 23.54GB limit", "this worker used 0.04GB", "process 9150 used 12.86GB",
-        "fewer workers", "RAY_memory_usage_threshold",
-    ):  # fmt: skip
+        "node 192.0.2.2",
+        "14.11GB used / 23.54GB limit",
+        "this worker used 0.04GB",
+        "process 9150 used 12.86GB",
+        "fewer workers",
+        "RAY_memory_usage_threshold",
+    ):
         assert expected in said, expected
 
 

@@ -63,11 +63,18 @@ def answer(n: int, reward: str, share: int, near: str = "") -> str:
 @pytest.mark.parametrize(
     ("n", "reward", "share", "agrees"),
     [
-        (128, "0.606", 44, True), (128, "0.612", 36, True), (64, "0.604", 48, True), (16, "0.602", 12, True),
-        (64, "0.906", 3, False), (64, "0.606", 3, False), (128, "0.624", 44, False), (128, "0.606", 55, False),
-        (32, "0.606", 40, False), (256, "0.606", 44, False),
+        (128, "0.606", 44, True),
+        (128, "0.612", 36, True),
+        (64, "0.604", 48, True),
+        (16, "0.602", 12, True),
+        (64, "0.906", 3, False),
+        (64, "0.606", 3, False),
+        (128, "0.624", 44, False),
+        (128, "0.606", 55, False),
+        (32, "0.606", 40, False),
+        (256, "0.606", 44, False),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_alike_where_its_n_reward_and_probability_are(
     n: int, reward: str, share: int, agrees: bool
 ) -> None:

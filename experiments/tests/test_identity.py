@@ -22,13 +22,18 @@ def test_the_budget_and_the_purpose_are_no_part_of_the_identity() -> None:
     one = cell()
     assert one.run_id == cell(rollouts=192).run_id == cell(purpose="prescribe").run_id
     others = [
-        cell(seed=8), cell(rollouts_per_problem=8), cell(evaluate_every=96), cell(base="retrained"),
+        cell(seed=8),
+        cell(rollouts_per_problem=8),
+        cell(evaluate_every=96),
+        cell(base="retrained"),
         cell(learner=replace(one.learner, optimizer=OptimizerConfig(decay="cosine", decay_steps=12))),
         cell(learner=replace(one.learner, objective=ObjectiveConfig(std="population"))),
-        cell(surroundings={"device": "cuda"}), cell(surroundings={"engine": {"dtype": "bfloat16"}}),
-        cell(surroundings={"code": "other"}), cell(surroundings={"versions": {"torch": "9"}}),
+        cell(surroundings={"device": "cuda"}),
+        cell(surroundings={"engine": {"dtype": "bfloat16"}}),
+        cell(surroundings={"code": "other"}),
+        cell(surroundings={"versions": {"torch": "9"}}),
         cell(surroundings={"learner_ranks": 2}),
-    ]  # fmt: skip
+    ]
     assert len({one.run_id, *(other.run_id for other in others)}) == 1 + len(others)
 
 
@@ -79,18 +84,29 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
     found = cells.closure(cells.IDENTITY_LOOP, without=cells.CARRIES_NO_RESULT)
     for needed in (
-        "isocompute.learner.objective.loss", "isocompute.learner.objective.loss",
-        "isocompute.learner.objective.prepare", "isocompute.learner.training.loop", "isocompute.learner.ranks.group",
-        "isocompute.rollout.samplers.vllm.sampler", "isocompute.rollout.scoring.judges.tasks",
-        "isocompute.rollout.scoring.sandbox.child", "isocompute.rollout.scoring.evaluation",
-        "isocompute.budget.ledger.meter", "experiments.running.worker",
-    ):  # fmt: skip
+        "isocompute.learner.objective.loss",
+        "isocompute.learner.objective.loss",
+        "isocompute.learner.objective.prepare",
+        "isocompute.learner.training.loop",
+        "isocompute.learner.ranks.group",
+        "isocompute.rollout.samplers.vllm.sampler",
+        "isocompute.rollout.scoring.judges.tasks",
+        "isocompute.rollout.scoring.sandbox.child",
+        "isocompute.rollout.scoring.evaluation",
+        "isocompute.budget.ledger.meter",
+        "experiments.running.worker",
+    ):
         assert needed in found, needed
     for free in (
-        "experiments.report.page", "experiments.settings.model", "isocompute.learner.saving.export",
-        "isocompute.rollout.problems.hub", "isocompute.budget.contract.tracking",
-        "experiments.running.tracker", "experiments.running.design", "experiments.settings.model",
-    ):  # fmt: skip
+        "experiments.report.page",
+        "experiments.settings.model",
+        "isocompute.learner.saving.export",
+        "isocompute.rollout.problems.hub",
+        "isocompute.budget.contract.tracking",
+        "experiments.running.tracker",
+        "experiments.running.design",
+        "experiments.settings.model",
+    ):
         assert free not in found, free
 
 
@@ -113,8 +129,15 @@ def test_how_hard_a_problem_was_found_to_be_is_not_read_by_a_cell() -> None:
     import polars as pl
 
     table = pl.DataFrame(
-        {"problem_id": ["a"], "prompt": ["1+1="], "answer": ["2"], "verifier": ["exact"], "source": ["s"],
-         "split": ["train"], "pass_rate": [0.5]}
-    )  # fmt: skip
+        {
+            "problem_id": ["a"],
+            "prompt": ["1+1="],
+            "answer": ["2"],
+            "verifier": ["exact"],
+            "source": ["s"],
+            "split": ["train"],
+            "pass_rate": [0.5],
+        }
+    )
     assert problems_hash(table) == problems_hash(table.with_columns(pass_rate=pl.lit(0.25)))
     assert problems_hash(table) != problems_hash(table.with_columns(answer=pl.lit("3")))

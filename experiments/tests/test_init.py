@@ -51,10 +51,31 @@ def test_it_names_every_setting_with_what_it_means(here: Path) -> None:
     # Of the kinds of problems, models and rules only one is in it, recipes are in place of settings, and there is no
     # adapter.
     other_kinds = {
-        "dataset", "revision", "files", "split", "prompt", "answer", "verifier", "metadata", "path", "model", "recipe",
-            "batch_rollouts", "models", "folder", "others", "command", "libraries",
-                "world_size", "micro_batch", "logs", "log_settings", "rank", "alpha", "target_modules",
-    }  # fmt: skip
+        "dataset",
+        "revision",
+        "files",
+        "split",
+        "prompt",
+        "answer",
+        "verifier",
+        "metadata",
+        "path",
+        "model",
+        "recipe",
+        "batch_rollouts",
+        "models",
+        "folder",
+        "others",
+        "command",
+        "libraries",
+        "world_size",
+        "micro_batch",
+        "logs",
+        "log_settings",
+        "rank",
+        "alpha",
+        "target_modules",
+    }
     described = {path.rpartition(".")[2]: s["description"] for path, s in settings_of(reading.preset_schema())}
     assert set(described) - other_kinds - {"name", "longest", "margin", "phrase"} <= keys
     assert "# Rollouts per problem" in text or "# Group sizes (rollouts per problem), every n." in text

@@ -66,9 +66,13 @@ def test_a_worker_that_loads_another_base_model_or_edited_code_is_refused(tree: 
     sources = [str(tree / "packages" / p / "src") for p in ("budget", "rollout", "learner", "frontier")]
     kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "ISOCOMPUTE_SESSION")}
     done = subprocess.run(
-        [sys.executable, "-c", DRIVER, SURROGATES, "loss=advantages"], cwd=tree, capture_output=True, text=True,
-        check=False, env={**kept, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
-    )  # fmt: skip
+        [sys.executable, "-c", DRIVER, SURROGATES, "loss=advantages"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**kept, "PYTHONPATH": os.pathsep.join([str(tree), *sources])},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     said = [line for line in done.stdout.splitlines() if line.startswith("the worker")]
     assert len(said) == 2, done.stdout

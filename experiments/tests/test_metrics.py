@@ -27,24 +27,43 @@ from isocompute.rollout.contract import tracking
 GLOSSARY = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 # The settings with which everything is measured that can be.
 CONFIG = LearnerConfig(
-    learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"), kl=KLConfig(coefficient=1.0),
+    learning_rate=1.0,
+    objective=ObjectiveConfig(algorithm="ppo"),
+    kl=KLConfig(coefficient=1.0),
     entropy=EntropyConfig(coefficient=1.0),
-)  # fmt: skip
+)
 UPDATE = UpdateReport(
     # Returns that differ, so that there is a variance to be explained.
     objective={name: Average(total=1.0 + (name == "return_square"), count=1.0) for name in loss_metrics(CONFIG)},
-    gradient_norm=0.0, learning_rate=0.0, trained_tokens=1, skipped=Average(total=0.0, count=1.0), operations=1.0,
+    gradient_norm=0.0,
+    learning_rate=0.0,
+    trained_tokens=1,
+    skipped=Average(total=0.0, count=1.0),
+    operations=1.0,
     machine_rate=1.0,
-)  # fmt: skip
+)
 RESPONSES = ResponseStatistics(
-    reward=0.0, reward_std=0.0, zero_variance_share=0.0, response_length=0.0, truncated_share=0.0,
-    response_length_max=1, sampled_entropy=0.0,
-)  # fmt: skip
+    reward=0.0,
+    reward_std=0.0,
+    zero_variance_share=0.0,
+    response_length=0.0,
+    truncated_share=0.0,
+    response_length_max=1,
+    sampled_entropy=0.0,
+)
 STEP = StepRecord(
-    step=1, rollouts=8, sample_seconds=1.0, update_seconds=1.0, sync_seconds=0.0, responses=RESPONSES,
-    advantages=AdvantageStatistics(advantage=0.0, advantage_std=0.0), update=UPDATE, gradient_retries=1,
-    sampled_tokens=1, dropped_problems=1,
-)  # fmt: skip
+    step=1,
+    rollouts=8,
+    sample_seconds=1.0,
+    update_seconds=1.0,
+    sync_seconds=0.0,
+    responses=RESPONSES,
+    advantages=AdvantageStatistics(advantage=0.0, advantage_std=0.0),
+    update=UPDATE,
+    gradient_retries=1,
+    sampled_tokens=1,
+    dropped_problems=1,
+)
 
 
 class Answered:
@@ -107,10 +126,18 @@ def test_every_metric_of_the_rollout_commands_is_in_the_glossary_and_no_other(
     Path("own.yaml").write_text("kind: file\npath: own.jsonl\ntrain: 1\nvalidation: 1\n")
     assert main(["problems", "own.yaml", "--out", "problems.parquet", "--log", "a"]) == 0
     rollouts = pl.read_parquet("problems.parquet").select(
-        "problem_id", run_id=pl.lit("r"), step=pl.lit(0), phase=pl.lit("eval"), sample=pl.lit(0, dtype=pl.Int32),
-        prompt_ids=[1], response_ids=[1], logprobs=[0.0], reward=pl.lit(1.0), finish_reason=pl.lit("stop"),
+        "problem_id",
+        run_id=pl.lit("r"),
+        step=pl.lit(0),
+        phase=pl.lit("eval"),
+        sample=pl.lit(0, dtype=pl.Int32),
+        prompt_ids=[1],
+        response_ids=[1],
+        logprobs=[0.0],
+        reward=pl.lit(1.0),
+        finish_reason=pl.lit("stop"),
         weights_version=pl.lit(0),
-    )  # fmt: skip
+    )
     rollouts.write_parquet("rollouts.parquet")
     # The metric of generate and score, which need a model.
     logged |= set(rewarded(rollouts).metrics)

@@ -119,11 +119,18 @@ def test_it_prints_what_was_found(finished: tuple[Path, str]) -> None:
     folder, printed = finished
     end = printed[printed.index("easy, from base") :]
     for expected in (
-        "before training:", "At 96 rollouts", "Risk: ", "Not in this: ", "Spent (rollouts): ",
+        "before training:",
+        "At 96 rollouts",
+        "Risk: ",
+        "Not in this: ",
+        "Spent (rollouts): ",
         "pilots: training",
-        "Tested: trained at 96 rollouts with fresh seeds, n = ", "Seconds: prepare", "sweep@easy",
-        f"outputs/frontier/{SETS[-1]}/report.html", "nox -s ui",
-    ):  # fmt: skip
+        "Tested: trained at 96 rollouts with fresh seeds, n = ",
+        "Seconds: prepare",
+        "sweep@easy",
+        f"outputs/frontier/{SETS[-1]}/report.html",
+        "nox -s ui",
+    ):
         assert expected in end, expected
     page = (folder / "outputs" / "frontier" / "easy" / "report.html").read_text()
     assert "http" not in page.replace("http://www.w3.org", "")
@@ -142,8 +149,9 @@ def test_pilots_are_charged_as_pilots_and_measure_nothing(finished: tuple[Path, 
         states = json.loads((out / "cells.json").read_text())["cells"]
         batches = [
             state["steps"] * state["rollouts_per_problem"] * state["problems_per_batch"]
-            for state in states if state["purpose"] == "pilot"
-        ]  # fmt: skip
+            for state in states
+            if state["purpose"] == "pilot"
+        ]
         assert ledger.filter(pl.col("cohort") == "pilot")["rollouts"].sum() == sum(batches) > 0
         assert set(pl.read_parquet(out / "evals.parquet")["seed"]) == set(settings["seeds"])
         chosen = {each["rollouts_per_problem"]: each["learning_rate"] for each in found["searches"]}
@@ -263,8 +271,10 @@ def test_the_frontier_is_fitted_elsewhere_from_mlflow_alone(finished: tuple[Path
     folder, _ = finished
     subprocess.run(
         [sys.executable, "-m", "isocompute.frontier.cli", "fit", "mlflow:smoke-easy-sweep", "--out", "fitted"],
-        cwd=tmp_path, env={**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}, check=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
+        check=True,
+    )
     ours = (folder / "outputs" / "frontier" / "easy" / "posterior.json").read_bytes()
     assert (tmp_path / "fitted" / "posterior.json").read_bytes() == ours
 
@@ -290,9 +300,13 @@ def test_a_fit_setting_retrains_nothing_and_what_has_no_server_is_sent_later(
 
     def with_store(uri: str, *command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", *command], cwd=folder, capture_output=True, text=True, check=False,
+            [sys.executable, "-m", *command],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
             env={**environment(), "MLFLOW_TRACKING_URI": uri},
-        )  # fmt: skip
+        )
 
     params = yaml.safe_load((folder / "params.yaml").read_text())
     params["smoke"]["frontier"]["seed"] += 1
@@ -327,9 +341,13 @@ def test_a_bad_setting_leaves_earlier_results_untouched(finished: tuple[Path, st
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     before = modified(folder, "outputs/**/*")
     failed = subprocess.run(
-        [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "experiments", "repro"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     (folder / "params.yaml").write_text(good)
     assert failed.returncode == 2
     assert "rolluots" in failed.stderr

@@ -42,9 +42,14 @@ def end(folder: Path, growth: int, number: signal.Signals) -> bool:
     """
     before = settled(folder)
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments", "repro"], cwd=folder, env=environment(), start_new_session=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "experiments", "repro"],
+        cwd=folder,
+        env=environment(),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while progress(folder) < before + growth and process.poll() is None:
         time.sleep(0.1)
     if process.poll() is not None:

@@ -22,9 +22,15 @@ pytestmark = pytest.mark.slow("Ray, ranks and engines")
 
 CONFIG = LearnerConfig(learning_rate=1e-2)
 PROBLEMS = pl.DataFrame(
-    {"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"], "verifier": "exact",
-     "source": "s", "split": "train"}
-)  # fmt: skip
+    {
+        "problem_id": ["a", "b", "c"],
+        "prompt": ["1+1=", "2+2=", "3-1="],
+        "answer": ["2", "4", "2"],
+        "verifier": "exact",
+        "source": "s",
+        "split": "train",
+    }
+)
 
 
 def asked(**resources: Any) -> WorkerConfig:
@@ -42,10 +48,12 @@ def asked(**resources: Any) -> WorkerConfig:
         ({"learner_ranks": 2, "replicas": 2, "device": "cuda"}, [{"CPU": 2, "GPU": 1}] * 2, [0, 1], [0, 1]),
         (
             {"learner_ranks": 2, "placement": "separate", "device": "cuda", "engine": EngineConfig(tensor_parallel=4)},
-            [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}], [0, 1], [2],
+            [{"CPU": 1, "GPU": 1}] * 2 + [{"CPU": 1, "GPU": 4}],
+            [0, 1],
+            [2],
         ),
     ],
-)  # fmt: skip
+)
 def test_separate_engines_have_bundles_of_their_own_and_colocated_ones_are_on_the_ranks(
     resources: dict[str, Any], bundles: list[dict[str, float]], ranks: list[int], engines: list[int]
 ) -> None:
@@ -72,7 +80,7 @@ def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any,
     group = reserve(layout, seconds=60)
     ranks = LearnerGroup(
         BASE, CONFIG, world_size=2, placement=group, bundles=layout.ranks, gpu_share=layout.share, grace=1
-    )  # fmt: skip
+    )
 
     def engines() -> Iterator[Any]:
         for transport in transports:

@@ -37,8 +37,10 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def test_a_cluster_that_is_too_small_is_said_at_once(joined: None) -> None:
     preset = load(PARAMS, "smoke")
-    for changes, wanted in (({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
-                            ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all")):  # fmt: skip
+    for changes, wanted in (
+        ({"device": "cuda"}, "2 workers need 2 GPUs, and the cluster has 0 in all"),
+        ({"workers": 64}, "64 workers need 64 CPUs, and the cluster has 2 in all"),
+    ):
         greedy = preset.model_copy(update={"resources": preset.resources.model_copy(update=changes)})
         with pytest.raises(ExperimentError, match=wanted), workers(greedy, {"b": "model"}):
             pass
@@ -68,9 +70,11 @@ def test_what_a_repro_started_on_a_cluster_of_others_ends_with_it_however_it_end
     address = ray.get_runtime_context().gcs_address
     before = named()
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER], env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", HOLDER],
+        env={**os.environ, "RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     started = set(named()) - set(before)
@@ -95,9 +99,13 @@ def test_a_node_of_a_cluster_joins_it(joined: None, tmp_path: Path) -> None:
         "with cluster(1): print(ray.get_runtime_context().gcs_address)"
     )
     joined = subprocess.run(
-        [sys.executable, "-c", joins], env={**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", joins],
+        env={**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert joined.stdout.split()[-1:] == [address]
 
 

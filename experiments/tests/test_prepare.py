@@ -36,8 +36,9 @@ def test_every_base_model_has_cells_of_its_own_problems(preset: Preset) -> None:
     assert [design.origin.base_model for design in setup.designs] == ["one", "two"]
     assert set(setup.models) == {design.origin.base for design in setup.designs}
     assert [Path(place).parts[-3:] for place in setup.models.values()] == [
-        ("prepared", "one", "base"), ("prepared", "two", "base"),
-    ]  # fmt: skip
+        ("prepared", "one", "base"),
+        ("prepared", "two", "base"),
+    ]
     assert {hashed: problems_hash(table) for hashed, table in setup.problems.items()} == {
         design.origin.problems: design.origin.problems for design in setup.designs
     }

@@ -10,11 +10,17 @@ from experiments.stages.prescribe import sentence
 def runs(ends: dict[tuple[int, str, int], float]) -> tuple[pl.DataFrame, list[dict[str, Any]]]:
     """Runs by (n, base model, seed), each with its score at 128 rollouts; all were at 0.9 before."""
     rows = [
-        {"run_id": f"{n} {base} {seed}", "rollouts": at, "rollouts_per_problem": n, "base_model": base, "seed": seed,
-         "avg_at_4": score}
+        {
+            "run_id": f"{n} {base} {seed}",
+            "rollouts": at,
+            "rollouts_per_problem": n,
+            "base_model": base,
+            "seed": seed,
+            "avg_at_4": score,
+        }
         for (n, base, seed), end in ends.items()
         for at, score in ((32, 0.9), (128, end))
-    ]  # fmt: skip
+    ]
     states = [{"run_id": f"{n} {b} {s}", "rollouts_per_problem": n, "status": "finished"} for n, b, s in ends]
     return pl.DataFrame(rows), states
 
@@ -24,9 +30,9 @@ def said(evals: pl.DataFrame, states: list[dict[str, Any]]) -> str:
 
 
 def test_runs_are_paired_by_base_model_and_seed() -> None:
-    evals, states = runs({
-        (2, "a", 0): 0.5, (2, "a", 1): 0.7, (2, "b", 0): 0.2, (4, "a", 0): 0.4, (4, "a", 1): 0.5, (4, "b", 0): 0.1,
-    })  # fmt: skip
+    evals, states = runs(
+        {(2, "a", 0): 0.5, (2, "a", 1): 0.7, (2, "b", 0): 0.2, (4, "a", 0): 0.4, (4, "a", 1): 0.5, (4, "b", 0): 0.1}
+    )
     # Differences of 0.1, 0.2 and 0.1: 4.303 · 0.0577 / √3 = 0.143.
     assert said(evals, states) == (
         "trained at 128 rollouts with fresh seeds, n = 2 against n = 4: +0.133 (95 %: -0.010 to +0.277, 3 pairs)"

@@ -61,7 +61,12 @@ def test_a_probe_takes_a_hundredth_of_the_budget_and_no_less_than_tells_somethin
 )
 def test_what_is_not_resolved_is_called_so(guess: Interval, said: str) -> None:
     found = Probe(
-        problems=256, responses=32, pass_rate=0.06, groups_with_signal={2: 0.1}, noise_scale={2: guess},
-        problems_scale=guess, first_guess=guess,
-    )  # fmt: skip
+        problems=256,
+        responses=32,
+        pass_rate=0.06,
+        groups_with_signal={2: 0.1},
+        noise_scale={2: guess},
+        problems_scale=guess,
+        first_guess=guess,
+    )
     assert said in "\n".join(found.lines())

@@ -79,9 +79,13 @@ def problems(home: Path) -> pl.DataFrame:
 @pytest.fixture
 def make(home: Path, preset: Preset, problems: pl.DataFrame) -> Any:
     origin = Origin(
-        problem_set="easy", base_model="base", base=work.content_hash(home / "model"),
-        problems=problems_hash(problems), generation=preset.generation, surroundings=Surroundings.of(preset.resources),
-    )  # fmt: skip
+        problem_set="easy",
+        base_model="base",
+        base=work.content_hash(home / "model"),
+        problems=problems_hash(problems),
+        generation=preset.generation,
+        surroundings=Surroundings.of(preset.resources),
+    )
     return lambda **changes: cell(origin=origin, **changes)
 
 
@@ -218,9 +222,7 @@ def test_a_measurement_whose_worker_died_goes_on_on_others(
     os.kill(ray.get(pool._slots[0].actor.open.remote(pool._config)).process, signal.SIGKILL)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        found = measure(
-            pool, problems, make().origin, samples=2, seed=1, phase="difficulty", title="measured"
-        )  # fmt: skip
+        found = measure(pool, problems, make().origin, samples=2, seed=1, phase="difficulty", title="measured")
     assert "died" in said.getvalue()
     assert len(found.rates) == len(problems)
     assert found.ledger["rollouts"].sum() == 2 * len(problems)

@@ -38,9 +38,13 @@ def design(tmp_path: Path, **changes: Any) -> Design:
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw))
     preset = load(tmp_path / "params.yaml", "smoke")
     origin = Origin(
-        problem_set="easy", base_model="base", base="b", problems="p", generation=preset.generation,
+        problem_set="easy",
+        base_model="base",
+        base="b",
+        problems="p",
+        generation=preset.generation,
         surroundings=Surroundings(**SURROUNDINGS),
-    )  # fmt: skip
+    )
     return Design(preset=preset, sweep=preset.sweep["easy"], origin=origin)
 
 
@@ -65,12 +69,22 @@ class Trained:
         columns = ["run_id", "step", "cohort", "rollouts", "prompt_tokens", "response_tokens"]
         tables.write(pl.DataFrame(ledger, schema=columns, orient="row"), "ledger", folder / "ledger.parquet")
         rows = [
-            {"run_id": cell.run_id, "step": step, "rollouts": step * cell.batch_rollouts, "tokens": 4 * step,
-             "rollouts_per_problem": cell.rollouts_per_problem, "problems_per_batch": cell.problems_per_batch,
-             "seed": cell.seed, "problem_set": "easy", "split": "validation", "questions": 100, "samples": 4,
-             "avg_at_4": BASE.score if step == 0 else score}
+            {
+                "run_id": cell.run_id,
+                "step": step,
+                "rollouts": step * cell.batch_rollouts,
+                "tokens": 4 * step,
+                "rollouts_per_problem": cell.rollouts_per_problem,
+                "problems_per_batch": cell.problems_per_batch,
+                "seed": cell.seed,
+                "problem_set": "easy",
+                "split": "validation",
+                "questions": 100,
+                "samples": 4,
+                "avg_at_4": BASE.score if step == 0 else score,
+            }
             for step in ((0,) if score is None else (0, steps))
-        ]  # fmt: skip
+        ]
         tables.write(pl.DataFrame(rows), "evals", folder / "evals.parquet")
         rates = [{"run_id": cell.run_id, "step": 0, "problem_id": "p", "successes": 1, "samples": 4}]
         tables.write(pl.DataFrame(rates), "pass_rates", folder / "pass_rates.parquet")

@@ -57,9 +57,12 @@ class Campaign:
     def __init__(self, folder: Path, cluster: Cluster, store: str) -> None:
         self.folder, self.said = folder, folder / "said"
         self._environment = {
-            **os.environ, "RAY_ADDRESS": cluster.address, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": store,
+            **os.environ,
+            "RAY_ADDRESS": cluster.address,
+            "PYTHONPATH": str(ROOT),
+            "MLFLOW_TRACKING_URI": store,
             "PYTHONUNBUFFERED": "1",
-        }  # fmt: skip
+        }
         (folder / "work").mkdir()
         self.faults(deaths=0.1, step_seconds=0.02 if LONG else 0.15)
 
@@ -106,8 +109,18 @@ def store(tmp_path: Path) -> Iterator[tuple[str, int]]:
         yield f"sqlite:///{tmp_path}/mlflow.db", 0
         return
     port = "5917"
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db",
-               "--port", port, "--workers", "1"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path}/mlflow.db",
+        "--port",
+        port,
+        "--workers",
+        "1",
+    ]
     environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with (tmp_path / "server").open("wb") as said:
         server = subprocess.Popen(

@@ -16,9 +16,15 @@ pytestmark = [pytest.mark.slow("vLLM"), pytest.mark.xdist_group("vllm")]
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "28"))
 PROBLEMS = pl.DataFrame(
-    {"problem_id": ["a", "b", "c"], "prompt": ["1+1=", "2+2=", "3-1="], "answer": ["2", "4", "2"], "verifier": "exact",
-     "source": "s", "split": "train"}
-)  # fmt: skip
+    {
+        "problem_id": ["a", "b", "c"],
+        "prompt": ["1+1=", "2+2=", "3-1="],
+        "answer": ["2", "4", "2"],
+        "verifier": "exact",
+        "source": "s",
+        "split": "train",
+    }
+)
 
 
 @pytest.mark.parametrize("number", range(FAULTS * 10 // 100))

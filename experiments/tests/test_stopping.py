@@ -56,9 +56,13 @@ def test_a_signal_reaches_the_stage_once_which_saves_before_the_command_ends(
     for name, text in (("stage.py", STAGE), ("runner.py", RUNNER), ("command.py", COMMAND)):
         (tmp_path / name).write_text(text)
     process = subprocess.Popen(
-        [sys.executable, "command.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, "command.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     while not (tmp_path / "up").exists():
         assert process.poll() is None
         time.sleep(0.05)

@@ -148,9 +148,12 @@ def test_what_does_not_change_is_not_logged_and_what_does_is_logged_where_it_doe
     spool = Spool(folder / "metrics.jsonl")
     for step, length in enumerate((5, 5, 5, 9, 9, 9), start=1):
         responses = ResponseStatistics(
-            reward=0.0, reward_std=float("nan"), zero_variance_share=1 / 3 + step * 1e-12, truncated_share=0.0,
+            reward=0.0,
+            reward_std=float("nan"),
+            zero_variance_share=1 / 3 + step * 1e-12,
+            truncated_share=0.0,
             response_length=float(length),
-        )  # fmt: skip
+        )
         record = StepRecord(
             step=step, rollouts=8 * step, sample_seconds=0.1 * step, update_seconds=0.5, responses=responses
         )
@@ -184,8 +187,10 @@ def test_the_report_and_figures_are_artifacts_and_the_newest_run_is_meant(store:
     first, second = runs("smoke-report")
     assert tracking.SUPERSEDED_TAG in first.data.tags
     assert {file.path for file in MlflowClient().list_artifacts(second.info.run_id)} == {
-        "report.html", "ledger.parquet", "figures",
-    }  # fmt: skip
+        "report.html",
+        "ledger.parquet",
+        "figures",
+    }
     assert len(tables.read("mlflow:smoke-report", "ledger")) == 1
     assert len(tables.read(f"runs:/{first.info.run_id}", "ledger")) == 1
     # A whole store is a source, too.
@@ -209,10 +214,16 @@ def test_a_server_that_never_answers_holds_nobody_up(store: Path) -> None:
     with silent() as address:
         # A process of its own, with which its thread ends: here that would send to the stores of later tests.
         polled = subprocess.run(
-            [sys.executable, "-c", POLLS], timeout=120, check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_TRACKING_URI": address,
-                 "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600"},
-        )  # fmt: skip
+            [sys.executable, "-c", POLLS],
+            timeout=120,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "MLFLOW_TRACKING_URI": address,
+                "MLFLOW_HTTP_REQUEST_TIMEOUT": "3600",
+            },
+        )
     assert polled.returncode == 0
     assert not Sender().drain()
     assert [run.info.status for run in runs("sweep")] == ["FINISHED"]

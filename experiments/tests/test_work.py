@@ -173,9 +173,15 @@ def test_a_policy_counts_only_as_that_of_the_runs_end() -> None:
 
 @pytest.mark.parametrize(
     ("which", "purpose", "kept"),
-    [("none", "prescribe", False), ("last", "prescribe", True), ("last", "sweep", False), ("last", "pilot", False),
-     ("all", "sweep", True), ("all", "pilot", True)],
-)  # fmt: skip
+    [
+        ("none", "prescribe", False),
+        ("last", "prescribe", True),
+        ("last", "sweep", False),
+        ("last", "pilot", False),
+        ("all", "sweep", True),
+        ("all", "pilot", True),
+    ],
+)
 def test_whose_policy_is_kept_and_saved_later_from_its_checkpoint(which: str, purpose: str, kept: bool) -> None:
     one = cell(purpose=purpose)
     folder = ended(one, budget=96)

@@ -31,10 +31,7 @@ def test_this_repository_can_be_released() -> None:
 
 def test_tags_agree_with_versions_and_changelogs(repository: Path) -> None:
     assert releases.check(repository) == [f"{p}-v0.1.0" for p in PACKAGES]
-    for tag, why in (
-        ("nothing-v0.1.0", "there is no package 'nothing'"),
-        ("budget-v0.2.0", "is 0.1.0"),
-    ):
+    for tag, why in (("nothing-v0.1.0", "there is no package 'nothing'"), ("budget-v0.2.0", "is 0.1.0")):
         with pytest.raises(ReleaseError, match=why):
             releases.check(repository, [tag])
     (repository / "packages" / "budget" / "CHANGELOG.md").write_text("## [0.0.1]\n")

@@ -70,10 +70,9 @@ def transitions(
     """
     n, (right, wrong) = estimator.rollouts_per_problem, bandit.rewards
     # How many drew the first answer, and how many of those and of the others were rewarded.
-    first, paid, paid_others = np.array([
-        (k, i, j) for k in range(n + 1)
-        for i, j in product(_possible(k, right), _possible(n - k, wrong))
-    ]).T  # fmt: skip
+    first, paid, paid_others = np.array(
+        [(k, i, j) for k in range(n + 1) for i, j in product(_possible(k, right), _possible(n - k, wrong))]
+    ).T
     # Given how many drew the first answer, what they were paid does not depend on the policy.
     given = binom.pmf(paid, first, right) * binom.pmf(paid_others, n - first, wrong)
     place = np.arange(n)

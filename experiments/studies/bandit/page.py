@@ -48,19 +48,29 @@ def gradients() -> str:
     bandit, logits = Bandit(rewards=(1.0, 0.0, 0.0)), np.log(THREE)
     exact = bandit.gradient(logits)[0]
     head = (
-        "n", "mean / exact", "n · variance", "the same without a baseline", "mean / exact, divided by the deviation",
+        "n",
+        "mean / exact",
+        "n · variance",
+        "the same without a baseline",
+        "mean / exact, divided by the deviation",
         "n · variance, likewise",
-    )  # fmt: skip
+    )
     rows = []
     for n in GROUPS:
         grouped, ungrouped, scaled = (
             enumerated(bandit, logits, Estimator(rollouts_per_problem=n, baseline=baseline, scale=scale))
             for baseline, scale in (("group", "none"), ("none", "none"), ("group", "group"))
         )
-        rows.append([
-            n, f"{grouped.mean[0] / exact:.3f}", f"{n * grouped.variance:.4f}", f"{n * ungrouped.variance:.4f}",
-            f"{scaled.mean[0] / exact:.3f}", f"{n * scaled.variance:.3f}",
-        ])  # fmt: skip
+        rows.append(
+            [
+                n,
+                f"{grouped.mean[0] / exact:.3f}",
+                f"{n * grouped.variance:.4f}",
+                f"{n * ungrouped.variance:.4f}",
+                f"{scaled.mean[0] / exact:.3f}",
+                f"{n * scaled.variance:.3f}",
+            ]
+        )
     return _table(head, rows)
 
 
@@ -100,11 +110,17 @@ def noise() -> str:
     """Rewards that err, with a learning rate in proportion to what each n tolerates."""
     head = ("n", "θ", "largest η", "η, a quarter of it", "t · suboptimality", "n/(n − 1)/(2η)", "n · t · suboptimality")
     rows = [
-        [line.n, f"{lundberg_exponent(NOISY, line.n):.2f}", f"{largest_learning_rate(NOISY, line.n):.2f}",
-         f"{safe_rate(line.n):.2f}", f"{line.end:.3f}", f"{bound(line.n, rate=safe_rate(line.n)):.3f}",
-         f"{line.n * line.end:.2f}"]
+        [
+            line.n,
+            f"{lundberg_exponent(NOISY, line.n):.2f}",
+            f"{largest_learning_rate(NOISY, line.n):.2f}",
+            f"{safe_rate(line.n):.2f}",
+            f"{line.end:.3f}",
+            f"{bound(line.n, rate=safe_rate(line.n)):.3f}",
+            f"{line.n * line.end:.2f}",
+        ]
         for line in with_noise()
-    ]  # fmt: skip
+    ]
     return _table(head, rows)
 
 

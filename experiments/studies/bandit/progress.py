@@ -53,9 +53,13 @@ class Line:
 def learnt(n: int, scale: str, rate: float, steps: int = STEPS, noisy: bool = False) -> Line:
     """One exact line; right and wrong answers are told apart without error unless ``noisy``, one time in four."""
     path = evolution(
-        NOISY if noisy else RIGHT, Estimator(rollouts_per_problem=n, scale=scale), start=log(FIRST / (1 - FIRST)),
-        learning_rate=rate, update_steps=steps, spacing=None if scale == "none" else min(0.01, rate / n**1.5),
-    )  # fmt: skip
+        NOISY if noisy else RIGHT,
+        Estimator(rollouts_per_problem=n, scale=scale),
+        start=log(FIRST / (1 - FIRST)),
+        learning_rate=rate,
+        update_steps=steps,
+        spacing=None if scale == "none" else min(0.01, rate / n**1.5),
+    )
     return Line(n=n, steps=np.arange(1, steps + 1), suboptimality=path[1:])
 
 

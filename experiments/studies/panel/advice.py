@@ -72,10 +72,12 @@ def failures(measured: Measured) -> dict[str, str]:
         for n in sorted({n for n, _ in counted})
     ]
     return {
-        "runs": str(runs), "below": str(below), "collapsed": str(collapsed),
+        "runs": str(runs),
+        "below": str(below),
+        "collapsed": str(collapsed),
         "collapsed_share": _share(collapsed, runs),
         "failures": table(["n", *(f"× {factor:g}" for factor in factors)], rows),
-    }  # fmt: skip
+    }
 
 
 def _share(count: int, of: int) -> str:

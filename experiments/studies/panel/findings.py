@@ -47,13 +47,22 @@ def page(found: Mapping[str, Any]) -> str:
     measured: Measured = found["units"]
     answers = questions.answers(measured)
     *_, (spread, _), (widest, apart) = sorted((own["spread"], name) for name, own in measured.items())
-    return TEMPLATE.read_text().format_map({
-        **{name: f"{effect(own)}: **{own.adjusted}** ({name})" for name, own in answers.items()},
-        **advice.failures(measured), "units": len(measured), "decided": _decided(answers), "count": len(answers),
-        "protocols": advice.protocols(measured), "crossings": advice.crossings(measured),
-        "probes": advice.probes(measured), "regret": advice.regret(measured), "questions": _questions(answers),
-        "claims": _claims(measured, found["paper"], answers), "spread": f"{spread:.2f} ({apart}: {widest:.2f})",
-    })  # fmt: skip
+    return TEMPLATE.read_text().format_map(
+        {
+            **{name: f"{effect(own)}: **{own.adjusted}** ({name})" for name, own in answers.items()},
+            **advice.failures(measured),
+            "units": len(measured),
+            "decided": _decided(answers),
+            "count": len(answers),
+            "protocols": advice.protocols(measured),
+            "crossings": advice.crossings(measured),
+            "probes": advice.probes(measured),
+            "regret": advice.regret(measured),
+            "questions": _questions(answers),
+            "claims": _claims(measured, found["paper"], answers),
+            "spread": f"{spread:.2f} ({apart}: {widest:.2f})",
+        }
+    )
 
 
 def _decided(answers: Mapping[str, Answer]) -> str:

@@ -37,8 +37,10 @@ def draw(measured: Measured, answers: Mapping[str, Answer], folder: Path) -> lis
     figures = {
         "batch": _of_questions(answers, {"Q6": "reward of n = 4 with more problems − that of larger n"}, REWARD),
         "best": _of_questions(answers, {"Q7": "best@4 per octave of n", "Q8": "worst@4 per octave of n"}, 0.005),
-        "difficulty": _of_difficulty(measured), "epochs": _of_epochs(measured), "failures": _of_failures(measured),
-    }  # fmt: skip
+        "difficulty": _of_difficulty(measured),
+        "epochs": _of_epochs(measured),
+        "failures": _of_failures(measured),
+    }
     for name, figure in figures.items():
         save(figure, folder / f"findings-{name}")
     return [folder / f"findings-{name}.svg" for name in figures]
@@ -63,11 +65,17 @@ def draw_protocols(measured: Measured, path: Path) -> None:
     axes[0].set_ylabel("n*")
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside lower center", ncols=5, fontsize=8, frameon=False, title_fontsize=8,
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=5,
+        fontsize=8,
+        frameon=False,
+        title_fontsize=8,
         title="Each unit with its 95 % interval (posterior), a marker for each base model, and their mean with its "
         "95 % interval (t).\nIn octaves: the mean of the units' posterior-median shifts, "
         "not the difference of the diamonds",
-    )  # fmt: skip
+    )
     save(figure, path)
 
 
@@ -78,17 +86,29 @@ def _protocol(axis: Any, measured: Measured, protocol: str) -> None:
         own = np.array(measured[unit.name]["vertices"][protocol][:2])
         pairs[unit.problem_set, unit.base_seed] = own[:, 0]
         axis.errorbar(
-            np.arange(2) + 0.025 * (k - (len(measured) - 1) / 2), own[:, 0], np.abs(own[:, 1:] - own[:, :1]).T,
-            fmt=f"{MARKERS[unit.base_seed]}-", markersize=4, linewidth=1.2, alpha=0.8, capsize=2,
-            color=colours[unit.problem_set], label=None if unit.base_seed else unit.problem_set,
-        )  # fmt: skip
+            np.arange(2) + 0.025 * (k - (len(measured) - 1) / 2),
+            own[:, 0],
+            np.abs(own[:, 1:] - own[:, :1]).T,
+            fmt=f"{MARKERS[unit.base_seed]}-",
+            markersize=4,
+            linewidth=1.2,
+            alpha=0.8,
+            capsize=2,
+            color=colours[unit.problem_set],
+            label=None if unit.base_seed else unit.problem_set,
+        )
     means = [over_units({key: float(pair[side]) for key, pair in pairs.items()}) for side in (0, 1)]
     values = np.array([mean.value for mean in means])
     ends = np.array([mean.interval for mean in means])
     axis.errorbar(
-        [-0.28, 1.28], values, np.abs(ends.T - values), fmt="D", color="black", capsize=4,
+        [-0.28, 1.28],
+        values,
+        np.abs(ends.T - values),
+        fmt="D",
+        color="black",
+        capsize=4,
         label=f"mean of {len(pairs)} units",
-    )  # fmt: skip
+    )
 
 
 def _of_questions(answers: Mapping[str, Answer], titles: Mapping[str, str], least: float) -> Any:
@@ -120,8 +140,10 @@ def _of_epochs(measured: Measured) -> Any:
     figure, axes = _axes(len(pairs), len(measured))
     for k, (axis, pair) in enumerate(zip(axes, pairs, strict=True)):
         last = log2(pair["last"])
-        lines = [(name, [_octaves(own["crossings"][k][end]) for end in ("epochs", "low", "high")])
-                 for name, own in measured.items()]  # fmt: skip
+        lines = [
+            (name, [_octaves(own["crossings"][k][end]) for end in ("epochs", "low", "high")])
+            for name, own in measured.items()
+        ]
         _forest(axis, lines, None, end=last + 0.5)
         axis.axvline(last, color="0.6", linewidth=0.8)
         axis.set_xlim(log2(pair["first"]) - 0.5, last + 1)
@@ -146,15 +168,29 @@ def _of_failures(measured: Measured) -> Any:
         at = np.array([log2(n) for n in own]) + 0.12 * (k - (len(factors) - 1) / 2)
         shares = np.array([cell[2] / cell[0] for cell in own.values()])
         ends = np.array([clopper_pearson(cell[2], cell[0]) for cell in own.values()])
-        axis.errorbar(at, shares, np.abs(ends.T - shares), fmt="o", markersize=4, capsize=2, color=COLOURS[k],
-                      label=f"× {factor:g}")  # fmt: skip
+        axis.errorbar(
+            at,
+            shares,
+            np.abs(ends.T - shares),
+            fmt="o",
+            markersize=4,
+            capsize=2,
+            color=COLOURS[k],
+            label=f"× {factor:g}",
+        )
     axis.set_xticks(range(1, 6), [str(2**k) for k in range(1, 6)])
     axis.set(xlabel="n", ylabel="share of runs that fail", ylim=(-0.03, 1.03))
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(
-        handles, labels, loc="outside upper center", ncols=3, frameon=False, fontsize=8, title_fontsize=8,
+        handles,
+        labels,
+        loc="outside upper center",
+        ncols=3,
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
         title="factor on the rate of the √B rule",
-    )  # fmt: skip
+    )
     return figure
 
 

@@ -92,10 +92,15 @@ class Posteriors:
         """Draws of v(C_max) on the training problems, at the rates that are best on validation."""
         keys = ["run_id", "step", "rollouts", "rollouts_per_problem", "problems_per_batch", "seed", "learning_rate"]
         own = self.whole.training.filter(pl.col("kind").is_in(["trunk", "seed"]))
-        evals = own.group_by(keys, maintain_order=True).agg(
-            avg_at_16=pl.col("successes").sum() / pl.col("samples").sum(), questions=pl.len(),
-            samples=pl.col("samples").first(),
-        ).with_columns(problem_set=pl.lit(self.whole.unit.problem_set), split=pl.lit("train"))  # fmt: skip
+        evals = (
+            own.group_by(keys, maintain_order=True)
+            .agg(
+                avg_at_16=pl.col("successes").sum() / pl.col("samples").sum(),
+                questions=pl.len(),
+                samples=pl.col("samples").first(),
+            )
+            .with_columns(problem_set=pl.lit(self.whole.unit.problem_set), split=pl.lit("train"))
+        )
         fit = Frontier(evals, metric="avg_at_16", split="train").fit()
         return self.vertex(self.tuned, self.whole.budget, fit=fit)
 
@@ -126,12 +131,18 @@ class Posteriors:
             crossed = np.append(at, np.inf)[last_behind + 1] / (few.rollouts_per_problem * self.whole.problems)
             ends = np.quantile(crossed, [0.5, TAIL, 1 - TAIL], method="inverted_cdf")
             epochs, low, high = (float(end) if np.isfinite(end) else None for end in ends)
-            found.append({
-                "few": few.rollouts_per_problem, "many": many.rollouts_per_problem,
-                "probability": float(ahead[:, -1].mean()), "epochs": epochs, "low": low, "high": high,
-                "first": float(at[0]) / (few.rollouts_per_problem * self.whole.problems),
-                "last": self.whole.budget / (few.rollouts_per_problem * self.whole.problems),
-            })  # fmt: skip
+            found.append(
+                {
+                    "few": few.rollouts_per_problem,
+                    "many": many.rollouts_per_problem,
+                    "probability": float(ahead[:, -1].mean()),
+                    "epochs": epochs,
+                    "low": low,
+                    "high": high,
+                    "first": float(at[0]) / (few.rollouts_per_problem * self.whole.problems),
+                    "last": self.whole.budget / (few.rollouts_per_problem * self.whole.problems),
+                }
+            )
         return found
 
     def prescribed(self, always: Sequence[int]) -> tuple[dict[str, float], Array]:

@@ -44,62 +44,85 @@ class Question:
 
 QUESTIONS = {
     "Q1": Question(
-        asks="Does n* rise with C under the √B rule?", statistic="v(C_max) − v(C_max/8)",
-        rule=Rule(claimed="above", least=OCTAVE), unit="octaves",
+        asks="Does n* rise with C under the √B rule?",
+        statistic="v(C_max) − v(C_max/8)",
+        rule=Rule(claimed="above", least=OCTAVE),
+        unit="octaves",
     ),
     "Q2": Question(
-        asks="Does it still with the rate tuned per n?", statistic="the same, best factor at C_max",
-        rule=Rule(claimed="above", least=OCTAVE), unit="octaves",
+        asks="Does it still with the rate tuned per n?",
+        statistic="the same, best factor at C_max",
+        rule=Rule(claimed="above", least=OCTAVE),
+        unit="octaves",
     ),
     "Q3": Question(
-        asks="Does it still with the rate tuned per n and C, with decay?", statistic="the same, ends of the branches",
-        rule=Rule(claimed="above", least=OCTAVE), unit="octaves",
+        asks="Does it still with the rate tuned per n and C, with decay?",
+        statistic="the same, ends of the branches",
+        rule=Rule(claimed="above", least=OCTAVE),
+        unit="octaves",
     ),
     "Q4": Question(
-        asks="Is n* lower on harder problems?", statistic="v(C_max) of Easy − Hard",
-        rule=Rule(claimed="above", least=OCTAVE), unit="octaves", less=("easy", "hard"),
+        asks="Is n* lower on harder problems?",
+        statistic="v(C_max) of Easy − Hard",
+        rule=Rule(claimed="above", least=OCTAVE),
+        unit="octaves",
+        less=("easy", "hard"),
     ),
     "Q5": Question(
-        asks="Does the best rate grow as √B?", statistic="slope of log η* in log B",
+        asks="Does the best rate grow as √B?",
+        statistic="slope of log η* in log B",
         rule=Rule(claimed="inside", bounds=(0.25, 0.75)),
     ),
     "Q6": Question(
-        asks="Does only B = B_p·n count?", statistic="reward of n = 4 − that of larger n at equal B",
+        asks="Does only B = B_p·n count?",
+        statistic="reward of n = 4 − that of larger n at equal B",
         rule=Rule(claimed="equal", least=REWARD),
     ),
     "Q7": Question(
-        asks="Does larger n raise best@4 at equal avg@4?", statistic="slope of best@4, per octave of n",
+        asks="Does larger n raise best@4 at equal avg@4?",
+        statistic="slope of best@4, per octave of n",
         rule=Rule(claimed="above", least=0.005),
     ),
     "Q8": Question(
-        asks="Does larger n lower worst@4 at equal avg@4?", statistic="slope of worst@4, per octave of n",
+        asks="Does larger n lower worst@4 at equal avg@4?",
+        statistic="slope of worst@4, per octave of n",
         rule=Rule(claimed="below", least=0.005),
     ),
     "Q9": Question(
         asks="Are training problems less polarised at larger n?",
-        statistic="slope of the share of them at 0 or 1, per octave of n, at equal mean", rule=Rule(claimed="below"),
+        statistic="slope of the share of them at 0 or 1, per octave of n, at equal mean",
+        rule=Rule(claimed="below"),
     ),
     "Q10": Question(
         asks="Does smaller n win on training problems where it loses on validation?",
-        statistic="v(training) − v(validation)", rule=Rule(claimed="below", least=OCTAVE), unit="octaves",
+        statistic="v(training) − v(validation)",
+        rule=Rule(claimed="below", least=OCTAVE),
+        unit="octaves",
     ),
     "Q11": Question(
-        asks="Is a rare way missed at small n?", statistic="slope of its share (mean length), per octave of n",
-        rule=Rule(claimed="above"), only=("needle",),
+        asks="Is a rare way missed at small n?",
+        statistic="slope of its share (mean length), per octave of n",
+        rule=Rule(claimed="above"),
+        only=("needle",),
     ),
     "Q12": Question(
-        asks="Does interference favour larger n?", statistic="v(C_max) of mixture − of the other chains",
-        rule=Rule(claimed="above", least=OCTAVE), unit="octaves", less=("mixture", "easy", "hard"),
+        asks="Does interference favour larger n?",
+        statistic="v(C_max) of mixture − of the other chains",
+        rule=Rule(claimed="above", least=OCTAVE),
+        unit="octaves",
+        less=("mixture", "easy", "hard"),
     ),
     "Q14": Question(
-        asks="Does a fit to C_max/4 choose better than n = 8 always?", statistic="regret at C_max − that of n = 8",
+        asks="Does a fit to C_max/4 choose better than n = 8 always?",
+        statistic="regret at C_max − that of n = 8",
         rule=Rule(claimed="below", least=REWARD),
     ),
     "Q15": Question(
-        asks="Does half a run forecast its end within ±0.02?", statistic="share of trunks for which it does",
+        asks="Does half a run forecast its end within ±0.02?",
+        statistic="share of trunks for which it does",
         rule=Rule(claimed="above", bounds=(0.8,)),
     ),
-}  # fmt: skip
+}
 """Q13 is described: which runs fail."""
 
 
@@ -130,11 +153,15 @@ def answers(measured: Measured) -> dict[str, Answer]:
     adjusted = holm({name: p for name, (_, p) in plain.items()})
     return {
         name: Answer(
-            question=QUESTIONS[name], numbers=numbers[name], estimate=means[name], plain=verdict, p=p,
+            question=QUESTIONS[name],
+            numbers=numbers[name],
+            estimate=means[name],
+            plain=verdict,
+            p=p,
             adjusted=verdict if adjusted[name] <= TAIL else Verdict.UNDECIDED,
         )
         for name, (verdict, p) in plain.items()
-    }  # fmt: skip
+    }
 
 
 def _numbers(name: str, question: Question, measured: Measured) -> Numbers:

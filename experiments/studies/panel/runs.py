@@ -55,14 +55,17 @@ def measure(whole: Whole) -> dict[str, Any]:
         "Q11": rare_way(whole, own.fit) if whole.unit.problem_set == RARE_WAY else None,
         "Q14": summary(against),
         "Q15": _share(forecasts(whole, own.fit, "hill")),
-    }  # fmt: skip
+    }
     return {
         "questions": {name: value for name, value in questions.items() if value is not None},
         "vertices": {name: [summary(each) for each in three] for name, three in vertices.items()},
-        "failures": failed, "regret": regret, "crossings": own.crossings(), "probe": _probe(whole),
+        "failures": failed,
+        "regret": regret,
+        "crossings": own.crossings(),
+        "probe": _probe(whole),
         "spread": own.fit.posterior.spread,
         "power law": _share(forecasts(whole, own.fit, "power")),
-    }  # fmt: skip
+    }
 
 
 def _probe(whole: Whole) -> dict[str, Any]:
@@ -91,9 +94,11 @@ def polarised(whole: Whole, fit: Fit) -> Number:
         _trained(whole, fit)["run_id"].unique().to_list()
     )
     rate = pl.col("successes") / pl.col("samples")
-    runs = whole.training.filter(end).group_by("run_id", "rollouts_per_problem", maintain_order=True).agg(
-        mean=rate.mean(), share=((rate == 0) | (rate == 1)).mean()
-    )  # fmt: skip
+    runs = (
+        whole.training.filter(end)
+        .group_by("run_id", "rollouts_per_problem", maintain_order=True)
+        .agg(mean=rate.mean(), share=((rate == 0) | (rate == 1)).mean())
+    )
     mean = runs["mean"].to_numpy()
     columns = [np.log2(runs["rollouts_per_problem"].to_numpy()), mean, mean**2]
     return slope(columns, runs["share"].to_numpy(), runs["run_id"].to_list())
@@ -118,10 +123,15 @@ def failures(whole: Whole, fit: Fit) -> list[dict[str, float]]:
     )
     for (n, factor), rows in grid.group_by("rollouts_per_problem", "factor", maintain_order=True):
         runs = [own for _, own in rows.group_by("run_id", maintain_order=True)]
-        found.append({
-            "n": n, "factor": factor, "runs": len(runs), "below the base": sum(map(_fell, runs)),
-            "collapsed": sum(own["run_id"][0] in judged for own in runs),
-        })  # fmt: skip
+        found.append(
+            {
+                "n": n,
+                "factor": factor,
+                "runs": len(runs),
+                "below the base": sum(map(_fell, runs)),
+                "collapsed": sum(own["run_id"][0] in judged for own in runs),
+            }
+        )
     return found
 
 
@@ -166,6 +176,9 @@ def paper() -> dict[str, Any]:
     usual = dict(zip(group_sizes, cells, strict=True))
     regret, against = prescribed(fit, quarter, cells, always=ALWAYS, usual=usual)
     return {
-        "vertices": [summary(early), summary(late)], "shift": summary(late - early), "regret": regret,
-        "against": summary(against), "budget": fit.largest,
-    }  # fmt: skip
+        "vertices": [summary(early), summary(late)],
+        "shift": summary(late - early),
+        "regret": regret,
+        "against": summary(against),
+        "budget": fit.largest,
+    }

@@ -65,14 +65,18 @@ def read(unit: Unit) -> Whole:
     training = tables.read(folder / "training_pass_rates.parquet", "pass_rates").join(known, on="run_id")
     ledger = tables.read(folder / "ledger.parquet", "ledger").filter(pl.col("cohort") == "eval")
     return Whole(
-        unit=unit, group_sizes=tuple(sweep.rollouts_per_problem), problems_per_batch=size,
-        problems=training["problem_id"].n_unique(), budget=sweep.rollouts, evals=evals,
+        unit=unit,
+        group_sizes=tuple(sweep.rollouts_per_problem),
+        problems_per_batch=size,
+        problems=training["problem_id"].n_unique(),
+        budget=sweep.rollouts,
+        evals=evals,
         training=training.with_columns(
             rollouts=pl.col("step") * pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         ),
         probe=json.loads((folder / "probe.json").read_text()),
         lengths=ledger.select("run_id", "step", length=pl.col("response_tokens") / pl.col("rollouts")),
-    )  # fmt: skip
+    )
 
 
 def _row(cell: dict[str, Any], size: int, seed: int) -> dict[str, Any]:

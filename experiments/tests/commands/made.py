@@ -29,10 +29,15 @@ train({"b": base}, cell, problems, home)
 """
 SCRIPT = "stand_in.py"
 FLAGS = {
-    "base_model": "{model}", "train": "{train}", "validation": "{validation}", "ledger": "{ledger}",
-    "output_dir": "{checkpoints}", "seed": "{seed}", "eval_steps": "{evaluate_steps}",
+    "base_model": "{model}",
+    "train": "{train}",
+    "validation": "{validation}",
+    "ledger": "{ledger}",
+    "output_dir": "{checkpoints}",
+    "seed": "{seed}",
+    "eval_steps": "{evaluate_steps}",
     "num_generations_eval": "{evaluation_samples}",
-}  # fmt: skip
+}
 
 
 def command(**more: str) -> list[str]:
@@ -43,9 +48,13 @@ def command(**more: str) -> list[str]:
 def trainer(**changes: Any) -> dict[str, Any]:
     """Settings of the stand-in, as a preset has them."""
     return {
-        "kind": "command", "trainer": "trl", "command": command(), "libraries": ["polars"],
-        "log_settings": {"num_generations_eval": "4"}, **changes,
-    }  # fmt: skip
+        "kind": "command",
+        "trainer": "trl",
+        "command": command(),
+        "libraries": ["polars"],
+        "log_settings": {"num_generations_eval": "4"},
+        **changes,
+    }
 
 
 def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: Any) -> Preset:
@@ -67,20 +76,30 @@ def preset(folder: Path, changes: dict[str, Any] | None = None, **of_trainer: An
 def problems() -> pl.DataFrame:
     """Eight problems of each side."""
     rows = [
-        {"problem_id": f"{side}{k}", "prompt": f"{k}+1=", "answer": str(k + 1), "verifier": "exact", "source": "s",
-         "split": side}
+        {
+            "problem_id": f"{side}{k}",
+            "prompt": f"{k}+1=",
+            "answer": str(k + 1),
+            "verifier": "exact",
+            "source": "s",
+            "split": side,
+        }
         for side in ("train", "validation")
         for k in range(8)
-    ]  # fmt: skip
+    ]
     return pl.DataFrame(rows)
 
 
 def cells(of: Preset) -> list[CommandCell]:
     """The cells of its sweep."""
     origin = Origin(
-        problem_set="easy", base_model="base", base="b", problems=problems_hash(problems()),
-        generation=of.generation, surroundings=surroundings_of(of),
-    )  # fmt: skip
+        problem_set="easy",
+        base_model="base",
+        base="b",
+        problems=problems_hash(problems()),
+        generation=of.generation,
+        surroundings=surroundings_of(of),
+    )
     design = Design(preset=of, sweep=of.sweep["easy"], origin=origin)
     rates = design.declared_rates()
     assert rates is not None
@@ -112,6 +131,8 @@ def last_step(home: Path) -> int:
 
 def same(home: Path, other: Path) -> bool:
     """Whether two cells found the same, but for their names."""
-    found = [[pl.read_parquet(each / f"{name}.parquet").drop("run_id") for name in ("evals", "ledger")]
-             for each in (home, other)]  # fmt: skip
+    found = [
+        [pl.read_parquet(each / f"{name}.parquet").drop("run_id") for name in ("evals", "ledger")]
+        for each in (home, other)
+    ]
     return all(a.equals(b) for a, b in zip(*found, strict=True))

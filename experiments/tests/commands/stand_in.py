@@ -76,8 +76,15 @@ def main() -> None:
         if ledger is not None:
             counts = Counts(rollouts=batch, prompt_tokens=5 * batch, response_tokens=sum(lengths))
             ledger.charge(step, {"trained": counts}, device_seconds=0.25)
-        log.append({"step": step, "epoch": step / args.max_steps, "loss": 0.0, "reward": skill,
-                    "completions/mean_length": sum(lengths) / batch})  # fmt: skip
+        log.append(
+            {
+                "step": step,
+                "epoch": step / args.max_steps,
+                "loss": 0.0,
+                "reward": skill,
+                "completions/mean_length": sum(lengths) / batch,
+            }
+        )
         if args.kill_after and ledger is not None and not state and step == int(args.kill_after):
             os.kill(os.getpid(), signal.SIGKILL)
         if step % args.eval_steps:
@@ -87,8 +94,14 @@ def main() -> None:
         place = folder / f"checkpoint-{step}"
         place.mkdir(parents=True, exist_ok=True)
         learnt = args.num_generations * 2 if args.fault == "other settings" else args.num_generations
-        whole = {"global_step": step, "max_steps": args.max_steps, "skill": skill, "num_generations": learnt,
-                 "train_batch_size": args.per_device_train_batch_size, "log_history": log}  # fmt: skip
+        whole = {
+            "global_step": step,
+            "max_steps": args.max_steps,
+            "skill": skill,
+            "num_generations": learnt,
+            "train_batch_size": args.per_device_train_batch_size,
+            "log_history": log,
+        }
         if args.fault == "other settings":
             whole["train_batch_size"] *= 2
         aside = place / "writing"

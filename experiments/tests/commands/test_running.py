@@ -44,10 +44,19 @@ def test_a_command_leaves_the_tables_of_a_cell_and_is_not_run_again(tmp_path: Pa
     assert evals["tokens"].to_list() == [int(trained_tokens[:step].sum()) for step in evals["step"]]
     (row,) = evals.filter(step=4).drop("avg_at_4", "tokens").to_dicts()
     assert row == {
-        "run_id": one.run_id, "step": 4, "rollouts": 32, "rollouts_per_problem": 2, "problems_per_batch": 4, "seed": 0,
-        "problem_set": "easy", "split": "validation", "questions": 8, "samples": 4, "learning_rate": 2e-3,
+        "run_id": one.run_id,
+        "step": 4,
+        "rollouts": 32,
+        "rollouts_per_problem": 2,
+        "problems_per_batch": 4,
+        "seed": 0,
+        "problem_set": "easy",
+        "split": "validation",
+        "questions": 8,
+        "samples": 4,
+        "learning_rate": 2e-3,
         "base_model": "base",
-    }  # fmt: skip
+    }
     assert ledger.filter(cohort="eval")["rollouts"].to_list() == [32] * 7
     timings = pl.read_parquet(home / "timings.parquet")
     assert timings["device_seconds"].to_list() == [0.25] * 12
@@ -125,7 +134,7 @@ def test_a_cell_that_is_asked_to_stop_is_not_finished_and_continues(tmp_path: Pa
         ({"command": command(fault="other settings")}, "per_device_train_batch_size is 16 in the trainer's"),
         ({"log_settings": {"num_generations_eval": "2"}}, "has avg_at_2, and avg_at_4 is asked for"),
     ],
-)  # fmt: skip
+)
 def test_a_command_that_is_no_run_of_its_cell_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError) as error:
         trained(cells(preset(tmp_path, **changes))[0])

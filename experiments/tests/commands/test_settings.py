@@ -33,9 +33,9 @@ def test_the_trainers_are_those_whose_logs_are_read() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.command": [*command(), "{sede}"]}, 'command holds {sede}'),
-        ({"trainer.command": command(seed="7")}, 'command lacks {seed}, the'),
-        ({"trainer.command": command(ledger="a.ledger")}, 'command lacks {ledger}'),
+        ({"trainer.command": [*command(), "{sede}"]}, "command holds {sede}"),
+        ({"trainer.command": command(seed="7")}, "command lacks {seed}, the"),
+        ({"trainer.command": command(ledger="a.ledger")}, "command lacks {ledger}"),
         ({"trainer.command": []}, "trainer.command"),
         ({"trainer.logs": "log.jsonl"}, "logs is 'log.jsonl'"),
         ({"trainer.trainer": "slime"}, "trainer is 'slime'"),
@@ -43,11 +43,11 @@ def test_the_trainers_are_those_whose_logs_are_read() -> None:
         ({"trainer.script": "a.py"}, "has no setting 'script'"),
         ({"evaluation.metric": "best_at_4"}, "metric is 'best_at_4'"),
         ({"resources.keep_policies": "all"}, "keep_policies is 'all'"),
-        ({"sweep.easy.learner": {"kl": {"coefficient": 0.1}}}, 'learner is of our learner'),
-        ({"sweep.easy.warmup_rollouts": 16}, 'warmup_rollouts is of our'),
-        ({"sweep.easy.evaluations_per_octave": 2}, 'evaluations_per_octave is'),
+        ({"sweep.easy.learner": {"kl": {"coefficient": 0.1}}}, "learner is of our learner"),
+        ({"sweep.easy.warmup_rollouts": 16}, "warmup_rollouts is of our"),
+        ({"sweep.easy.evaluations_per_octave": 2}, "evaluations_per_octave is"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_run_or_measured_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ExperimentError) as error:
         preset(tmp_path, changes)
@@ -68,10 +68,26 @@ def test_the_command_of_a_cell_goes_on_with_the_trainers_settings(tmp_path: Path
     assert words[words.index("--eval_steps") + 1] == "2"
     assert words[words.index("--ledger") + 1] == str(tmp_path / "home" / "run.ledger")
     # 12 steps of 2 responses to each of 4 problems.
-    assert flags_of(one) == words[-14:] == [
-        "--num_generations", "2", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1",
-        "--steps_per_generation", "1", "--num_iterations", "1", "--max_steps", "12", "--learning_rate", "0.002",
-    ]  # fmt: skip
+    assert (
+        flags_of(one)
+        == words[-14:]
+        == [
+            "--num_generations",
+            "2",
+            "--per_device_train_batch_size",
+            "8",
+            "--gradient_accumulation_steps",
+            "1",
+            "--steps_per_generation",
+            "1",
+            "--num_iterations",
+            "1",
+            "--max_steps",
+            "12",
+            "--learning_rate",
+            "0.002",
+        ]
+    )
 
 
 def test_the_flags_of_verl_are_hydras(tmp_path: Path) -> None:

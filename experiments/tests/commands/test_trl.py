@@ -86,9 +86,13 @@ def test_the_preset_killed_twice_ends_with_the_lock_of_one_left_alone(tmp_path: 
     for _ in range(2):
         growth, before = drawn.uniform(0.1, 0.45) * whole, charged(killed)
         process = subprocess.Popen(
-            [sys.executable, "-m", "experiments", "repro"], cwd=killed, env=environment(), start_new_session=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-m", "experiments", "repro"],
+            cwd=killed,
+            env=environment(),
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         while charged(killed) < before + growth:
             assert process.poll() is None, "it was finished before it was killed"
             time.sleep(0.05)

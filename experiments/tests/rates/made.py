@@ -15,9 +15,13 @@ def line(
 ) -> Tried:
     """One rate, of one seed unless more are asked for."""
     return Tried(
-        learning_rate=rate, score=score, standard_error=None if score is None else error, seeds=seeds,
-        diverged=diverged, collapsed=collapsed,
-    )  # fmt: skip
+        learning_rate=rate,
+        score=score,
+        standard_error=None if score is None else error,
+        seeds=seeds,
+        diverged=diverged,
+        collapsed=collapsed,
+    )
 
 
 def found(n: int, grid: list[Tried], *, size: int = 8) -> Search:
@@ -36,9 +40,12 @@ def grids(draw: st.DrawFn, least: int = 1) -> list[Tried]:
     count = draw(st.integers(least, 6))
     lines = [
         line(
-            1e-4 * 2**i, draw(SCORES), error=draw(st.floats(0.0, 0.1)), diverged=draw(st.sampled_from([0, 0, 1])),
+            1e-4 * 2**i,
+            draw(SCORES),
+            error=draw(st.floats(0.0, 0.1)),
+            diverged=draw(st.sampled_from([0, 0, 1])),
             collapsed=draw(st.sampled_from([0, 0, 1])),
         )
         for i in range(count)
-    ]  # fmt: skip
+    ]
     return lines if not all(each.diverged for each in lines) else [line(5e-5, draw(SCORES)), *lines[1:]]

@@ -25,9 +25,14 @@ def test_the_highest_mean_is_chosen_and_equal_ones_give_the_lowest_rate() -> Non
 
 @pytest.mark.parametrize(
     ("scores", "edge"),
-    [((0.5, 0.6, 0.4), None), ((0.6, 0.5, 0.4), "lowest"), ((0.4, 0.5, 0.6), "highest"), ((0.5,), "both"),
-     ((0.4, 0.6, None), None)],
-)  # fmt: skip
+    [
+        ((0.5, 0.6, 0.4), None),
+        ((0.6, 0.5, 0.4), "lowest"),
+        ((0.4, 0.5, 0.6), "highest"),
+        ((0.5,), "both"),
+        ((0.4, 0.6, None), None),
+    ],
+)
 def test_the_edge_of_the_grid_is_said_and_a_rate_that_diverged_beyond_is_no_edge(
     scores: tuple[float | None, ...], edge: str | None
 ) -> None:

@@ -14,7 +14,7 @@ from .made import BASE, SCORES
 
 EVALUATIONS = st.dictionaries(
     st.integers(1, 100), st.builds(Evaluation, score=SCORES, standard_error=st.floats(0.0, 0.2)), min_size=1, max_size=5
-)  # fmt: skip
+)
 
 
 def trial(rate: float, *scores: float, error: float = 0.01, diverged: bool = False, every: int = 100) -> Trial:

@@ -12,16 +12,30 @@ from experiments.running.work import write_json
 
 def state(run: str, **changes: Any) -> dict[str, Any]:
     return {
-        "run_id": run, "purpose": "sweep", "base_model": "base", "rollouts_per_problem": 2, "problems_per_batch": 4,
-        "seed": 0, "learning_rate": 1e-3, "steps": 30, "status": "finished", "health": [], "judged": True, **changes,
-    }  # fmt: skip
+        "run_id": run,
+        "purpose": "sweep",
+        "base_model": "base",
+        "rollouts_per_problem": 2,
+        "problems_per_batch": 4,
+        "seed": 0,
+        "learning_rate": 1e-3,
+        "steps": 30,
+        "status": "finished",
+        "health": [],
+        "judged": True,
+        **changes,
+    }
 
 
 def test_what_was_generated_is_told_apart_by_what_it_was_for(tmp_path: Path) -> None:
     rows = [
-        ("swept", 1, "trained", 64), ("swept", 1, "filtered", 8), ("swept", 1, "eval", 48), ("tried", 1, "pilot", 32),
-        ("tried", 1, "eval", 1048), ("start", 0, "eval", 16),
-    ]  # fmt: skip
+        ("swept", 1, "trained", 64),
+        ("swept", 1, "filtered", 8),
+        ("swept", 1, "eval", 48),
+        ("tried", 1, "pilot", 32),
+        ("tried", 1, "eval", 1048),
+        ("start", 0, "eval", 16),
+    ]
     ledger = [
         {"run_id": run, "step": step, "cohort": cohort, "rollouts": count, "prompt_tokens": 1, "response_tokens": 9}
         for run, step, cohort, count in rows
@@ -29,9 +43,13 @@ def test_what_was_generated_is_told_apart_by_what_it_was_for(tmp_path: Path) -> 
     tables.write(pl.DataFrame(ledger), "ledger", tmp_path / "ledger.parquet")
     write_json(tmp_path / "cells.json", {"cells": [state("swept"), state("tried", purpose="pilot")]})
     assert spent(tmp_path).rows == (
-        ("evaluation", "48", "9"), ("evaluation before the first update", "16", "9"), ("filtered", "8", "9"),
-        ("pilots: evaluation", "1,048", "9"), ("pilots: training", "32", "9"), ("trained", "64", "9"),
-    )  # fmt: skip
+        ("evaluation", "48", "9"),
+        ("evaluation before the first update", "16", "9"),
+        ("filtered", "8", "9"),
+        ("pilots: evaluation", "1,048", "9"),
+        ("pilots: training", "32", "9"),
+        ("trained", "64", "9"),
+    )
 
 
 def test_flags_divergence_and_runs_too_short_to_judge_are_listed_by_cell() -> None:

@@ -20,9 +20,14 @@ from ..made import PARAMS, changed
 LEARNER = "sweep.easy.learner"
 RATE = "sweep.easy.learning_rate"
 ANCHOR = {
-    "rule": "linear", "learning_rates": [0.001], "rollouts_per_problem": 2, "problems_per_batch": 32, "rollouts": 64,
-    "evaluate_every": 64, "seeds": [9],
-}  # fmt: skip
+    "rule": "linear",
+    "learning_rates": [0.001],
+    "rollouts_per_problem": 2,
+    "problems_per_batch": 32,
+    "rollouts": 64,
+    "evaluate_every": 64,
+    "seeds": [9],
+}
 
 DECLARED = {"rule": "sqrt", "learning_rate": 1.0e-6}
 

@@ -32,16 +32,35 @@ def train(model: str, n: int) -> None:
     rng.shuffle(problems)
     out = HERE / f"n{n}"
     config = GRPOConfig(
-        output_dir=str(out / "run"), per_device_train_batch_size=64, num_generations=n, num_generations_eval=4,
-        per_device_eval_batch_size=64, max_steps=120, eval_strategy="steps", eval_steps=4, eval_on_start=True,
-        logging_steps=4, max_completion_length=16, use_cpu=True, bf16=False, report_to=[], seed=n,
-        save_strategy="steps", save_steps=120, learning_rate=5e-4, lr_scheduler_type="constant_with_warmup",
-        warmup_steps=5, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=str(out / "run"),
+        per_device_train_batch_size=64,
+        num_generations=n,
+        num_generations_eval=4,
+        per_device_eval_batch_size=64,
+        max_steps=120,
+        eval_strategy="steps",
+        eval_steps=4,
+        eval_on_start=True,
+        logging_steps=4,
+        max_completion_length=16,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        seed=n,
+        save_strategy="steps",
+        save_steps=120,
+        learning_rate=5e-4,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=5,
+        disable_tqdm=True,
+    )
     trainer = GRPOTrainer(
-        model=model, reward_funcs=right, args=config, train_dataset=Dataset.from_dict({"prompt": problems[64:]}),
+        model=model,
+        reward_funcs=right,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": problems[64:]}),
         eval_dataset=Dataset.from_dict({"prompt": problems[:64]}),
-    )  # fmt: skip
+    )
     trainer.train()
     for name in ("trainer_state.json", "training_args.bin"):
         shutil.copy(out / "run" / "checkpoint-120" / name, out / name)

@@ -9,10 +9,21 @@ from isocompute.budget.audit import OF_LEDGER, audit
 from isocompute.budget.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs" / "trl"
-TRL = {"num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 20,
-       "steps_per_generation": 1, "generation_batch_size": 4, "num_iterations": 1}  # fmt: skip
-VERL = {"data.train_batch_size": 8, "actor_rollout_ref.rollout.n": 4, "trainer.total_training_steps": 10,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 8}  # fmt: skip
+TRL = {
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 20,
+    "steps_per_generation": 1,
+    "generation_batch_size": 4,
+    "num_iterations": 1,
+}
+VERL = {
+    "data.train_batch_size": 8,
+    "actor_rollout_ref.rollout.n": 4,
+    "trainer.total_training_steps": 10,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
+}
 
 
 def logged(folder, rows):

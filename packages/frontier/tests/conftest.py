@@ -29,12 +29,20 @@ def evals(
                 reward = start + (asymptote - start + effect) * rise + rng.normal(0, noise)
                 rows.append(
                     {
-                        "run_id": f"n{n}s{s}", "step": c // (8 * n), "rollouts": c, "tokens": 10 * c,
-                        "rollouts_per_problem": n, "problems_per_batch": 8, "seed": s, "problem_set": "easy",
-                        "split": "validation", "questions": 300, "samples": 4,
+                        "run_id": f"n{n}s{s}",
+                        "step": c // (8 * n),
+                        "rollouts": c,
+                        "tokens": 10 * c,
+                        "rollouts_per_problem": n,
+                        "problems_per_batch": 8,
+                        "seed": s,
+                        "problem_set": "easy",
+                        "split": "validation",
+                        "questions": 300,
+                        "samples": 4,
                         "avg_at_4": float(np.clip(reward, 0, 1)),
                     }
-                )  # fmt: skip
+                )
     return pl.DataFrame(rows)
 
 

@@ -68,11 +68,7 @@ def test_an_error_that_is_not_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (None, "no such file"),
-        ("", "empty"),
-        ("run_id,step\na,1\n", "has no column rollouts_per_problem"),
-    ],
+    [(None, "no such file"), ("", "empty"), ("run_id,step\na,1\n", "has no column rollouts_per_problem")],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

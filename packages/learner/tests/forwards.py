@@ -15,11 +15,15 @@ def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataF
     generator = np.random.default_rng(3)
     prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
     responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
-    return pl.DataFrame({
-        "problem_id": [f"p{i // samples}" for i in range(len(responses))], "sample": list(range(len(responses))),
-        "prompt_ids": [prompts[i // samples] for i in range(len(responses))], "response_ids": responses,
-        "logprobs": [[0.0] * len(r) for r in responses],
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "problem_id": [f"p{i // samples}" for i in range(len(responses))],
+            "sample": list(range(len(responses))),
+            "prompt_ids": [prompts[i // samples] for i in range(len(responses))],
+            "response_ids": responses,
+            "logprobs": [[0.0] * len(r) for r in responses],
+        }
+    )
 
 
 def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:

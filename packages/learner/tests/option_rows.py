@@ -213,10 +213,7 @@ BATCHES_AND_STEPS: dict[str, tuple[Case, ...]] = {
     "optimizer.beta2": (acts(PPO, 0.9, *STEPS), idle(AT_THE_END, 0.9)),
     "optimizer.epsilon": (acts(PPO, 1e-4, *STEPS), idle(AT_THE_END, 1e-4)),
     "optimizer.weight_decay": (acts(PPO, 0.1, *STEPS), idle(AT_THE_END, 0.1)),
-    "optimizer.gradient_clip": (
-        acts(PPO, 5.0, *STEPS),
-        idle(given(PPO, {"optimizer.gradient_clip": 20.0}), 40.0),
-    ),
+    "optimizer.gradient_clip": (acts(PPO, 5.0, *STEPS), idle(given(PPO, {"optimizer.gradient_clip": 20.0}), 40.0)),
     "optimizer.warmup_steps": (acts(PPO, 4, *STEPS, "learning_rate"), idle(PPO, 1)),
     "optimizer.decay": (acts(COSINE, "linear", *STEPS, "learning_rate"), idle(WARMING, "linear")),
     "optimizer.decay_after": (acts(COSINE, 3, *STEPS, "learning_rate"), idle(WARMING, 3)),

@@ -9,14 +9,24 @@ def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, se
     """Rollouts with random tokens and rewards; their log-probabilities are for ``scored`` to fill in."""
     rng = np.random.default_rng([seed, step])
     prompts = [rng.integers(0, 12, rng.integers(2, 6)).tolist() for _ in range(groups)]
-    return pl.DataFrame([
-        {
-            "run_id": "r", "step": step, "phase": "train", "problem_id": f"p{g}", "sample": s,
-            "prompt_ids": prompts[g], "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
-            "reward": float(s < 1 + g % 2), "finish_reason": "stop", "weights_version": version,
-        }
-        for g in range(groups) for s in range(n)
-    ])  # fmt: skip
+    return pl.DataFrame(
+        [
+            {
+                "run_id": "r",
+                "step": step,
+                "phase": "train",
+                "problem_id": f"p{g}",
+                "sample": s,
+                "prompt_ids": prompts[g],
+                "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
+                "reward": float(s < 1 + g % 2),
+                "finish_reason": "stop",
+                "weights_version": version,
+            }
+            for g in range(groups)
+            for s in range(n)
+        ]
+    )
 
 
 def scored(policy: torch.nn.Module, rollouts: pl.DataFrame, numbers: type[pl.DataType] = pl.Float32) -> pl.DataFrame:

@@ -86,10 +86,16 @@ def run(
         progress = restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
     loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
-        run=cell, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=LogLikelihood(sampler),
-        meter=meter or Steps(steps), checkpoints=store, progress=progress,
+        run=cell,
+        problems=PROBLEMS,
+        sampler=sampler,
+        learner=learner,
+        evaluator=LogLikelihood(sampler),
+        meter=meter or Steps(steps),
+        checkpoints=store,
+        progress=progress,
         watch=[].append if records is None else records.append,
-    )  # fmt: skip
+    )
 
 
 def kill(learner: Any, sampler: Any, folder: Path, *, after: int, **settings: Any) -> None:

@@ -19,9 +19,14 @@ from isocompute.learner.errors import LearnerError
 from isocompute.learner.recipes import RECIPES, with_recipe
 
 GROUPS: dict[str, type] = {
-    "objective": ObjectiveConfig, "kl": KLConfig, "entropy": EntropyConfig, "importance": ImportanceConfig,
-    "batch": BatchConfig, "optimizer": OptimizerConfig, "compute": ComputeConfig,
-}  # fmt: skip
+    "objective": ObjectiveConfig,
+    "kl": KLConfig,
+    "entropy": EntropyConfig,
+    "importance": ImportanceConfig,
+    "batch": BatchConfig,
+    "optimizer": OptimizerConfig,
+    "compute": ComputeConfig,
+}
 NESTED = st.recursive(
     st.integers(), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=8
 )

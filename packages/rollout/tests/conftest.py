@@ -34,9 +34,12 @@ class Tiny:
         {
             "problem_id": [f"p{i}" for i in range(6)],
             "prompt": ["1+1=", "2+2=", "1+2-1=", "2-1=", "1=", "2+1+1="],
-            "answer": "2", "verifier": "exact", "source": "s", "split": ["train"] * 4 + ["validation"] * 2,
+            "answer": "2",
+            "verifier": "exact",
+            "source": "s",
+            "split": ["train"] * 4 + ["validation"] * 2,
         }
-    )  # fmt: skip
+    )
 
     def __init__(self, folder: Path, *, tied: bool = False) -> None:
         self.folder, self.tied = folder, tied
@@ -71,10 +74,18 @@ class Tiny:
         ).save_pretrained(folder)
         torch.manual_seed(seed)
         config = transformers.LlamaConfig(
-            vocab_size=len(vocabulary), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-            num_attention_heads=1, max_position_embeddings=64, tie_word_embeddings=self.tied, initializer_range=0.3,
-            eos_token_id=1, pad_token_id=0, bos_token_id=None,
-        )  # fmt: skip
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=1,
+            max_position_embeddings=64,
+            tie_word_embeddings=self.tied,
+            initializer_range=0.3,
+            eos_token_id=1,
+            pad_token_id=0,
+            bos_token_id=None,
+        )
         policy = transformers.LlamaForCausalLM(config).eval()
         policy.save_pretrained(folder)
         return policy

@@ -105,9 +105,12 @@ class HashedSampler(Sampler):
             numbers = range(draw.first_sample, draw.first_sample + draw.samples)
             responses = [self._response(draw, problem_id, sample) for sample in numbers]
             group = Group(
-                row=row, problem_id=problem_id, prompt_ids=[ord(c) for c in prompt], responses=responses,
+                row=row,
+                problem_id=problem_id,
+                prompt_ids=[ord(c) for c in prompt],
+                responses=responses,
                 texts=[""] * len(responses),
-            )  # fmt: skip
+            )
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
             yield layout.batch(group, verdicts, draw=draw, version=self._version)
 

@@ -23,11 +23,16 @@ TEMPLATE = (
 """Renders a user's message as its text and a plus sign, so that a chat's prompt is another than a plain one."""
 
 QUIET = {
-    "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # As in the sampler of this package: no C++ compiler for the ranks of tokens.
     "TORCHDYNAMO_DISABLE": "1",
-}  # fmt: skip
+}
 
 
 def free_port() -> int:
@@ -52,13 +57,40 @@ class Served:
         with self._log.open("w") as log:
             # A prompt prefilled in chunks breaks per-request seeds on CPU.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host",
-                 "127.0.0.1", "--port", str(self._port), "--served-model-name", "tiny", "--dtype", "float32",
-                 "--max-model-len", "24", "--enforce-eager", "--no-enable-chunked-prefill",
-                 "--max-num-batched-tokens", "1024", "--max-num-seqs", "64", "--api-key", KEY,
-                 "--logprobs-mode", "processed_logprobs", "--chat-template", str(template)],
-                env=os.environ | QUIET, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-m",
+                    "vllm.entrypoints.openai.api_server",
+                    "--model",
+                    str(model),
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(self._port),
+                    "--served-model-name",
+                    "tiny",
+                    "--dtype",
+                    "float32",
+                    "--max-model-len",
+                    "24",
+                    "--enforce-eager",
+                    "--no-enable-chunked-prefill",
+                    "--max-num-batched-tokens",
+                    "1024",
+                    "--max-num-seqs",
+                    "64",
+                    "--api-key",
+                    KEY,
+                    "--logprobs-mode",
+                    "processed_logprobs",
+                    "--chat-template",
+                    str(template),
+                ],
+                env=os.environ | QUIET,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait(self) -> None:
         """Wait until it answers."""
@@ -88,8 +120,23 @@ class Proxy(ThreadingHTTPServer):
         plan: Which fault each request meets.
     """
 
-    FAULTS = ("500", "busy", "hang", "drip", "cut off", "reset", "no JSON", "no choices", "two choices", "lost token",
-              "lost log-probability", "unknown token", "too long", "aborted", "wrong prompt")  # fmt: skip
+    FAULTS = (
+        "500",
+        "busy",
+        "hang",
+        "drip",
+        "cut off",
+        "reset",
+        "no JSON",
+        "no choices",
+        "two choices",
+        "lost token",
+        "lost log-probability",
+        "unknown token",
+        "too long",
+        "aborted",
+        "wrong prompt",
+    )
     daemon_threads = True
     request_queue_size = 128
 

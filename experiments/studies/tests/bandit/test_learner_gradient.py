@@ -63,11 +63,7 @@ def learner_gradients(
 @pytest.mark.parametrize("scale", ["none", "group"])
 def test_over_every_possible_group_the_learners_gradient_has_the_exact_moments(surrogate: str, scale: str) -> None:
     n = 3
-    drawn = [
-        (answers, rewards)
-        for answers in product(range(3), repeat=n)
-        for rewards in product((0.0, 1.0), repeat=n)
-    ]  # fmt: skip
+    drawn = [(answers, rewards) for answers in product(range(3), repeat=n) for rewards in product((0.0, 1.0), repeat=n)]
     answers, rewards = (np.array(column) for column in zip(*drawn, strict=True))
     paid = np.asarray(BANDIT.rewards)[answers]
     chances = np.prod(policy(LOGITS)[answers] * np.where(rewards == 1, paid, 1 - paid), axis=1)

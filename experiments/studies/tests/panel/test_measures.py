@@ -34,18 +34,31 @@ def made() -> Whole:
     for n, factor in product(GROUP_SIZES, (0.5, 1.0, 2.0)):
         octave, dead = np.log2(n), (n, factor) == (32, 2.0)
         run = {
-            "run_id": f"n{n}x{factor}", "rollouts_per_problem": n, "problems_per_batch": 8, "seed": 0,
-            "learning_rate": 1e-4 * factor * n**0.5, "kind": "trunk",
-        }  # fmt: skip
+            "run_id": f"n{n}x{factor}",
+            "rollouts_per_problem": n,
+            "problems_per_batch": 8,
+            "seed": 0,
+            "learning_rate": 1e-4 * factor * n**0.5,
+            "kind": "trunk",
+        }
         for compute in sorted(GRID):
             at = {**run, "step": compute // (8 * n), "rollouts": compute}
             rate = 0.02 if dead and compute > EARLY else reward(n, factor, compute)
             share = int(rng.binomial(QUESTIONS * 4, rate)) / (QUESTIONS * 4)
-            evals.append({
-                **at, "tokens": 10 * compute, "problem_set": "needle", "split": "validation", "questions": QUESTIONS,
-                "samples": 4, "avg_at_4": share, "best_at_4": share + 0.2 + 0.01 * octave,
-                "worst_at_4": 0.5 * share**2 - 0.01 * octave, "factor": factor,
-            })  # fmt: skip
+            evals.append(
+                {
+                    **at,
+                    "tokens": 10 * compute,
+                    "problem_set": "needle",
+                    "split": "validation",
+                    "questions": QUESTIONS,
+                    "samples": 4,
+                    "avg_at_4": share,
+                    "best_at_4": share + 0.2 + 0.01 * octave,
+                    "worst_at_4": 0.5 * share**2 - 0.01 * octave,
+                    "factor": factor,
+                }
+            )
             lengths.append({"run_id": run["run_id"], "step": at["step"], "length": 4 + 0.03 * octave})
             if compute in (4096, BUDGET):
                 never = rng.random(256) < 0.3 - 0.02 * octave
@@ -54,10 +67,16 @@ def made() -> Whole:
                     {**at, "problem_id": str(k), "successes": int(c), "samples": 16} for k, c in enumerate(counts)
                 ]
     return Whole(
-        unit=Unit(task="needle", problem_set="needle", base_seed=0), group_sizes=GROUP_SIZES, problems_per_batch=8,
-        problems=256, budget=BUDGET, evals=pl.DataFrame(evals), training=pl.DataFrame(training),
-        lengths=pl.DataFrame(lengths), probe={},
-    )  # fmt: skip
+        unit=Unit(task="needle", problem_set="needle", base_seed=0),
+        group_sizes=GROUP_SIZES,
+        problems_per_batch=8,
+        problems=256,
+        budget=BUDGET,
+        evals=pl.DataFrame(evals),
+        training=pl.DataFrame(training),
+        lengths=pl.DataFrame(lengths),
+        probe={},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +140,11 @@ def test_the_cells_of_a_committed_unit_are_told_apart() -> None:
     whole = read(unit_of("hard-0"))
     runs_of = whole.evals.group_by("kind").agg(pl.col("run_id").n_unique(), pl.col("factor").n_unique())
     assert {kind: count for kind, count, _ in runs_of.iter_rows()} == {
-        "trunk": 15, "seed": 5, "branch": 10, "equal batch": 2,
-    }  # fmt: skip
+        "trunk": 15,
+        "seed": 5,
+        "branch": 10,
+        "equal batch": 2,
+    }
     assert set(whole.trunks["factor"]) == {0.5, 1.0, 2.0}
     assert (whole.budget, whole.problems) == (65536, 256)
     assert set(whole.training["rollouts"]) == {1024, 4096, 16384, 65536}

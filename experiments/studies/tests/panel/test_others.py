@@ -21,10 +21,20 @@ def test_answers_are_counted() -> None:
 
 def test_n_is_shuffled_among_the_runs_of_a_base_model_and_rates_stay_in_order() -> None:
     rows = [
-        {"base_model": base, "rollouts_per_problem": n, "learning_rate": n * rate, "rollouts": rollouts,
-         "step": rollouts // n, "run_id": f"{base}-{n}-{rate}", "avg_at_4": (n + rate) / 100 + rollouts / 1000}
-        for base in ("a", "b") for n in (2, 8, 32) for rate in (0.1, 0.2) for rollouts in (0, 64)
-    ]  # fmt: skip
+        {
+            "base_model": base,
+            "rollouts_per_problem": n,
+            "learning_rate": n * rate,
+            "rollouts": rollouts,
+            "step": rollouts // n,
+            "run_id": f"{base}-{n}-{rate}",
+            "avg_at_4": (n + rate) / 100 + rollouts / 1000,
+        }
+        for base in ("a", "b")
+        for n in (2, 8, 32)
+        for rate in (0.1, 0.2)
+        for rollouts in (0, 64)
+    ]
     evals, orders = pl.DataFrame(rows), set()
     for seed in range(8):
         found = others.shuffle(evals, seed)

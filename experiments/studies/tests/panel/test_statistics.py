@@ -7,15 +7,7 @@ from hypothesis import strategies as st
 from isocompute.frontier.answers.forecast import holm
 from scipy import stats
 
-from experiments.studies.panel.statistics import (
-    Estimate,
-    Rule,
-    Verdict,
-    clopper_pearson,
-    over_units,
-    slope,
-    vertex,
-)
+from experiments.studies.panel.statistics import Estimate, Rule, Verdict, clopper_pearson, over_units, slope, vertex
 
 BOUNDS = (1.0, 5.0)
 SHIFT = Rule(claimed="above", least=0.5)

@@ -153,7 +153,7 @@ WRONG = [
     ("run --ledger new.ledger --log logs --rollouts 9 -- no-such-program", "there is no such command"),
     ("run --ledger new.ledger --log logs --rollouts 9 --config circle.yaml -- true", "circle.yaml"),
     ("run --ledger a.csv --log logs --rollouts 9 -- true", "a.csv: not a ledger"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture

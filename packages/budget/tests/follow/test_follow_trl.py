@@ -54,8 +54,11 @@ def test_every_difference_of_an_attached_run_that_was_killed_and_resumed_is_name
     found = audit(str(log), ledger)
     assert (found.steps, found.planned, found.rollouts) == (11, 160, 24)
     assert {d.mechanism: d.rollouts for d in found.differences} == {
-        "steps not taken": -116, "several passes": -22, "whole batches": 2, "lost work": 4
-    }  # fmt: skip
+        "steps not taken": -116,
+        "several passes": -22,
+        "whole batches": 2,
+        "lost work": 4,
+    }
     assert found.differences[-1].sentence.startswith(
         "attempt 1 lost what it generated of steps 6 to 8, since attempt 2 went on after step 5"
     )

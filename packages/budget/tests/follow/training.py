@@ -21,9 +21,15 @@ VERL = {
     "actor_rollout_ref": {"rollout": {"n": N}, "actor": {"ppo_mini_batch_size": PROBLEMS}},
 }
 TRL = {
-    "num_generations": N, "per_device_train_batch_size": BATCH, "gradient_accumulation_steps": 1, "num_iterations": 1,
-    "steps_per_generation": 1, "generation_batch_size": BATCH, "max_steps": 100, "seed": 3,
-}  # fmt: skip
+    "num_generations": N,
+    "per_device_train_batch_size": BATCH,
+    "gradient_accumulation_steps": 1,
+    "num_iterations": 1,
+    "steps_per_generation": 1,
+    "generation_batch_size": BATCH,
+    "max_steps": 100,
+    "seed": 3,
+}
 
 
 def main(folder: Path, options: dict[str, Any]) -> None:

@@ -30,14 +30,28 @@ class Disturbed(TrainerCallback):
 def main(folder: Path, killed: int, slow: int, ledger: str = "") -> None:
     model, tokenizer = model_of()
     config = trl.GRPOConfig(
-        output_dir=str(folder), use_cpu=True, bf16=False, disable_tqdm=True, report_to=["tensorboard"],
-        num_generations=2, per_device_train_batch_size=4, gradient_accumulation_steps=1, num_iterations=2,
-        logging_steps=1, save_steps=5, max_steps=40, max_completion_length=4,
-    )  # fmt: skip
+        output_dir=str(folder),
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        report_to=["tensorboard"],
+        num_generations=2,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=1,
+        num_iterations=2,
+        logging_steps=1,
+        save_steps=5,
+        max_steps=40,
+        max_completion_length=4,
+    )
     trainer = trl.GRPOTrainer(
-        model=model, reward_funcs=rewards_of("one"), processing_class=tokenizer, args=config,
-        train_dataset=problems_of(16), callbacks=[Disturbed(killed, slow)],
-    )  # fmt: skip
+        model=model,
+        reward_funcs=rewards_of("one"),
+        processing_class=tokenizer,
+        args=config,
+        train_dataset=problems_of(16),
+        callbacks=[Disturbed(killed, slow)],
+    )
     generate = trainer._generate_and_score_completions
 
     def hooked(inputs):

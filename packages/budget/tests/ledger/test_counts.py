@@ -4,10 +4,7 @@ from hypothesis import strategies as st
 from isocompute.budget import BudgetError, Counts
 
 counts = st.builds(
-    Counts,
-    rollouts=st.integers(0, 10**9),
-    prompt_tokens=st.integers(0, 10**12),
-    response_tokens=st.integers(0, 10**12),
+    Counts, rollouts=st.integers(0, 10**9), prompt_tokens=st.integers(0, 10**12), response_tokens=st.integers(0, 10**12)
 )
 
 

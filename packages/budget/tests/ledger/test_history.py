@@ -10,10 +10,7 @@ from isocompute.budget.ledger.ledger import drop_copies
 pytestmark = pytest.mark.slow("random histories")
 
 counts = st.builds(
-    Counts,
-    rollouts=st.integers(1, 64),
-    prompt_tokens=st.integers(0, 640),
-    response_tokens=st.integers(0, 960),
+    Counts, rollouts=st.integers(1, 64), prompt_tokens=st.integers(0, 640), response_tokens=st.integers(0, 960)
 )
 charges = st.lists(
     st.tuples(st.integers(0, 6), st.dictionaries(st.sampled_from(COHORTS), counts, min_size=1)), max_size=8

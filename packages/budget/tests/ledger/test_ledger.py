@@ -10,10 +10,7 @@ from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError,
 from isocompute.budget.contract import tables
 from isocompute.budget.ledger import frames
 
-STEP = {
-    "trained": Counts(rollouts=28, response_tokens=420),
-    "filtered": Counts(rollouts=4, response_tokens=60),
-}
+STEP = {"trained": Counts(rollouts=28, response_tokens=420), "filtered": Counts(rollouts=4, response_tokens=60)}
 EVALUATION = {"eval": Counts(rollouts=100, response_tokens=900)}
 
 
@@ -194,11 +191,7 @@ def test_resuming_from_a_step_that_was_never_charged_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("step", "charge", "problem"),
     [
-        (
-            1,
-            {"generated": Counts(rollouts=1)},
-            "'generated' is not a cohort; the cohorts are trained, filtered",
-        ),
+        (1, {"generated": Counts(rollouts=1)}, "'generated' is not a cohort; the cohorts are trained, filtered"),
         (-1, STEP, "step is -1"),
         (1.5, STEP, "step is 1.5"),
     ],

@@ -8,15 +8,7 @@ from multiprocessing.managers import BaseManager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import (
-    BudgetError,
-    Counts,
-    History,
-    Ledger,
-    LedgerError,
-    Limits,
-    Meter,
-)
+from isocompute.budget import BudgetError, Counts, History, Ledger, LedgerError, Limits, Meter
 from isocompute.budget.ledger import frames
 
 parts = st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 3))

@@ -6,16 +6,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.budget import (
-    COHORTS,
-    BudgetError,
-    Counts,
-    History,
-    Ledger,
-    Limits,
-    Meter,
-    counts_by_cohort,
-)
+from isocompute.budget import COHORTS, BudgetError, Counts, History, Ledger, Limits, Meter, counts_by_cohort
 
 ROLLOUTS = pl.DataFrame({"cohort": ["trained", "eval"], "prompt_ids": [[1, 2], [3]], "response_ids": [[4, 5, 6], []]})
 

@@ -227,5 +227,7 @@ def test_what_was_acknowledged_is_there_after_real_kills(tmp_path):
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["acknowledged"] >= KILLS
-    print(f"\n{KILLS} kills of a writer: {figures['acknowledged']:,} charges acknowledged, all there; "
-          f"{figures['unacknowledged']} reached the file before they were acknowledged")  # fmt: skip
+    print(
+        f"\n{KILLS} kills of a writer: {figures['acknowledged']:,} charges acknowledged, all there; "
+        f"{figures['unacknowledged']} reached the file before they were acknowledged"
+    )

@@ -103,14 +103,24 @@ def _live(case: Case, folder: Path, found: Found, kill_after: int) -> None:
 
     out = folder / "out"
     config = trl.GRPOConfig(
-        output_dir=str(out), use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="steps", report_to=[],
-        save_steps=case.save_steps, **case.chosen["args"],
-    )  # fmt: skip
+        output_dir=str(out),
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        save_strategy="steps",
+        report_to=[],
+        save_steps=case.save_steps,
+        **case.chosen["args"],
+    )
     model, tokenizer = model_of()
     trainer = trl.GRPOTrainer(
-        model=model, reward_funcs=rewards_of("one"), processing_class=tokenizer, args=config,
-        train_dataset=problems_of(case.chosen["problems"]), eval_dataset=problems_of(case.chosen["eval_problems"], 100),
-    )  # fmt: skip
+        model=model,
+        reward_funcs=rewards_of("one"),
+        processing_class=tokenizer,
+        args=config,
+        train_dataset=problems_of(case.chosen["problems"]),
+        eval_dataset=problems_of(case.chosen["eval_problems"], 100),
+    )
     _hook(trainer, folder)
 
     class Killer(TrainerCallback):  # type: ignore[misc]

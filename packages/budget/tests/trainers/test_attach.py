@@ -24,10 +24,18 @@ SEED = int(os.environ.get("ISOCOMPUTE_ATTACHED_SEED", "0"))
 STOPPING = Path(__file__).parents[4] / "docs" / "stopping.md"
 
 ARGS = {
-    "num_generations": 2, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_iterations": 2,
-    "logging_steps": 100, "max_completion_length": 4, "max_steps": 20, "eval_strategy": "steps", "eval_steps": 100,
-    "per_device_eval_batch_size": 4, "mask_truncated_completions": True,
-}  # fmt: skip
+    "num_generations": 2,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 2,
+    "logging_steps": 100,
+    "max_completion_length": 4,
+    "max_steps": 20,
+    "eval_strategy": "steps",
+    "eval_steps": 100,
+    "per_device_eval_batch_size": 4,
+    "mask_truncated_completions": True,
+}
 """A batch of 8 rollouts for two optimizer steps."""
 
 
@@ -87,9 +95,11 @@ def check_steps(history, found, case, every, world, said):
     epoch_passes = case["chosen"]["problems"] // (batch // args["num_generations"]) * every
     epoch_steps = -(-epoch_passes // args["gradient_accumulation_steps"])
     passes = Passes(
-        accumulation=args["gradient_accumulation_steps"], every=every, epoch_passes=epoch_passes,
+        accumulation=args["gradient_accumulation_steps"],
+        every=every,
+        epoch_passes=epoch_passes,
         epoch_steps=epoch_steps,
-    )  # fmt: skip
+    )
     table = history.table()
     of_steps = dict(table.filter(table["cohort"] == "trained").select("step", "rollouts").iter_rows())
     last = history.last_step
@@ -223,9 +233,13 @@ def trainer_of(trl, folder, **options):
         output_dir=str(folder / "out"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **args
     )
     return trl.GRPOTrainer(
-        model=model, reward_funcs=rewards_of("one"), processing_class=tokenizer, args=config,
-        train_dataset=problems_of(8), **{"eval_dataset": problems_of(4, 100), **options},
-    )  # fmt: skip
+        model=model,
+        reward_funcs=rewards_of("one"),
+        processing_class=tokenizer,
+        args=config,
+        train_dataset=problems_of(8),
+        **{"eval_dataset": problems_of(4, 100), **options},
+    )
 
 
 def test_what_cannot_be_attached_is_named(trl, tmp_path):
@@ -305,9 +319,11 @@ def test_what_tools_wrote_is_prefill_and_no_response(trl, tmp_path):
         prompt_ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         completions = [[3, 4, 5, 1] for _ in prompts]
         return {
-            "prompt_ids": prompt_ids, "completion_ids": completions, "logprobs": [[0.0] * 4 for _ in prompts],
+            "prompt_ids": prompt_ids,
+            "completion_ids": completions,
+            "logprobs": [[0.0] * 4 for _ in prompts],
             "env_mask": [[1, 0, 0, 1] for _ in prompts],
-        }  # fmt: skip
+        }
 
     trainer = trainer_of(trl, tmp_path, rollout_func=roll_out)
     budget = attach(trainer, tmp_path / "run.ledger", response_tokens=16)

@@ -77,8 +77,16 @@ def test_a_folder_without_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no run of trl, verl, openrlhf, prime-rl found" in capsys.readouterr().err
 
 
-READ = ("completions/mean_length", "completions/max_length", "completions/min_length", "num_tokens", "loss",
-        "rewards/right/mean", "runtime", "samples_per_second")  # fmt: skip
+READ = (
+    "completions/mean_length",
+    "completions/max_length",
+    "completions/min_length",
+    "num_tokens",
+    "loss",
+    "rewards/right/mean",
+    "runtime",
+    "samples_per_second",
+)
 
 
 def logged(client: Any, experiment: str, *, first: int, last: int, more: float = 0.0, **other: Any) -> None:

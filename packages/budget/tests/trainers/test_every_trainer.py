@@ -27,15 +27,7 @@ degrees = st.builds(
 )
 
 
-@given(
-    names,
-    worlds,
-    degrees,
-    st.booleans(),
-    st.sampled_from([1, 4, 8]),
-    st.integers(0, 3),
-    st.builds(dict, **parts),
-)
+@given(names, worlds, degrees, st.booleans(), st.sampled_from([1, 4, 8]), st.integers(0, 3), st.builds(dict, **parts))
 def test_an_allocation_comes_back_from_every_trainer_or_is_refused(name, copies, spread, as_flags, gpus, spare, split):
     allocation = Allocation(**split)
     batch, n, steps = allocation.batch_rollouts, allocation.rollouts_per_problem, allocation.update_steps
@@ -135,9 +127,12 @@ WRONG = [
     ("skyrl", {"trainer.micro_train_batch_size_per_gpu": 3}, "micro_train_batch_size_per_gpu counts samples"),
     ("trl", {"parallelism_config_cp_size": 2}, "which TRL's GRPO trainer refuses"),
     ("skyrl", {"trainer.placement.policy_num_gpus_per_node": 8}, "1 engines of 1 devices are 1, and the policy has 8"),
-    ("skyrl", {"trainer.placement.colocate_all": False, "trainer.placement.policy_num_gpus_per_node": 4},
-     "the policy has 1 × 4 devices and the reference model 1 × 1"),
-]  # fmt: skip
+    (
+        "skyrl",
+        {"trainer.placement.colocate_all": False, "trainer.placement.policy_num_gpus_per_node": 4},
+        "the policy has 1 × 4 devices and the reference model 1 × 1",
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "settings", "remark"), WRONG)

@@ -15,22 +15,54 @@ from isocompute.budget.trainers.evals import ingest
 pytestmark = pytest.mark.slow("random logs")
 
 CONFIG = {
-    "num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
-    "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16, "num_iterations": 1,
-    "data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
-    "rollout": {"n_samples_per_prompt": 4, "batch_size": 8}, "train": {"batch_size": 32},
-    "eval": {"n_samples_per_prompt": 4}, "group_size": 4, "batch_size": 32,
-}  # fmt: skip
-NAMES = ("step", "_step", "Step", "train/global_step", "eval/global_step", "training/global_step", "data", "run_id",
-         "eval_reward", "eval/reward", "completions/mean_length", "val-core/m/acc/mean@4", "train/num_gen_batches",
-         "training/filter_groups/evicted_samples", "eval/eval_m_pass1", "train/dynamic_filtering_pass_rate",
-         "eval/m/avg@4", "progress/rollouts", "progress/tokens")  # fmt: skip
+    "num_generations": 4,
+    "num_generations_eval": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "generation_batch_size": 16,
+    "num_iterations": 1,
+    "data": {"train_batch_size": 8},
+    "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
+    "rollout": {"n_samples_per_prompt": 4, "batch_size": 8},
+    "train": {"batch_size": 32},
+    "eval": {"n_samples_per_prompt": 4},
+    "group_size": 4,
+    "batch_size": 32,
+}
+NAMES = (
+    "step",
+    "_step",
+    "Step",
+    "train/global_step",
+    "eval/global_step",
+    "training/global_step",
+    "data",
+    "run_id",
+    "eval_reward",
+    "eval/reward",
+    "completions/mean_length",
+    "val-core/m/acc/mean@4",
+    "train/num_gen_batches",
+    "training/filter_groups/evicted_samples",
+    "eval/eval_m_pass1",
+    "train/dynamic_filtering_pass_rate",
+    "eval/m/avg@4",
+    "progress/rollouts",
+    "progress/tokens",
+)
 
 odd = st.one_of(
     st.sampled_from(["", "x", "nan", "inf", "-1", "1e300", "true", "0.5", "2026-01-01"]),
-    st.none(), st.booleans(), st.text(max_size=3), st.just(10**400), st.floats(), st.integers(-2, 10**20),
-    st.lists(st.integers(), max_size=2), st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1)),
-)  # fmt: skip
+    st.none(),
+    st.booleans(),
+    st.text(max_size=3),
+    st.just(10**400),
+    st.floats(),
+    st.integers(-2, 10**20),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(NAMES), st.floats(0, 1)),
+)
 shares = {name: st.sampled_from([0.25, 0.5, 1.0]) for name in NAMES[8:]}
 row = st.fixed_dictionaries({"step": st.integers(1, 6)}, optional=shares)
 # Rows that could have been logged, sorted by their step, of which some cells then hold anything.
@@ -70,9 +102,14 @@ def test_logs_of_anything_are_a_table_or_a_clear_error(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("rollouts_per_step", "9007199254740991"), ("seed", "1e30"), ("seed", "one"), ("seed", "0.5"),
-     ("questions", "99999999999")],
-)  # fmt: skip
+    [
+        ("rollouts_per_step", "9007199254740991"),
+        ("seed", "1e30"),
+        ("seed", "one"),
+        ("seed", "0.5"),
+        ("questions", "99999999999"),
+    ],
+)
 def test_a_setting_beyond_all_counts_is_refused(name: str, value: str, tmp_path: Path) -> None:
     log, config = tmp_path / "log.jsonl", tmp_path / "config.json"
     log.write_text('{"step": 1000000, "val-core/m/acc/mean@4": 0.5}\n')

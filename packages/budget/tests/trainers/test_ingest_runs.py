@@ -11,9 +11,16 @@ from isocompute.budget.trainers.evals import ingest, join_restarts, reader_of
 from isocompute.budget.trainers.logs.log import Log
 from isocompute.budget.trainers.registry import trainer
 
-CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
-          "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16,
-          "num_iterations": 1, "seed": 42}  # fmt: skip
+CONFIG = {
+    "num_generations": 4,
+    "num_generations_eval": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "generation_batch_size": 16,
+    "num_iterations": 1,
+    "seed": 42,
+}
 QUESTIONS = {"questions": "16"}
 
 

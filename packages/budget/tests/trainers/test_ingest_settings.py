@@ -11,12 +11,16 @@ from isocompute.budget.trainers.evals import ingest
 from reading_logs import ingested
 
 VERL: dict[str, Any] = {
-    "data": {"train_batch_size": 8}, "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
-}  # fmt: skip
+    "data": {"train_batch_size": 8},
+    "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
+}
 OPENRLHF: dict[str, Any] = {
-    "n_samples_per_prompt": 4, "rollout_batch_size": 8, "train_batch_size": 32, "max_epochs": 1,
+    "n_samples_per_prompt": 4,
+    "rollout_batch_size": 8,
+    "train_batch_size": 32,
+    "max_epochs": 1,
     "eval_n_samples_per_prompt": 4,
-}  # fmt: skip
+}
 VERL_ROW = {"step": 2, "val-core/m/acc/mean@4": 0.5}
 OPENRLHF_ROW = {"eval/global_step": 2, "eval/eval_m_pass1": 0.5}
 
@@ -40,8 +44,11 @@ def test_a_default_that_a_configuration_leaves_out_is_noted(tmp_path: Path) -> N
     _, notes = read(tmp_path, "verl", VERL_ROW, VERL)
     assert "actor_rollout_ref.actor.ppo_epochs is not set; the default of 1 is assumed" in notes
     # Without a configuration there is nothing that could have left it out.
-    given = {"actor_rollout_ref.rollout.n": "4", "data.train_batch_size": "8",
-             "actor_rollout_ref.actor.ppo_mini_batch_size": "8"}  # fmt: skip
+    given = {
+        "actor_rollout_ref.rollout.n": "4",
+        "data.train_batch_size": "8",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": "8",
+    }
     with pytest.raises(BudgetError, match=r"ppo_epochs is not known"):
         ingest("verl", [str(tmp_path / "log.jsonl")], constants={"questions": "16", **given})
 
@@ -73,9 +80,11 @@ def test_a_setting_that_cannot_be_is_named(
 
 @pytest.mark.parametrize(
     ("rate", "said", "message"),
-    [(80.0, "groups", "pass_rate_of is 'groups'; it must be prompts or responses"),
-     (320.0, "prompts", "is 320, which is not a percentage of prompts")],
-)  # fmt: skip
+    [
+        (80.0, "groups", "pass_rate_of is 'groups'; it must be prompts or responses"),
+        (320.0, "prompts", "is 320, which is not a percentage of prompts"),
+    ],
+)
 def test_a_pass_rate_that_cannot_be_is_named(rate: float, said: str, message: str, tmp_path: Path) -> None:
     row = {**OPENRLHF_ROW, "train/dynamic_filtering_pass_rate": rate}
     with pytest.raises(BudgetError, match=message):

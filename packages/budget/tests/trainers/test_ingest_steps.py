@@ -7,15 +7,26 @@ import pytest
 from isocompute.budget import BudgetError
 from reading_logs import ingested
 
-TRL = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
-       "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16, "num_iterations": 1,
-       "world_size": 1, "seed": 0}  # fmt: skip
+TRL = {
+    "num_generations": 4,
+    "num_generations_eval": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "generation_batch_size": 16,
+    "num_iterations": 1,
+    "world_size": 1,
+    "seed": 0,
+}
 VERL = {
     "data": {"train_batch_size": 16},
     "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 16}},
 }
-OPENRLHF = {"rollout": {"n_samples_per_prompt": 4, "batch_size": 8}, "train": {"batch_size": 32, "max_epochs": 1},
-            "eval": {"n_samples_per_prompt": 4}}  # fmt: skip
+OPENRLHF = {
+    "rollout": {"n_samples_per_prompt": 4, "batch_size": 8},
+    "train": {"batch_size": 32, "max_epochs": 1},
+    "eval": {"n_samples_per_prompt": 4},
+}
 
 
 def counted(folder: Path, trainer: str, config: object, log: str, *, name: str = "log.csv", **given: str) -> list[int]:
@@ -44,9 +55,14 @@ def test_the_trainers_step_is_found_in_lines_of_history(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["_step", "Step"])
-@pytest.mark.parametrize(("trainer", "config", "metric"),
-                         [("trl", TRL, "eval/reward"), ("openrlhf", OPENRLHF, "eval/eval_math_pass1"),
-                          ("prime-rl", {"group_size": 4, "batch_size": 32}, "eval/math/avg@4")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("trainer", "config", "metric"),
+    [
+        ("trl", TRL, "eval/reward"),
+        ("openrlhf", OPENRLHF, "eval/eval_math_pass1"),
+        ("prime-rl", {"group_size": 4, "batch_size": 32}, "eval/math/avg@4"),
+    ],
+)
 def test_wandbs_count_alone_is_asked_about(
     trainer: str, config: object, metric: str, column: str, tmp_path: Path
 ) -> None:

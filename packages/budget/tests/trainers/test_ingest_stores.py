@@ -13,9 +13,16 @@ from isocompute.budget.trainers.evals import ingest
 
 pytestmark = pytest.mark.slow("MLflow")
 
-CONFIG = {"num_generations": 4, "num_generations_eval": 4, "per_device_train_batch_size": 8,
-          "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 128,
-          "num_iterations": 1, "seed": 42}  # fmt: skip
+CONFIG = {
+    "num_generations": 4,
+    "num_generations_eval": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "generation_batch_size": 128,
+    "num_iterations": 1,
+    "seed": 42,
+}
 QUESTIONS = {"questions": "16"}
 
 
@@ -111,13 +118,16 @@ def events(folder: Path, rewards: dict[int, float], *, name: str = "1", text: st
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     folder.mkdir(parents=True, exist_ok=True)
-    found = [Event(step=step, summary=Summary(value=[Summary.Value(tag="eval/reward", simple_value=reward)]))
-             for step, reward in rewards.items()]  # fmt: skip
+    found = [
+        Event(step=step, summary=Summary(value=[Summary.Value(tag="eval/reward", simple_value=reward)]))
+        for step, reward in rewards.items()
+    ]
     if text:
         plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
         tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()])
-        found.append(Event(summary=Summary(value=[Summary.Value(tag="args/text_summary", metadata=plugin,
-                                                                tensor=tensor)])))  # fmt: skip
+        found.append(
+            Event(summary=Summary(value=[Summary.Value(tag="args/text_summary", metadata=plugin, tensor=tensor)]))
+        )
     with (folder / f"events.out.tfevents.{name}").open("wb") as stream:
         writer = RecordWriter(stream)
         for event in [Event(file_version="brain.Event:2"), *found]:

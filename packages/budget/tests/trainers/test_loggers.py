@@ -14,20 +14,44 @@ from isocompute.budget.trainers.logs.log import read_arguments
 from reading_logs import FIXTURES
 
 DOCS = Path(__file__).parents[2] / "docs" / "trl"
-CONFIG = {"num_generations": 4, "num_generations_eval": 2, "per_device_train_batch_size": 8, "max_steps": 6,
-          "gradient_accumulation_steps": 2, "steps_per_generation": 2, "generation_batch_size": 16, "seed": 3,
-          "num_iterations": 1, "learning_rate": 1e-4, "per_device_eval_batch_size": 8}  # fmt: skip
+CONFIG = {
+    "num_generations": 4,
+    "num_generations_eval": 2,
+    "per_device_train_batch_size": 8,
+    "max_steps": 6,
+    "gradient_accumulation_steps": 2,
+    "steps_per_generation": 2,
+    "generation_batch_size": 16,
+    "seed": 3,
+    "num_iterations": 1,
+    "learning_rate": 1e-4,
+    "per_device_eval_batch_size": 8,
+}
 
 
 def entries() -> list[dict[str, float]]:
     """The run that fixtures/wandb holds, as it was logged."""
     rows: list[dict[str, float]] = []
     for s in range(1, 7):
-        rows.append({"train/loss": 0.1, "train/num_tokens": 100 * s, "train/completions/mean_length": 2.0 + s / 16,
-                     "train/epoch": s / 6, "train/global_step": s})  # fmt: skip
+        rows.append(
+            {
+                "train/loss": 0.1,
+                "train/num_tokens": 100 * s,
+                "train/completions/mean_length": 2.0 + s / 16,
+                "train/epoch": s / 6,
+                "train/global_step": s,
+            }
+        )
         if s % 2 == 0:
-            rows.append({"eval/rewards/right/mean": s / 8, "eval/runtime": 2.0, "eval/samples_per_second": 8.0,
-                         "eval/completions/mean_length": 2.0, "train/global_step": s})  # fmt: skip
+            rows.append(
+                {
+                    "eval/rewards/right/mean": s / 8,
+                    "eval/runtime": 2.0,
+                    "eval/samples_per_second": 8.0,
+                    "eval/completions/mean_length": 2.0,
+                    "train/global_step": s,
+                }
+            )
     return rows
 
 

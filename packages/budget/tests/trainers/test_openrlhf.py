@@ -36,10 +36,20 @@ def openrlhf_run(seed: int, steps: int, *, n: int, batch: int, passing: float, r
     return rows, truth
 
 
-NESTED = {"rollout": {"n_samples_per_prompt": 8, "batch_size": 16}, "train": {"batch_size": 64, "max_epochs": 1},
-          "eval": {"n_samples_per_prompt": 4}, "algo": {"dynamic_filtering_enable": True}}  # fmt: skip
-FLAT = {"n_samples_per_prompt": 8, "rollout_batch_size": 16, "train_batch_size": 64, "max_epochs": 1,
-        "eval_n_samples_per_prompt": 4, "dynamic_filtering": True}  # fmt: skip
+NESTED = {
+    "rollout": {"n_samples_per_prompt": 8, "batch_size": 16},
+    "train": {"batch_size": 64, "max_epochs": 1},
+    "eval": {"n_samples_per_prompt": 4},
+    "algo": {"dynamic_filtering_enable": True},
+}
+FLAT = {
+    "n_samples_per_prompt": 8,
+    "rollout_batch_size": 16,
+    "train_batch_size": 64,
+    "max_epochs": 1,
+    "eval_n_samples_per_prompt": 4,
+    "dynamic_filtering": True,
+}
 
 
 @pytest.mark.slow
@@ -85,9 +95,14 @@ def test_openrlhf_divides_by_what_dynamic_filtering_kept(tmp_path: Path) -> None
     )
     config = tmp_path / "config.json"
     config.write_text(
-        json.dumps({"rollout": {"n_samples_per_prompt": 8, "batch_size": 16}, "train": {"batch_size": 64, "seed": 1},
-                    "eval": {"n_samples_per_prompt": 4}})
-    )  # fmt: skip
+        json.dumps(
+            {
+                "rollout": {"n_samples_per_prompt": 8, "batch_size": 16},
+                "train": {"batch_size": 64, "seed": 1},
+                "eval": {"n_samples_per_prompt": 4},
+            }
+        )
+    )
     evals, notes = ingest("openrlhf", [str(log)], config=config, constants=QUESTIONS)
     # 400 responses per 100 prompts: half of the prompts passed, with eight responses each.
     assert evals["rollouts"].to_list() == [0, 128 * 2 + 128 * 4]

@@ -11,28 +11,90 @@ degrees = st.builds(
 
 VERL = {"data.train_batch_size": 12, "actor_rollout_ref.actor.ppo_mini_batch_size": 12, "trainer.total_epochs": 1}
 GPUS = [
-    ("verl", {**VERL, "actor_rollout_ref.rollout.n": 2, "actor_rollout_ref.actor.strategy": "megatron",
-              "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4,
-              "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": 2, "trainer.nnodes": 2}, 16, 2),
-    ("verl", {**VERL, "actor_rollout_ref.rollout.n": 2,
-              "actor_rollout_ref.rollout.tensor_model_parallel_size": 4}, 8, 8),
-    ("verl", {**VERL, "actor_rollout_ref.rollout.n": 2,
-              "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 4}, 8, 2),
-    ("verl", {**VERL, "actor_rollout_ref.rollout.n": 1, "actor_rollout_ref.actor.use_dynamic_bsz": True,
-              "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2}, 8, 4),
-    ("nemo-rl", {"cluster.gpus_per_node": 8, "policy.dtensor_cfg.tensor_parallel_size": 4,
-                 "policy.megatron_cfg.pipeline_model_parallel_size": 8}, 8, 2),
-    ("nemo-rl", {"cluster.gpus_per_node": 8, "cluster.num_nodes": 4, "policy.megatron_cfg.enabled": True,
-                 "policy.megatron_cfg.pipeline_model_parallel_size": 8, "policy.generation.colocated.enabled": False,
-                 "policy.generation.colocated.resources.num_nodes": 2}, 16, 2),
-    ("skyrl", {"trainer.placement.policy_num_gpus_per_node": 8, "generator.inference_engine.num_engines": 8,
-               "trainer.strategy": "megatron", "trainer.policy.megatron_config.context_parallel_size": 4}, 8, 2),
-    ("openrlhf", {"ds.tensor_parallel_size": 2, "ds.ring_attn_size": 2, "train.batch_size": 2,
-                  "rollout.batch_size": 2}, 8, 2),
+    (
+        "verl",
+        {
+            **VERL,
+            "actor_rollout_ref.rollout.n": 2,
+            "actor_rollout_ref.actor.strategy": "megatron",
+            "actor_rollout_ref.actor.megatron.tensor_model_parallel_size": 4,
+            "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size": 2,
+            "trainer.nnodes": 2,
+        },
+        16,
+        2,
+    ),
+    (
+        "verl",
+        {**VERL, "actor_rollout_ref.rollout.n": 2, "actor_rollout_ref.rollout.tensor_model_parallel_size": 4},
+        8,
+        8,
+    ),
+    (
+        "verl",
+        {
+            **VERL,
+            "actor_rollout_ref.rollout.n": 2,
+            "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": 4,
+        },
+        8,
+        2,
+    ),
+    (
+        "verl",
+        {
+            **VERL,
+            "actor_rollout_ref.rollout.n": 1,
+            "actor_rollout_ref.actor.use_dynamic_bsz": True,
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size": 2,
+        },
+        8,
+        4,
+    ),
+    (
+        "nemo-rl",
+        {
+            "cluster.gpus_per_node": 8,
+            "policy.dtensor_cfg.tensor_parallel_size": 4,
+            "policy.megatron_cfg.pipeline_model_parallel_size": 8,
+        },
+        8,
+        2,
+    ),
+    (
+        "nemo-rl",
+        {
+            "cluster.gpus_per_node": 8,
+            "cluster.num_nodes": 4,
+            "policy.megatron_cfg.enabled": True,
+            "policy.megatron_cfg.pipeline_model_parallel_size": 8,
+            "policy.generation.colocated.enabled": False,
+            "policy.generation.colocated.resources.num_nodes": 2,
+        },
+        16,
+        2,
+    ),
+    (
+        "skyrl",
+        {
+            "trainer.placement.policy_num_gpus_per_node": 8,
+            "generator.inference_engine.num_engines": 8,
+            "trainer.strategy": "megatron",
+            "trainer.policy.megatron_config.context_parallel_size": 4,
+        },
+        8,
+        2,
+    ),
+    (
+        "openrlhf",
+        {"ds.tensor_parallel_size": 2, "ds.ring_attn_size": 2, "train.batch_size": 2, "rollout.batch_size": 2},
+        8,
+        2,
+    ),
     ("openrlhf", {"ring_attn_size": 4, "train_batch_size": 2, "rollout_batch_size": 2}, 8, 2),
     ("prime-rl", {"deployment.num_train_gpus": 8, "trainer.model.cp": 4}, 8, 2),
     ("open-instruct", {"num_learners_per_node": [8, 8], "sequence_parallel_size": 4, "total_episodes": 640}, 16, 4),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "settings", "devices", "ranks"), GPUS)

@@ -108,8 +108,13 @@ def test_prime_rl_takes_the_group_size_of_its_sources() -> None:
 
 def test_prime_rl_reads_one_subset_of_an_evaluation(tmp_path: Path) -> None:
     # Since 0.8 of all rollouts and of those without errors, for each agent; before, of the one there was.
-    row = {"step": 1, "eval/math/all/solver/avg@4": 0.5, "eval/math/effective/solver/avg@4": 0.6,
-           "eval/math/effective/solver/pass@4": 0.9, "eval/old/avg@4": 0.4}  # fmt: skip
+    row = {
+        "step": 1,
+        "eval/math/all/solver/avg@4": 0.5,
+        "eval/math/effective/solver/avg@4": 0.6,
+        "eval/math/effective/solver/pass@4": 0.9,
+        "eval/old/avg@4": 0.4,
+    }
     log = tmp_path / "metrics.jsonl"
     log.write_text(json.dumps(row) + "\n")
     evals, notes = ingest("prime-rl", [str(log)], constants={**QUESTIONS, "group_size": "4", "batch_size": "16"})
@@ -142,10 +147,15 @@ def test_prime_rl_counts_response_tokens_without_prompts_and_says_what_was_cance
     mean = {"train/agg/all/num_output_tokens/mean": 7.0}
     rows = [
         {"step": 1, "progress/rollouts": 64, "progress/tokens": 640, "dispatcher/cancelled_train_rollouts": 3, **mean},
-        {"step": 2, "progress/rollouts": 60, "progress/tokens": 600, "progress/input_tokens": 90,
-         "progress/output_tokens": 210},
+        {
+            "step": 2,
+            "progress/rollouts": 60,
+            "progress/tokens": 600,
+            "progress/input_tokens": 90,
+            "progress/output_tokens": 210,
+        },
         {"step": 3, "eval/math/avg@4": 0.3},
-    ]  # fmt: skip
+    ]
     log.write_text("".join(json.dumps(row) + "\n" for row in rows))
     evals, notes = ingest("prime-rl", [str(log)], constants={"group_size": "8", "batch_size": "64", **QUESTIONS})
     # Of the second step 70 % of the tokens that were shipped are responses.

@@ -10,8 +10,14 @@ from isocompute.budget.trainers.settings import load
 from reading_logs import FIXTURES, QUESTIONS
 
 DOCS = FIXTURES.parents[1] / "docs" / "trl"
-OPENRLHF = {"rollout.n_samples_per_prompt": 4, "rollout.batch_size": 8, "train.batch_size": 32, "train.max_epochs": 1,
-            "eval.n_samples_per_prompt": 2, "algo.dynamic_filtering_enable": True}  # fmt: skip
+OPENRLHF = {
+    "rollout.n_samples_per_prompt": 4,
+    "rollout.batch_size": 8,
+    "train.batch_size": 32,
+    "train.max_epochs": 1,
+    "eval.n_samples_per_prompt": 2,
+    "algo.dynamic_filtering_enable": True,
+}
 PRIME = {"orchestrator.batch_size": 32, "orchestrator.group_size": 4, "max_steps": 10}
 
 

@@ -41,8 +41,14 @@ def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
     batches: tuple[int, ...], said: tuple[int, ...], tmp_path: Path
 ) -> None:
     # A batch of 16 every other step, an entry every fourth: what began anew made three batches between two entries.
-    config = {"num_generations": 4, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2,
-              "steps_per_generation": 4, "generation_batch_size": 16, "num_generations_eval": 4}  # fmt: skip
+    config = {
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "steps_per_generation": 4,
+        "generation_batch_size": 16,
+        "num_generations_eval": 4,
+    }
     rows, total = [], 0
     for step, made in zip((4, 8, 12), batches, strict=True):
         total += made * 16 * 15
@@ -62,20 +68,36 @@ def test_tokens_show_a_start_from_a_checkpoint_that_nothing_else_does(
 
 @pytest.mark.slow
 @quick
-@given(per_device=whole, world=st.sampled_from([1, 2, 8]), accumulation=whole, per_generation=whole, iterations=whole,
-       steps=st.integers(1, 12))  # fmt: skip
+@given(
+    per_device=whole,
+    world=st.sampled_from([1, 2, 8]),
+    accumulation=whole,
+    per_generation=whole,
+    iterations=whole,
+    steps=st.integers(1, 12),
+)
 def test_trl_counts_every_process(
     per_device: int, world: int, accumulation: int, per_generation: int, iterations: int, steps: int
 ) -> None:
     per_device *= 2
-    rows, truth = trl_run(per_device=per_device, world=world, accumulation=accumulation,
-                          per_generation=per_generation, iterations=iterations, steps=steps)  # fmt: skip
+    rows, truth = trl_run(
+        per_device=per_device,
+        world=world,
+        accumulation=accumulation,
+        per_generation=per_generation,
+        iterations=iterations,
+        steps=steps,
+    )
     # What TRL dumps of its configuration: the world size is a property and is not in it.
     config = {
-        "num_generations": 2, "per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation,
-        "steps_per_generation": per_generation, "generation_batch_size": per_device * world * per_generation,
-        "num_iterations": iterations, "per_device_eval_batch_size": 8,
-    }  # fmt: skip
+        "num_generations": 2,
+        "per_device_train_batch_size": per_device,
+        "gradient_accumulation_steps": accumulation,
+        "steps_per_generation": per_generation,
+        "generation_batch_size": per_device * world * per_generation,
+        "num_iterations": iterations,
+        "per_device_eval_batch_size": 8,
+    }
     assert rollouts("trl", rows, config, problems="1000000") == truth
     # Older versions dump neither of the two sizes.
     older = {k: v for k, v in config.items() if k not in {"steps_per_generation", "generation_batch_size"}}
@@ -84,8 +106,12 @@ def test_trl_counts_every_process(
 
 
 TRL_ROWS, _ = trl_run(per_device=8, world=8, accumulation=2, per_generation=2, iterations=1, steps=4)
-TRL_CONFIG = {"num_generations": 4, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2,
-              "num_iterations": 1}  # fmt: skip
+TRL_CONFIG = {
+    "num_generations": 4,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "num_iterations": 1,
+}
 
 
 @pytest.mark.parametrize("known", [{}, {"steps_per_generation": 2}, {"generation_batch_size": 128}])
@@ -186,11 +212,18 @@ def test_a_trl_run_generates_exactly_the_rollouts_of_the_allocation(trl, tmp_pat
         reward_funcs=reward,
         processing_class=tokenizer,
         args=trl.GRPOConfig(
-            output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to=[], save_strategy="no", logging_steps=1,
-            max_completion_length=4, disable_tqdm=True, **convert("trl", run).settings,
+            output_dir=str(tmp_path),
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            save_strategy="no",
+            logging_steps=1,
+            max_completion_length=4,
+            disable_tqdm=True,
+            **convert("trl", run).settings,
         ),
         train_dataset=datasets.Dataset.from_dict({"prompt": [f"{a}+{b}=" for a in range(4) for b in range(4)]}),
-    )  # fmt: skip
+    )
     trainer.train()
     a = run.allocation
     assert sum(map(len, seen)) == a.rollouts

@@ -19,10 +19,11 @@ quick = settings(max_examples=40, deadline=None)
 
 
 VERL: dict[str, Any] = {
-    "data": {"train_batch_size": 8, "gen_batch_size": 12}, "trainer": {"val_before_train": True},
+    "data": {"train_batch_size": 8, "gen_batch_size": 12},
+    "trainer": {"val_before_train": True},
     "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"ppo_mini_batch_size": 8}},
     "algorithm": {"adv_estimator": "grpo", "filter_groups": {"enable": True, "max_num_gen_batches": 0}},
-}  # fmt: skip
+}
 
 
 def verl_row(step: int, data: dict[str, float]) -> dict[str, Any]:
@@ -96,9 +97,13 @@ def test_verl_asks_for_a_step_of_dynamic_sampling_that_is_not_logged() -> None:
 
 def test_verl_asks_whether_groups_were_filtered_where_no_configuration_says() -> None:
     rows, _ = verl_run(lambda _: (8, {}), 0, 4, 4)
-    known = {"actor_rollout_ref__rollout__n": "4", "data__train_batch_size": "8", "data__gen_batch_size": "8",
-             "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
-             "actor_rollout_ref__actor__ppo_epochs": "1"}  # fmt: skip
+    known = {
+        "actor_rollout_ref__rollout__n": "4",
+        "data__train_batch_size": "8",
+        "data__gen_batch_size": "8",
+        "actor_rollout_ref__actor__ppo_mini_batch_size": "8",
+        "actor_rollout_ref__actor__ppo_epochs": "1",
+    }
     with pytest.raises(BudgetError, match=r"filter_groups.enable="):
         rollouts("verl", rows, None, **known)
     assert rollouts("verl", rows, None, **known, algorithm__filter_groups__enable="false") == [0, 64, 128]

@@ -48,9 +48,13 @@ def layout(rng: random.Random) -> dict[str, Any]:
     args |= {"max_steps": rng.randint(4, 24)} if rng.random() < 0.6 else {"num_train_epochs": rng.randint(1, 4)}
     if rng.random() < 0.8:
         k = rng.choice([None, 2, 4])
-        args |= {"eval_strategy": "steps", "eval_steps": rng.randint(1, 5), "num_generations_eval": k,
-                 "per_device_eval_batch_size": (k or n) * rng.choice([1, 2, 4]),
-                 "eval_on_start": rng.random() < 0.3}  # fmt: skip
+        args |= {
+            "eval_strategy": "steps",
+            "eval_steps": rng.randint(1, 5),
+            "num_generations_eval": k,
+            "per_device_eval_batch_size": (k or n) * rng.choice([1, 2, 4]),
+            "eval_on_start": rng.random() < 0.3,
+        }
     return {
         "args": args,
         "problems": rng.choice([3, 5, 7, 8, 12, 16]),
@@ -73,9 +77,16 @@ def model_of() -> tuple[Any, Any]:
         tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
     )
     config = transformers.Qwen2Config(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-    )  # fmt: skip
+        vocab_size=len(WORDS),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
     return transformers.Qwen2ForCausalLM(config), tokenizer
 
 
@@ -135,16 +146,25 @@ def segment(chosen: dict[str, Any], out: Path, at: int, seen: Generation) -> boo
 
     args = chosen["args"]
     config = trl.GRPOConfig(
-        output_dir=str(out), use_cpu=True, bf16=False, disable_tqdm=True, save_strategy="steps",
-        save_steps=1, report_to=["tensorboard"] if chosen["log"] == "tensorboard" else [], **args,
-    )  # fmt: skip
+        output_dir=str(out),
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_steps=1,
+        report_to=["tensorboard"] if chosen["log"] == "tensorboard" else [],
+        **args,
+    )
     model, tokenizer = model_of()
     sets = {f"set{k}": problems_of(chosen["eval_problems"], 100 * k) for k in range(1, chosen["eval_sets"] + 1)}
     trainer = trl.GRPOTrainer(
-        model=model, reward_funcs=rewards_of(chosen["rewards"]), processing_class=tokenizer, args=config,
+        model=model,
+        reward_funcs=rewards_of(chosen["rewards"]),
+        processing_class=tokenizer,
+        args=config,
         train_dataset=problems_of(chosen["problems"]),
         eval_dataset=None if "eval_strategy" not in args else sets if len(sets) > 1 else sets["set1"],
-    )  # fmt: skip
+    )
     generate = trainer._generate_and_score_completions
 
     def hooked(inputs: Any) -> Any:

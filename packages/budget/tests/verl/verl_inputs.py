@@ -31,9 +31,11 @@ TOOLED = "- name: tooled\n  _target_: tools_of_a_test.Tooled\n"
 
 
 SEPARATE = (
-    "actor_rollout_ref.hybrid_engine=False", "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.n_gpus_per_node=1", "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
-)  # fmt: skip
+    "actor_rollout_ref.hybrid_engine=False",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
 
 
 @dataclass
@@ -69,25 +71,44 @@ def configuration(case: Case, folder: Path) -> Any:
         "trainer.v1.sampler.custom_sampler.name=ReplayBuffer",
         *(f"+{keys}.{name}={value}" for name, value in limits.items()),
         f"trainer.v1.trainer_mode={case.mode}",
-        f"data.train_batch_size={case.batch}", f"actor_rollout_ref.rollout.n={case.n}",
+        f"data.train_batch_size={case.batch}",
+        f"actor_rollout_ref.rollout.n={case.n}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={case.batch // case.samples}",
         *(SEPARATE if case.mode == "separate_async" else ()),
         f"trainer.v1.separate_async.parameter_sync_step={case.samples}",
-        f"trainer.total_training_steps={case.steps}", f"trainer.save_freq={case.save_freq}",
-        f"trainer.test_freq={case.test_freq}", "trainer.val_before_train=True", "trainer.total_epochs=1000",
-        f"trainer.default_local_dir={folder / 'checkpoints'}", "trainer.resume_mode=auto",
-        "trainer.nnodes=1", "trainer.n_gpus_per_node=1", "trainer.device=cpu", "trainer.logger=[file]",
-        f"data.train_files={folder.parent / 'train.parquet'}", f"data.val_files={folder.parent / 'validation.parquet'}",
-        "data.max_prompt_length=32", "data.max_response_length=8", "data.dataloader_num_workers=0",
-        "data.return_raw_chat=True", "data.filter_overlong_prompts=False",
+        f"trainer.total_training_steps={case.steps}",
+        f"trainer.save_freq={case.save_freq}",
+        f"trainer.test_freq={case.test_freq}",
+        "trainer.val_before_train=True",
+        "trainer.total_epochs=1000",
+        f"trainer.default_local_dir={folder / 'checkpoints'}",
+        "trainer.resume_mode=auto",
+        "trainer.nnodes=1",
+        "trainer.n_gpus_per_node=1",
+        "trainer.device=cpu",
+        "trainer.logger=[file]",
+        f"data.train_files={folder.parent / 'train.parquet'}",
+        f"data.val_files={folder.parent / 'validation.parquet'}",
+        "data.max_prompt_length=32",
+        "data.max_response_length=8",
+        "data.dataloader_num_workers=0",
+        "data.return_raw_chat=True",
+        "data.filter_overlong_prompts=False",
         f"actor_rollout_ref.model.path={folder.parent / 'model'}",
-        "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.agent.num_workers=1",
-        "actor_rollout_ref.rollout.val_kwargs.n=3", "actor_rollout_ref.rollout.val_kwargs.temperature=0.5",
-        "actor_rollout_ref.rollout.val_kwargs.do_sample=True", "algorithm.adv_estimator=grpo",
-        f"algorithm.filter_groups.enable={case.filtered}", "algorithm.filter_groups.metric=reward",
-        "reward.num_workers=1", f"reward.custom_reward_function.path={folder.parent / 'reward.py'}",
-        "transfer_queue.enable=True", "transfer_queue.backend.SimpleStorage.num_data_storage_units=1", *case.overrides,
-    ]  # fmt: skip
+        "actor_rollout_ref.rollout.name=vllm",
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "actor_rollout_ref.rollout.val_kwargs.n=3",
+        "actor_rollout_ref.rollout.val_kwargs.temperature=0.5",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "algorithm.adv_estimator=grpo",
+        f"algorithm.filter_groups.enable={case.filtered}",
+        "algorithm.filter_groups.metric=reward",
+        "reward.num_workers=1",
+        f"reward.custom_reward_function.path={folder.parent / 'reward.py'}",
+        "transfer_queue.enable=True",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        *case.overrides,
+    ]
     if case.tools:
         agent = "actor_rollout_ref.rollout.agent"
         overrides += [
@@ -118,13 +139,20 @@ def random_case(rng: random.Random) -> Case:
     amount = int((steps + ahead) * batch * n * (2 if filtered else 1))
     limit = {"rollouts": amount, "response_tokens": int(amount * 2.5), "device_hours": 3 / 3600}[kind]
     return Case(
-        mode=mode, batch=batch, n=n, samples=samples, filtered=filtered, overrides=overrides,
+        mode=mode,
+        batch=batch,
+        n=n,
+        samples=samples,
+        filtered=filtered,
+        overrides=overrides,
         # How many fit into a time is the machine's affair.
         steps=10_000 if kind == "device_hours" else 20,
         limits={kind: limit, "counted": rng.choice(["paid", "paid", "used"])},
         failing=rng.choice([0.0, 0.0, 0.1]) if mode != "sync" else 0.0,
-        kills=rng.choice([[], [], [2], [3, 4]]), save_freq=rng.choice([1, 2]), test_freq=rng.choice([2, 100]),
-    )  # fmt: skip
+        kills=rng.choice([[], [], [2], [3, 4]]),
+        save_freq=rng.choice([1, 2]),
+        test_freq=rng.choice([2, 100]),
+    )
 
 
 def prepare(folder: Path) -> None:

@@ -20,10 +20,16 @@ def sweep(gains: dict[tuple[int, float], float], *, seeds: int = 2, deviation: f
             made = gain * (1 + deviation * rng.standard_normal()) * (1 - np.exp(-compute / 5e3))
             parts.append(
                 pl.DataFrame(
-                    {"rollouts": compute, "avg_at_4": rng.binomial(1200, 0.2 + made) / 1200, "seed": seed,
-                     "rollouts_per_problem": n, "problems_per_batch": 8, "learning_rate": rate}
+                    {
+                        "rollouts": compute,
+                        "avg_at_4": rng.binomial(1200, 0.2 + made) / 1200,
+                        "seed": seed,
+                        "rollouts_per_problem": n,
+                        "problems_per_batch": 8,
+                        "learning_rate": rate,
+                    }
                 )
-            )  # fmt: skip
+            )
     fixed = {"problem_set": "easy", "split": "validation", "questions": 300, "samples": 4}
     return pl.concat(parts).with_columns(**{name: pl.lit(value) for name, value in fixed.items()})
 
@@ -34,8 +40,9 @@ def tuned() -> Fit:
     best = {n: 1e-4 * n**0.5 for n in (2, 8, 32)}
     gains = {
         (n, top * factor): 0.4 - 0.04 * np.log2(factor) ** 2 + 0.02 * np.log2(n)
-        for n, top in best.items() for factor in (0.25, 1, 4)
-    }  # fmt: skip
+        for n, top in best.items()
+        for factor in (0.25, 1, 4)
+    }
     return Frontier(sweep(gains, seeds=1)).fit()
 
 
@@ -52,10 +59,7 @@ def test_the_best_rates_and_how_they_grow_are_found(tuned: Fit) -> None:
 
 
 def test_a_rate_that_does_not_grow_is_told_from_the_root_rule() -> None:
-    gains = {
-        (n, 1e-4 * factor): 0.4 - 0.06 * np.log2(factor) ** 2
-        for n in (2, 16, 128) for factor in (0.25, 1, 4)
-    }  # fmt: skip
+    gains = {(n, 1e-4 * factor): 0.4 - 0.06 * np.log2(factor) ** 2 for n in (2, 16, 128) for factor in (0.25, 1, 4)}
     found = Frontier(sweep(gains, seeds=1, deviation=0.0)).fit().best_rates(16_384)
     assert found is not None
     assert "outside" in found.line()

@@ -15,10 +15,13 @@ def series(noise: float = 0.002, seed: int = 0) -> dict[str, tuple[np.ndarray, n
     rng = np.random.default_rng(seed)
     truths = {"steep": (2500.0, 2.0), "flat": (4000.0, 1.2)}
     return {
-        name: (COMPUTE, Parameters(form="hill", start=0.4, gain=0.2, scale=middle, shape=slope)(COMPUTE)
-               + rng.normal(0, noise, len(COMPUTE)))
+        name: (
+            COMPUTE,
+            Parameters(form="hill", start=0.4, gain=0.2, scale=middle, shape=slope)(COMPUTE)
+            + rng.normal(0, noise, len(COMPUTE)),
+        )
         for name, (middle, slope) in truths.items()
-    }  # fmt: skip
+    }
 
 
 def test_recipes_are_compared_at_one_asymptote_the_one_that_needs_least_first() -> None:

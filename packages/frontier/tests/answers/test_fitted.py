@@ -78,8 +78,7 @@ def test_a_budget_in_tokens_buys_as_many_rollouts_as_responses_are_long(fitted: 
 
 
 @pytest.mark.parametrize(
-    ("budget", "unit", "message"),
-    [(0, None, "must be above 0"), (1e4, "gpu_hours", "fit with --unit gpu_hours")],
+    ("budget", "unit", "message"), [(0, None, "must be above 0"), (1e4, "gpu_hours", "fit with --unit gpu_hours")]
 )
 def test_a_budget_that_nothing_can_be_said_of_is_refused(
     fitted: Fitted, budget: float, unit: str | None, message: str

@@ -42,9 +42,7 @@ def polarised(n: int, share_at: dict[int, float]) -> pl.DataFrame:
 
 def test_runs_are_compared_at_equal_rollouts_and_not_at_equal_steps() -> None:
     # At 4,096 rollouts n = 16 is the less polarised; at its own 32 steps n = 4 has seen 1,024 and is less so still.
-    rates = pl.concat(
-        [polarised(4, {1024: 0.1, 4096: 0.8}), polarised(16, {1024: 0.0, 4096: 0.4, 16384: 0.9})]
-    )  # fmt: skip
+    rates = pl.concat([polarised(4, {1024: 0.1, 4096: 0.8}), polarised(16, {1024: 0.0, 4096: 0.4, 16384: 0.9})])
     measures = interference(rates, evals_of(rates, {"n4": 4, "n16": 16}))
     assert measures["rollouts"].to_list() == [1024, 4096, 1024, 4096, 16384]
     matched = at_equal_rollouts(measures)
@@ -75,8 +73,12 @@ def test_a_folder_is_measured_on_its_training_problems(tmp_path: Path, capsys: p
     printed = capsys.readouterr().out
     assert "training problems, at 65,536 rollouts" in printed
     assert [line.split(":")[0].split()[2] for line in printed.splitlines() if line.startswith("n = ")] == [
-        "2", "4", "8", "16", "32",
-    ]  # fmt: skip
+        "2",
+        "4",
+        "8",
+        "16",
+        "32",
+    ]
     measures = pl.read_parquet(tmp_path / "interference.parquet")
     assert measures["problems"].unique().to_list() == [256]
     # Its five branches were measured once, at their end: how far they moved is not known.

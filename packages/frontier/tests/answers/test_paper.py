@@ -27,12 +27,22 @@ def cell(n: int, size: int, *, asymptote: float, tau: float, end: float = 1e9, c
     reward = np.where(collapse & (compute > 120_000), 0.1, truth(compute))
     return pl.DataFrame(
         {
-            "rollouts": compute, "tokens": compute * (10 + n), "step": compute // (n * size),
-            "rollouts_per_problem": n, "problems_per_batch": size, "seed": 0, "problem_set": "easy",
-            "split": "validation", "questions": 300, "samples": 4, "run_id": f"{n}x{size}",
-            "avg_at_4": reward, "best_at_4": np.clip(reward + 0.1 - n / 1000, 0, 1), "worst_at_4": reward * 0.8,
+            "rollouts": compute,
+            "tokens": compute * (10 + n),
+            "step": compute // (n * size),
+            "rollouts_per_problem": n,
+            "problems_per_batch": size,
+            "seed": 0,
+            "problem_set": "easy",
+            "split": "validation",
+            "questions": 300,
+            "samples": 4,
+            "run_id": f"{n}x{size}",
+            "avg_at_4": reward,
+            "best_at_4": np.clip(reward + 0.1 - n / 1000, 0, 1),
+            "worst_at_4": reward * 0.8,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -40,12 +50,15 @@ def sweep() -> pl.DataFrame:
     """n = 4 leads up to about 30,000 rollouts, then 16, then from about 103,000 on 64, which ends before the others."""
     return pl.concat(
         [
-            cell(4, 32, asymptote=0.50, tau=1e4), cell(16, 32, asymptote=0.60, tau=3e4),
-            cell(64, 32, asymptote=0.80, tau=1.2e5, end=150_000), cell(16, 8, asymptote=0.595, tau=3e4),
-            cell(16, 2, asymptote=0.60, tau=3e4, collapse=True), cell(64, 8, asymptote=0.79, tau=1.2e5),
+            cell(4, 32, asymptote=0.50, tau=1e4),
+            cell(16, 32, asymptote=0.60, tau=3e4),
+            cell(64, 32, asymptote=0.80, tau=1.2e5, end=150_000),
+            cell(16, 8, asymptote=0.595, tau=3e4),
+            cell(16, 2, asymptote=0.60, tau=3e4, collapse=True),
+            cell(64, 8, asymptote=0.79, tau=1.2e5),
             cell(4, 128, asymptote=0.5, tau=1e4),
         ]
-    )  # fmt: skip
+    )
 
 
 def run(table: pl.DataFrame, folder: Path, *options: str) -> dict[str, Any]:

@@ -140,12 +140,21 @@ def test_two_hundred_thousand_rows_are_fitted() -> None:
     compute = np.tile(np.arange(1, 1001) * 4096, 50)
     parts = [
         pl.DataFrame(
-            {"rollouts": compute, "seed": np.repeat(np.arange(50), 1000),
-             "avg_at_4": 0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + rng.normal(0, 0.014, len(compute))}
-        ).with_columns(rollouts_per_problem=pl.lit(n), problems_per_batch=pl.lit(8), problem_set=pl.lit("easy"),
-                       split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4))
+            {
+                "rollouts": compute,
+                "seed": np.repeat(np.arange(50), 1000),
+                "avg_at_4": 0.6 - 0.2 * np.exp(-compute / (n * 3e4)) + rng.normal(0, 0.014, len(compute)),
+            }
+        ).with_columns(
+            rollouts_per_problem=pl.lit(n),
+            problems_per_batch=pl.lit(8),
+            problem_set=pl.lit("easy"),
+            split=pl.lit("validation"),
+            questions=pl.lit(300),
+            samples=pl.lit(4),
+        )
         for n in (4, 8, 16, 32)
-    ]  # fmt: skip
+    ]
     found = fit_as_paper(pl.concat(parts))
     assert [c.parameters.asymptote for c in found.curves if c.parameters] == pytest.approx([0.6] * 4, abs=1e-3)
     assert [c.parameters.scale for c in found.curves if c.parameters] == pytest.approx(
@@ -158,8 +167,15 @@ def test_distinct_compute_beyond_what_a_grid_holds_is_joined_with_its_neighbours
     compute = np.sort(rng.uniform(1e3, 4e6, 30_000))
     table = pl.DataFrame(
         {"rollouts": compute, "avg_at_4": 0.6 - 0.2 * np.exp(-compute / 4e5) + rng.normal(0, 0.014, len(compute))}
-    ).with_columns(rollouts_per_problem=pl.lit(8), problems_per_batch=pl.lit(8), problem_set=pl.lit("easy"),
-                   split=pl.lit("validation"), questions=pl.lit(300), samples=pl.lit(4), seed=pl.lit(0))  # fmt: skip
+    ).with_columns(
+        rollouts_per_problem=pl.lit(8),
+        problems_per_batch=pl.lit(8),
+        problem_set=pl.lit("easy"),
+        split=pl.lit("validation"),
+        questions=pl.lit(300),
+        samples=pl.lit(4),
+        seed=pl.lit(0),
+    )
     (found,) = fit_as_paper(table).curves
     assert found.parameters is not None
     assert found.parameters.asymptote == pytest.approx(0.6, abs=2e-3)

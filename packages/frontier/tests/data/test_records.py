@@ -60,8 +60,11 @@ def test_settings_that_cannot_be_are_refused(width: float, window: int) -> None:
 
 def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(table: pl.DataFrame) -> None:
     ends = {}
-    for name, settings in {"all": {}, "raw": {"points": "records"},
-                           "smoothed": {"points": "records", "window": 5}}.items():  # fmt: skip
+    for name, settings in {
+        "all": {},
+        "raw": {"points": "records"},
+        "smoothed": {"points": "records", "window": 5},
+    }.items():
         found = fit_as_paper(table, PaperConfig(**settings))  # type: ignore[arg-type]
         ends[name] = np.mean([float(c.parameters(20_000.0)) for c in found.curves if c.parameters])
     # A running mean has less noise to break records with.

@@ -26,7 +26,7 @@ def coordinates(runs: Runs) -> np.ndarray:
     rows = [
         [np.log2(c.rollouts_per_problem), np.log2(c.problems_per_batch), np.log2(c.learning_rate or 1.0)]
         for c in runs.cells
-    ]  # fmt: skip
+    ]
     at = np.array(rows)
     at[:, 2] -= at[:, :2].sum(axis=1) / 2 if runs.cells[0].learning_rate else 0.0
     return np.asarray(at - at.mean(axis=0))
@@ -102,8 +102,12 @@ def drawn(runs: Runs, priors: Priors, *, seed: int = 0) -> np.ndarray:
     """
     settings = {(c.rollouts_per_problem, c.problems_per_batch) for c in runs.cells}
     chains = MCMC(
-        NUTS(model, target_accept_prob=0.9, init_strategy=init_to_median), num_warmup=WARM_UP, num_samples=KEPT,
-        num_chains=CHAINS, chain_method="vectorized", progress_bar=False,
-    )  # fmt: skip
+        NUTS(model, target_accept_prob=0.9, init_strategy=init_to_median),
+        num_warmup=WARM_UP,
+        num_samples=KEPT,
+        num_chains=CHAINS,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
     chains.run(jax.random.PRNGKey(seed), runs, coordinates(runs), len(settings) < len(runs.cells), priors)
     return np.asarray(chains.get_samples()["mean"])

@@ -25,8 +25,9 @@ def made_up(rates: bool) -> Runs:
         Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate): exponential(
             0.2, 0.25 + 0.02 * np.log2(n) - (0.03 * np.log2(rate / 4e-6) ** 2 if rate else 0.0), 2e3 * np.sqrt(n)
         )
-        for n in ns for rate in ((1e-6, 4e-6, 16e-6) if rates else (None,))
-    }  # fmt: skip
+        for n in ns
+        for rate in ((1e-6, 4e-6, 16e-6) if rates else (None,))
+    }
     return sweep(curves, seeds=2, deviation=0.05)
 
 
@@ -36,9 +37,11 @@ def of_file(name: str) -> Runs:
 
 
 RUNS = {
-    "made up": partial(made_up, False), "made up, of three rates": partial(made_up, True),
-    "a tiny model": partial(of_file, "sweep.csv"), "the Playbook's": partial(of_file, "playbook-easy.csv"),
-}  # fmt: skip
+    "made up": partial(made_up, False),
+    "made up, of three rates": partial(made_up, True),
+    "a tiny model": partial(of_file, "sweep.csv"),
+    "the Playbook's": partial(of_file, "playbook-easy.csv"),
+}
 
 
 def rewards(fitted: Posterior) -> np.ndarray:

@@ -34,10 +34,14 @@ def sweep(
     reward = padded(rows, 0.0)
     rate = (reward * TRIALS + 0.5) / (TRIALS + 1)
     return Runs(
-        cells=tuple(curves), cell=np.repeat(np.arange(len(curves)), seeds),
-        compute=np.tile(compute, (len(rows), 1)), reward=reward, error=np.sqrt(rate * (1 - rate) / TRIALS),
-        seen=np.ones(reward.shape, dtype=np.bool_), trials=np.full(reward.shape, float(TRIALS)),
-    )  # fmt: skip
+        cells=tuple(curves),
+        cell=np.repeat(np.arange(len(curves)), seeds),
+        compute=np.tile(compute, (len(rows), 1)),
+        reward=reward,
+        error=np.sqrt(rate * (1 - rate) / TRIALS),
+        seen=np.ones(reward.shape, dtype=np.bool_),
+        trials=np.full(reward.shape, float(TRIALS)),
+    )
 
 
 def line(ns: tuple[int, ...], gains: tuple[float, ...], halves: tuple[float, ...], **settings: float) -> Runs:

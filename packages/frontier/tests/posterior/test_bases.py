@@ -20,12 +20,23 @@ def sweep(starts: dict[str, float], *, tilts: dict[str, float] | None = None) ->
             reward = start + gain * tilt * (1 - np.exp(-compute / 4e3))
             parts.append(
                 pl.DataFrame(
-                    {"rollouts": compute, "avg_at_4": rng.binomial(1200, reward) / 1200, "base_model": base,
-                     "rollouts_per_problem": n, "run_id": f"{base}-{n}"}
+                    {
+                        "rollouts": compute,
+                        "avg_at_4": rng.binomial(1200, reward) / 1200,
+                        "base_model": base,
+                        "rollouts_per_problem": n,
+                        "run_id": f"{base}-{n}",
+                    }
                 )
-            )  # fmt: skip
-    fixed = {"problem_set": "hard", "split": "validation", "questions": 300, "samples": 4, "seed": 0,
-             "problems_per_batch": 8}  # fmt: skip
+            )
+    fixed = {
+        "problem_set": "hard",
+        "split": "validation",
+        "questions": 300,
+        "samples": 4,
+        "seed": 0,
+        "problems_per_batch": 8,
+    }
     return pl.concat(parts).with_columns(**{name: pl.lit(value) for name, value in fixed.items()})
 
 

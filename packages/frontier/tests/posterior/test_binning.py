@@ -31,10 +31,15 @@ def log(rng: np.random.Generator, *, memory: float, drift: float, responses: int
     rate = np.clip(truth(compute) + drift * lfilter([1], [1, -kept], shocks), 0, 1)
     reward = rng.binomial(responses, rate) / responses
     return Run(
-        name="n = 8, seed 0", run_id=None, cell=Cell(rollouts_per_problem=8, problems_per_batch=8), seed=0,
-        compute=compute, reward=reward, error=np.sqrt(0.25 / responses) * np.ones(points),
+        name="n = 8, seed 0",
+        run_id=None,
+        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        seed=0,
+        compute=compute,
+        reward=reward,
+        error=np.sqrt(0.25 / responses) * np.ones(points),
         trials=np.full(points, float(responses)),
-    )  # fmt: skip
+    )
 
 
 def off(run: Run) -> tuple[Array, Array]:

@@ -177,11 +177,17 @@ def test_every_run_is_something_and_says_why(rewards: list[list[float]]) -> None
     cell = sweep("panel")[0].cell
     runs = [
         Run(
-            name=f"seed {i}", run_id=None, cell=cell, seed=i, compute=np.arange(len(r)) * 64.0, reward=np.array(r),
-            error=np.full(len(r), 0.02), error_is_known=False,
+            name=f"seed {i}",
+            run_id=None,
+            cell=cell,
+            seed=i,
+            compute=np.arange(len(r)) * 64.0,
+            reward=np.array(r),
+            error=np.full(len(r), 0.02),
+            error_is_known=False,
         )
         for i, r in enumerate(rewards)
-    ]  # fmt: skip
+    ]
     for health in judge(runs):
         assert health.findings
         assert all(f.evidence for f in health.findings)

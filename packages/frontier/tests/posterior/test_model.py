@@ -13,8 +13,10 @@ from posterior.sweeps import exponential, line, sweep
 def rates() -> Runs:
     cells = [
         Cell(rollouts_per_problem=n, problems_per_batch=batch, learning_rate=rate)
-        for n in (2, 8) for batch in (4, 8) for rate in (1e-4, 2e-4)
-    ]  # fmt: skip
+        for n in (2, 8)
+        for batch in (4, 8)
+        for rate in (1e-4, 2e-4)
+    ]
     return sweep({c: exponential(0.2, 0.5, 2e4) for c in cells}, seeds=1)
 
 

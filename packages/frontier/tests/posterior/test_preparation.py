@@ -103,9 +103,15 @@ def logged(points: int = 10_000) -> Run:
     rng = np.random.default_rng(0)
     truth = 0.2 + 0.4 * compute / (compute + 60_000)
     return Run(
-        name="n = 8, seed 0", run_id=None, cell=Cell(rollouts_per_problem=8, problems_per_batch=8), seed=0,
-        compute=compute, reward=rng.binomial(64, truth) / 64, error=np.full(points, 0.06), trials=np.full(points, 64.0),
-    )  # fmt: skip
+        name="n = 8, seed 0",
+        run_id=None,
+        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        seed=0,
+        compute=compute,
+        reward=rng.binomial(64, truth) / 64,
+        error=np.full(points, 0.06),
+        trials=np.full(points, 64.0),
+    )
 
 
 def test_a_dense_log_becomes_at_most_fifty_points_and_says_so() -> None:

@@ -21,10 +21,22 @@ def tables(*, unlike: bool) -> tuple[pl.DataFrame, pl.DataFrame]:
         for step, rollouts in enumerate(range(0, 16_384, 2048)):
             made = 1 - np.exp(-rollouts / 5e3)
             successes = rng.binomial(SAMPLES, ease * (0.2 + (0.5 + 0.01 * (n == 16)) * made))
-            evals.append({"run_id": f"n{n}", "step": step, "rollouts": rollouts, "tokens": 0, "seed": 0,
-                          "rollouts_per_problem": n, "problems_per_batch": 8, "problem_set": "easy",
-                          "split": "validation", "questions": QUESTIONS, "samples": SAMPLES,
-                          "avg_at_4": float(successes.mean() / SAMPLES)})  # fmt: skip
+            evals.append(
+                {
+                    "run_id": f"n{n}",
+                    "step": step,
+                    "rollouts": rollouts,
+                    "tokens": 0,
+                    "seed": 0,
+                    "rollouts_per_problem": n,
+                    "problems_per_batch": 8,
+                    "problem_set": "easy",
+                    "split": "validation",
+                    "questions": QUESTIONS,
+                    "samples": SAMPLES,
+                    "avg_at_4": float(successes.mean() / SAMPLES),
+                }
+            )
             rates += [
                 {"run_id": f"n{n}", "step": step, "problem_id": f"p{k}", "samples": SAMPLES, "successes": int(s)}
                 for k, s in enumerate(successes)

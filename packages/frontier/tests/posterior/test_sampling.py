@@ -27,8 +27,9 @@ def test_a_distribution_with_long_tails_keeps_them() -> None:
     rng = np.random.default_rng(1)
     drawn = sample(density, np.ones(3), np.ones(3, dtype=bool), chains=64, warm_up=60, kept=200, rng=rng)
     # Student-t with 4 degrees of freedom.
-    np.testing.assert_allclose(np.quantile(drawn.theta, [0.025, 0.25, 0.5, 0.75, 0.975]),
-                               [-2.776, -0.741, 0, 0.741, 2.776], atol=0.15)  # fmt: skip
+    np.testing.assert_allclose(
+        np.quantile(drawn.theta, [0.025, 0.25, 0.5, 0.75, 0.975]), [-2.776, -0.741, 0, 0.741, 2.776], atol=0.15
+    )
 
 
 def test_the_mode_leaves_what_is_not_free() -> None:

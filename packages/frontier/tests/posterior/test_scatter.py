@@ -17,9 +17,15 @@ def rising(rng: np.random.Generator, points: int = 20, trials: float = 1200.0) -
     rate = 0.3 + 0.5 * (1 - np.exp(-compute / 6000))
     reward = rng.binomial(int(trials), rate) / trials
     return Run(
-        name="n = 8, seed 0", run_id=None, cell=Cell(rollouts_per_problem=8, problems_per_batch=8), seed=0,
-        compute=compute, reward=reward, error=np.sqrt(rate * (1 - rate) / trials), trials=np.full(points, trials),
-    )  # fmt: skip
+        name="n = 8, seed 0",
+        run_id=None,
+        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        seed=0,
+        compute=compute,
+        reward=reward,
+        error=np.sqrt(rate * (1 - rate) / trials),
+        trials=np.full(points, trials),
+    )
 
 
 def with_zeros(run: Run, where: list[int]) -> Run:

@@ -77,10 +77,17 @@ def test_line_styles_differ_in_greyscale_by_lightness_marker_and_line() -> None:
 def pass_rates() -> pl.DataFrame:
     rng = np.random.default_rng(0)
     rows = [
-        {"run_id": f"n{n}s0", "step": rollouts // (8 * n), "problem_id": f"p{i}", "samples": 4,
-         "successes": int(rng.binomial(4, min(0.2 + rollouts / 51_200 * (n == 16), 1)))}
-        for n in (4, 16) for rollouts in (0, 10_240, 20_480) for i in range(60)
-    ]  # fmt: skip
+        {
+            "run_id": f"n{n}s0",
+            "step": rollouts // (8 * n),
+            "problem_id": f"p{i}",
+            "samples": 4,
+            "successes": int(rng.binomial(4, min(0.2 + rollouts / 51_200 * (n == 16), 1))),
+        }
+        for n in (4, 16)
+        for rollouts in (0, 10_240, 20_480)
+        for i in range(60)
+    ]
     return pl.DataFrame(rows)
 
 

@@ -33,9 +33,13 @@ def test_the_rate_is_measured_when_a_learner_is_loaded_and_not_in_an_update(
 def test_operations_are_those_that_torch_counts() -> None:
     """Of a whole sequence, in which each of 32 tokens passes by all 32 keys, as counted for a matrix product."""
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     policy = LlamaForCausalLM(config)
     ids = torch.arange(32)[None]
     with FlopCounterMode(display=False) as counter:
@@ -48,9 +52,13 @@ def test_operations_are_those_that_torch_counts() -> None:
 def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
     """But for the gradients of the first layer's inputs, which nothing needs."""
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=24, num_attention_heads=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=24,
+        num_attention_heads=2,
         attn_implementation="eager",
-    )  # fmt: skip
+    )
     policy = adapt(LlamaForCausalLM(config), AdapterConfig(rank=4))
     ids = torch.arange(32)[None]
     with FlopCounterMode(display=False) as counter:
@@ -66,9 +74,14 @@ def test_operations_beneath_an_adapter_are_those_that_torch_counts() -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_that_is_the_embedding_is_counted_where_it_predicts(tied: bool) -> None:
     config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, head_dim=8,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        head_dim=8,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     # Of each layer: queries, keys, values and output of 32 × 16, and three of 32 × 64.
     body = 3 * (4 * 32 * 16 + 3 * 32 * 64)
     assert shape_of(LlamaForCausalLM(config)) == Shape(body=body, head=64 * 32, layers=3, width=16)

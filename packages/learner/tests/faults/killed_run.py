@@ -90,10 +90,16 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     (home / "training").touch()
     with Ledger.open(home / "ledger.bin", **opened) as ledger:
         ended = loop.train(
-            run=RUN, problems=PROBLEMS, sampler=sampler, learner=learner, evaluator=evaluator_of(sampler),
+            run=RUN,
+            problems=PROBLEMS,
+            sampler=sampler,
+            learner=learner,
+            evaluator=evaluator_of(sampler),
             meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts, counted="used")),
-            checkpoints=store, progress=progress, watch=lambda record: None,
-        )  # fmt: skip
+            checkpoints=store,
+            progress=progress,
+            watch=lambda record: None,
+        )
         ledger.table().write_parquet(home / "ledger.parquet")
         ledger.lost_work().write_parquet(home / "lost.parquet")
         totals = {"paid": ledger.totals.paid.rollouts, "used": ended.rollouts}

@@ -52,11 +52,18 @@ def batch(config: LearnerConfig, *, vocabulary: int, lengths: Lengths) -> pl.Dat
         prompt = rng.integers(0, vocabulary, PROMPT).tolist()
         for sample in range(N):
             response = rng.integers(0, vocabulary, lengths(rng)).tolist()
-            rows.append({
-                "problem_id": f"p{problem}", "sample": sample, "prompt_ids": prompt, "response_ids": response,
-                "logprobs": [-1.0] * len(response), "reward": float(sample % 2), "finish_reason": "stop",
-                "weights_version": 0,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "problem_id": f"p{problem}",
+                    "sample": sample,
+                    "prompt_ids": prompt,
+                    "response_ids": response,
+                    "logprobs": [-1.0] * len(response),
+                    "reward": float(sample % 2),
+                    "finish_reason": "stop",
+                    "weights_version": 0,
+                }
+            )
     return with_cohorts(pl.DataFrame(rows), BatchConfig())
 
 
@@ -88,9 +95,11 @@ def ratio(folder: Path, model: PretrainedConfig, config: LearnerConfig, *, lengt
 
     each = rollouts["response_ids"].list.len()
     load = Load(
-        prompt_tokens=PROMPT, rollouts_per_problem=N, problems=PROBLEMS,
+        prompt_tokens=PROMPT,
+        rollouts_per_problem=N,
+        problems=PROBLEMS,
         response_tokens=round(each.mean()) if learner._forward.packs else each.max(),
-    )  # fmt: skip
+    )
     # A first update makes the moments, so that they are there at the peak of the second.
     learner.update(prepared(0))
     traced = update_memory(described, config, load)

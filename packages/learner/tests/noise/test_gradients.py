@@ -16,13 +16,18 @@ def rollouts() -> pl.DataFrame:
     rng = np.random.default_rng(0)
     rows = [
         {
-            "problem_id": problem, "sample": sample, "reward": reward, "finish_reason": "stop", "weights_version": 0,
-            "prompt_ids": [3, 4, 5], "response_ids": (ids := rng.integers(3, 12, size=2 + sample).tolist()),
+            "problem_id": problem,
+            "sample": sample,
+            "reward": reward,
+            "finish_reason": "stop",
+            "weights_version": 0,
+            "prompt_ids": [3, 4, 5],
+            "response_ids": (ids := rng.integers(3, 12, size=2 + sample).tolist()),
             "logprobs": [-1.0] * len(ids),
         }
         for problem, rewards in (("a", (1.0, 0.0, 0.0, 1.0)), ("b", (0.0, 0.0, 0.0, 0.0)))
         for sample, reward in enumerate(rewards)
-    ]  # fmt: skip
+    ]
     return pl.DataFrame(rows)
 
 

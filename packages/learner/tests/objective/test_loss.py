@@ -143,8 +143,10 @@ def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: Lea
             assert metric.total.shape == metric.count.shape == ()
     assert all(float(metric.total) == float(metric.count) == 0 for metric in nothing.values())
     assert {name for name, metric in nothing.items() if isinstance(metric, Share)} <= {
-        "loss", "policy_loss", "value_loss",
-    }  # fmt: skip
+        "loss",
+        "policy_loss",
+        "value_loss",
+    }
 
 
 def test_terms_that_are_off_add_nothing_and_need_nothing() -> None:
@@ -211,9 +213,7 @@ def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() ->
 
 def test_the_value_loss_is_a_part_of_its_own() -> None:
     config = LearnerConfig(
-        learning_rate=1.0,
-        objective=ObjectiveConfig(algorithm="ppo"),
-        critic=CriticConfig(clip=None, coefficient=0.1),
+        learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"), critic=CriticConfig(clip=None, coefficient=0.1)
     )
     tokens = inputs([2, 3])
     loss, metrics = objective(tokens, config)
@@ -238,11 +238,14 @@ def test_what_the_settings_need_must_be_there() -> None:
 
 def test_float32_is_within_its_rounding_of_float64() -> None:
     tokens = inputs([3, 5, 2])
-    single = replace(tokens, **{
-        field.name: getattr(tokens, field.name).float()
-        for field in fields(tokens)
-        if isinstance(getattr(tokens, field.name), torch.Tensor) and getattr(tokens, field.name).is_floating_point()
-    })  # fmt: skip
+    single = replace(
+        tokens,
+        **{
+            field.name: getattr(tokens, field.name).float()
+            for field in fields(tokens)
+            if isinstance(getattr(tokens, field.name), torch.Tensor) and getattr(tokens, field.name).is_floating_point()
+        },
+    )
     for config in CONFIGS:
         loss, metrics = objective(single, config)
         expected, exact = objective(tokens, config)

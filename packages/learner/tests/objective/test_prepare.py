@@ -20,10 +20,15 @@ def table(rewards: dict[str, list[float]] = REWARDS, batch: BatchConfig | None =
     rows = [(problem, sample, reward) for problem, group in rewards.items() for sample, reward in enumerate(group)]
     problems, samples, given = zip(*rows, strict=True)
     ids = [[1] * (1 + sample) for sample in samples]
-    plain = pl.DataFrame({
-        "problem_id": problems, "sample": samples, "reward": given, "response_ids": ids,
-        "finish_reason": ["stop"] * len(rows),
-    })  # fmt: skip
+    plain = pl.DataFrame(
+        {
+            "problem_id": problems,
+            "sample": samples,
+            "reward": given,
+            "response_ids": ids,
+            "finish_reason": ["stop"] * len(rows),
+        }
+    )
     measured = {
         name: pl.Series([[value] * len(row) for row in ids], dtype=pl.List(pl.Float32))
         for name, value in (("old_logprobs", -1.0), ("reference_logprobs", -1.25), ("values", 0.5))

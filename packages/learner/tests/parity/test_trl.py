@@ -57,9 +57,13 @@ def trainer(needed: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         )
         folder = tmp_path_factory.mktemp("trl")
         shape = transformers.Qwen2Config(
-            vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            vocab_size=4,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
             num_key_value_heads=1,
-        )  # fmt: skip
+        )
         transformers.Qwen2ForCausalLM(shape).save_pretrained(folder)
         made: dict[str, Any] = {}
 
@@ -74,13 +78,22 @@ def trainer(needed: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 def a_trainer(trl: Any, tokenizer: Any, folder: Path, datasets: Any, chosen: dict[str, Any]) -> Any:
     config = trl.GRPOConfig(
-        output_dir=str(folder / "out"), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=12,
-        num_generations=4, max_completion_length=LONGEST, **{"beta": 0.0, "num_iterations": 2} | chosen,
-    )  # fmt: skip
+        output_dir=str(folder / "out"),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        per_device_train_batch_size=12,
+        num_generations=4,
+        max_completion_length=LONGEST,
+        **{"beta": 0.0, "num_iterations": 2} | chosen,
+    )
     trainer = trl.GRPOTrainer(
-        model=str(folder), reward_funcs=lambda **_: [0.0], args=config, processing_class=tokenizer,
+        model=str(folder),
+        reward_funcs=lambda **_: [0.0],
+        args=config,
+        processing_class=tokenizer,
         train_dataset=datasets.Dataset.from_dict({"prompt": ["1"] * 12}),
-    )  # fmt: skip
+    )
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
     return trainer

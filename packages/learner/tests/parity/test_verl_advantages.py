@@ -56,9 +56,11 @@ def test_advantages_of_groups(verl: Any, batch: Any, scale: str, seed: int) -> N
     found = response_advantages(rows.rewards.numpy(), rows.groups, scale=scale)
     for function in (verl.compute_grpo_outcome_advantage, verl.compute_grpo_vectorized_outcome_advantage):
         expected, _ = function(
-            token_level_rewards=at_the_end(rows), response_mask=rows.mask.double(), index=rows.groups,
+            token_level_rewards=at_the_end(rows),
+            response_mask=rows.mask.double(),
+            index=rows.groups,
             norm_adv_by_std_in_grpo=scale == "group",
-        )  # fmt: skip
+        )
         assert found == pytest.approx(expected[:, 0].numpy(), abs=1e-6)
 
 

@@ -27,9 +27,15 @@ examples = settings(max_examples=25)
 def actor(needed: Any, *, aggregation: str, clip_low: float = 0.2, clip_high: float = 0.2, **more: Any) -> Any:
     """VeRL's configuration of the same loss; its dual clip, which is not one of ours, is out of reach."""
     config = needed("verl.workers.config").ActorConfig(
-        strategy="fsdp", rollout_n=4, ppo_micro_batch_size_per_gpu=1, loss_agg_mode=MODES[aggregation],
-        clip_ratio_low=clip_low, clip_ratio_high=clip_high, clip_ratio_c=1e9, **more,
-    )  # fmt: skip
+        strategy="fsdp",
+        rollout_n=4,
+        ppo_micro_batch_size_per_gpu=1,
+        loss_agg_mode=MODES[aggregation],
+        clip_ratio_low=clip_low,
+        clip_ratio_high=clip_high,
+        clip_ratio_c=1e9,
+        **more,
+    )
     config.global_batch_info["loss_scale_factor"] = 9
     return config
 
@@ -86,9 +92,12 @@ def test_on_policy_the_clipped_surrogate_is_verls_with_the_policy_as_the_old_one
     loss, gradient, _ = rows.learn(ours("clip", "token", CLIPS), on_policy=True)
     logprobs = rows.logprobs.clone().requires_grad_()
     expected, _ = verl.compute_policy_loss_vanilla(
-        old_log_prob=rows.logprobs, log_prob=logprobs, advantages=rows.advantages[:, None].expand_as(rows.old),
-        response_mask=rows.mask.double(), config=actor(needed, aggregation="token", **CLIPS),
-    )  # fmt: skip
+        old_log_prob=rows.logprobs,
+        log_prob=logprobs,
+        advantages=rows.advantages[:, None].expand_as(rows.old),
+        response_mask=rows.mask.double(),
+        config=actor(needed, aggregation="token", **CLIPS),
+    )
     expected.backward()
     torch.testing.assert_close(loss, expected.detach(), **AGREED)
     torch.testing.assert_close(gradient, logprobs.grad, **AGREED)
@@ -109,9 +118,13 @@ def test_a_loss_with_kl_and_entropy(
     mask = rows.mask.double()
     config = actor(needed, aggregation=aggregation, **CLIPS)
     policy, _ = verl.compute_policy_loss_vanilla(
-        old_log_prob=rows.old, log_prob=logprobs, advantages=rows.advantages[:, None].expand_as(rows.old),
-        response_mask=mask, loss_agg_mode=MODES[aggregation], config=config,
-    )  # fmt: skip
+        old_log_prob=rows.old,
+        log_prob=logprobs,
+        advantages=rows.advantages[:, None].expand_as(rows.old),
+        response_mask=mask,
+        loss_agg_mode=MODES[aggregation],
+        config=config,
+    )
     kl = verl.kl_penalty(logprobs, rows.reference, estimator)
     of_kl, of_entropy = (
         verl.agg_loss(term, mask, MODES[aggregation], loss_scale_factor=9) for term in (kl, rows.entropy * -logprobs)

@@ -31,9 +31,14 @@ from transformers import (
 )
 
 SHAPE = {
-    "vocab_size": 12, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "initializer_range": 0.3,
-}  # fmt: skip
+    "vocab_size": 12,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+}
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=2)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -203,9 +208,18 @@ def test_gradient_checkpointing_turns_no_dropout_on(tmp_path: Path, layout: str)
     """OPT drops by numbers of its layers and of its decoder, and not by modules alone."""
     torch.manual_seed(1)
     config = OPTConfig(
-        vocab_size=12, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, dropout=0.3,
-        attention_dropout=0.3, layerdrop=0.3, max_position_embeddings=64, word_embed_proj_dim=32, init_std=0.3,
-    )  # fmt: skip
+        vocab_size=12,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        dropout=0.3,
+        attention_dropout=0.3,
+        layerdrop=0.3,
+        max_position_embeddings=64,
+        word_embed_proj_dim=32,
+        init_std=0.3,
+    )
     OPTForCausalLM(config).save_pretrained(tmp_path)
     table = rollouts()
     compute = ComputeConfig(layout=layout, gradient_checkpointing=True)

@@ -24,9 +24,15 @@ def test_values_and_gradients_are_those_of_autograd(
     by_logprob, by_entropy = torch.randn(2, count, dtype=torch.float64)
     leaves = [hidden, *linear.parameters()]
     found = token_terms(
-        hidden, linear, tokens, temperature=temperature, chunk=chunk, dtype=torch.float64, entropy=True,
+        hidden,
+        linear,
+        tokens,
+        temperature=temperature,
+        chunk=chunk,
+        dtype=torch.float64,
+        entropy=True,
         entropy_gradient=entropy_gradient,
-    )  # fmt: skip
+    )
     logits = linear(hidden) / temperature
     logprobs = logits.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)

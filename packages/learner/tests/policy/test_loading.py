@@ -72,8 +72,15 @@ def test_weights_of_another_shape_are_refused(model: Path, tmp_path: Path) -> No
 
 def test_a_model_that_scales_its_logits_is_refused(tmp_path: Path) -> None:
     config = GraniteConfig(
-        vocab_size=12, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1,
-        num_key_value_heads=1, tie_word_embeddings=False, initializer_range=0.3, logits_scaling=4.0,
-    )  # fmt: skip
+        vocab_size=12,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        logits_scaling=4.0,
+    )
     GraniteForCausalLM(config).save_pretrained(tmp_path)
     assert "scales or caps its logits" in refusal(tmp_path)

@@ -46,9 +46,7 @@ TERMS = replace(COMMON, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coe
 CONFIGS = {
     "grpo with its terms": TERMS,
     "ppo, whose critic teaches the policy": replace(
-        TERMS,
-        objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
-        critic=CriticConfig(through_policy=True),
+        TERMS, objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2), critic=CriticConfig(through_policy=True)
     ),
     "grpo with its terms, its head untied": TERMS,
     "gspo, decoupled": replace(
@@ -212,11 +210,13 @@ def test_ranks_that_route_to_different_experts_take_the_updates_of_one_learner(
     batches = [scored(policy, recorded(step=step)) for step in range(3)]
     works = [
         Work(
-            model=tmp_path / "model", config=CONFIGS[name], routed=True,
+            model=tmp_path / "model",
+            config=CONFIGS[name],
+            routed=True,
             batches=[with_cohorts(batch, CONFIGS[name].batch) for batch in batches],
         )
         for name in names
-    ]  # fmt: skip
+    ]
     for work, (first, second) in zip(works, together(2, works, tmp_path / "ranks"), strict=True):
         alone = take(work)
         for rank in (first, second):

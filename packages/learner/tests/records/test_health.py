@@ -35,10 +35,13 @@ def run(
         t = step / steps
         luck = rng.normal(size=4)
         responses = ResponseStatistics(
-            reward=reward(t) + NOISE * luck[0], reward_std=0.4, zero_variance_share=0.2,
-            response_length=length(t) * (1 + 0.05 * luck[1]), truncated_share=abs(truncated(t) + 0.01 * luck[2]),
+            reward=reward(t) + NOISE * luck[0],
+            reward_std=0.4,
+            zero_variance_share=0.2,
+            response_length=length(t) * (1 + 0.05 * luck[1]),
+            truncated_share=abs(truncated(t) + 0.01 * luck[2]),
             sampled_entropy=entropy(t) * (1 + 0.05 * luck[3]),
-        )  # fmt: skip
+        )
         records.append(
             StepRecord(
                 step=step,
@@ -57,13 +60,16 @@ def of_rewards(rewards: np.ndarray) -> list[StepRecord]:
     """Records with these mean rewards and nothing else that could be flagged."""
     return [
         StepRecord(
-            step=step, rollouts=32 * step, sample_seconds=1.0, update_seconds=1.0,
+            step=step,
+            rollouts=32 * step,
+            sample_seconds=1.0,
+            update_seconds=1.0,
             responses=ResponseStatistics(
                 reward=float(reward), reward_std=0.4, zero_variance_share=0.2, response_length=20.0, truncated_share=0.0
             ),
         )
         for step, reward in enumerate(rewards, start=1)
-    ]  # fmt: skip
+    ]
 
 
 def names(records: list[Any], thresholds: Thresholds | None = None) -> list[str]:

@@ -29,8 +29,11 @@ def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
         for reward, length, reason in group
     ]
     schema = {
-        "problem_id": pl.String, "reward": pl.Float32, "response_ids": pl.List(pl.Int32), "finish_reason": pl.String
-    }  # fmt: skip
+        "problem_id": pl.String,
+        "reward": pl.Float32,
+        "response_ids": pl.List(pl.Int32),
+        "finish_reason": pl.String,
+    }
     return with_cohorts(pl.DataFrame(rows, schema=schema), BatchConfig())
 
 
@@ -49,14 +52,22 @@ def test_a_batch_worked_out_by_hand() -> None:
     first = [(1.0, 2, "stop"), (0.0, 4, "stop"), (0.0, 6, "stop"), (0.0, 8, "length")]
     found = response_statistics(batch([first]))
     assert found == ResponseStatistics(
-        reward=0.25, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.25,
+        reward=0.25,
+        reward_std=0.5,
+        zero_variance_share=0.0,
+        response_length=5.0,
+        truncated_share=0.25,
         response_length_max=8,
-    )  # fmt: skip
+    )
     solved = response_statistics(batch([first, [(1.0, 1, "stop")] * 4]))
     assert solved == ResponseStatistics(
-        reward=0.625, reward_std=0.25, zero_variance_share=0.5, response_length=3.0, truncated_share=0.125,
+        reward=0.625,
+        reward_std=0.25,
+        zero_variance_share=0.5,
+        response_length=3.0,
+        truncated_share=0.125,
         response_length_max=8,
-    )  # fmt: skip
+    )
 
 
 @settings(deadline=None, max_examples=50)

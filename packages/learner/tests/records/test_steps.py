@@ -19,13 +19,24 @@ from isocompute.learner.records.steps import (
 
 UPDATE = UpdateReport(
     objective={"loss": Average(total=0.1, count=1), "entropy": Average(total=6.0, count=20)},
-    gradient_norm=0.4, learning_rate=0.5, sync_error=1e-5, trained_tokens=200, passed_tokens=150,
-    skipped=Average(total=3, count=12), operations=3e9, machine_rate=5e10,
-)  # fmt: skip
+    gradient_norm=0.4,
+    learning_rate=0.5,
+    sync_error=1e-5,
+    trained_tokens=200,
+    passed_tokens=150,
+    skipped=Average(total=3, count=12),
+    operations=3e9,
+    machine_rate=5e10,
+)
 RESPONSES = ResponseStatistics(
-    reward=0.25, reward_std=0.5, zero_variance_share=0.0, response_length=5.0, truncated_share=0.25,
-    response_length_max=9, sampled_entropy=0.7,
-)  # fmt: skip
+    reward=0.25,
+    reward_std=0.5,
+    zero_variance_share=0.0,
+    response_length=5.0,
+    truncated_share=0.25,
+    response_length_max=9,
+    sampled_entropy=0.7,
+)
 NUMBERS = st.floats(-1e6, 1e6)
 
 
@@ -44,16 +55,35 @@ def test_a_step_logs_its_update_its_responses_its_rates_and_its_seconds() -> Non
         sync_seconds=0.25, update=UPDATE, responses=RESPONSES, advantages=advantages, sampled_tokens=300
     ).metrics()
     assert metrics == {
-        "train/reward": 0.25, "train/reward_std": 0.5, "train/zero_variance_share": 0.0, "train/response_length": 5.0,
-        "train/response_length_max": 9.0, "train/advantage": 0.0, "train/advantage_std": 0.9, "train/loss": 0.1,
-        "train/entropy": 0.3, "train/learning_rate": 0.5, "train/optimizer_steps": 1.0, "train/skipped_share": 0.25,
-        "health/truncated_share": 0.25, "health/interrupted_share": 0.0, "health/score_error_share": 0.0,
-        "health/sampled_entropy": 0.7, "health/gradient_norm": 0.4, "health/sync_error": 1e-5, "health/sync_mean": 0.0,
-        "health/sync_k3": 0.0, "health/sync_quantile": 0.0,
-        "perf/sample_seconds": 1.5, "perf/update_seconds": 0.5, "perf/sync_seconds": 0.25,
-        "perf/sampled_tokens_per_second": 200.0, "perf/trained_tokens_per_second": 400.0,
-        "perf/passed_tokens_per_second": 300.0, "perf/model_flops_utilisation": pytest.approx(0.12),
-    }  # fmt: skip
+        "train/reward": 0.25,
+        "train/reward_std": 0.5,
+        "train/zero_variance_share": 0.0,
+        "train/response_length": 5.0,
+        "train/response_length_max": 9.0,
+        "train/advantage": 0.0,
+        "train/advantage_std": 0.9,
+        "train/loss": 0.1,
+        "train/entropy": 0.3,
+        "train/learning_rate": 0.5,
+        "train/optimizer_steps": 1.0,
+        "train/skipped_share": 0.25,
+        "health/truncated_share": 0.25,
+        "health/interrupted_share": 0.0,
+        "health/score_error_share": 0.0,
+        "health/sampled_entropy": 0.7,
+        "health/gradient_norm": 0.4,
+        "health/sync_error": 1e-5,
+        "health/sync_mean": 0.0,
+        "health/sync_k3": 0.0,
+        "health/sync_quantile": 0.0,
+        "perf/sample_seconds": 1.5,
+        "perf/update_seconds": 0.5,
+        "perf/sync_seconds": 0.25,
+        "perf/sampled_tokens_per_second": 200.0,
+        "perf/trained_tokens_per_second": 400.0,
+        "perf/passed_tokens_per_second": 300.0,
+        "perf/model_flops_utilisation": pytest.approx(0.12),
+    }
 
 
 def test_what_a_step_does_not_have_is_not_logged() -> None:
@@ -75,13 +105,24 @@ def test_the_mean_over_updates_is_that_over_all_their_tokens(parts: list[tuple[f
 
 def test_the_updates_of_a_batch_are_one_report() -> None:
     first = UpdateReport(
-        objective={"loss": Average(total=2.0, count=1)}, gradient_norm=1.0, learning_rate=0.1, sync_error=1e-5,
-        sync_mean=1e-6, trained_tokens=10, operations=2.0, skipped=Average(total=1, count=4),
-    )  # fmt: skip
+        objective={"loss": Average(total=2.0, count=1)},
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        sync_error=1e-5,
+        sync_mean=1e-6,
+        trained_tokens=10,
+        operations=2.0,
+        skipped=Average(total=1, count=4),
+    )
     last = UpdateReport(
-        objective={"loss": Average(total=4.0, count=1)}, gradient_norm=3.0, learning_rate=0.2, sync_error=0.5,
-        trained_tokens=20, operations=3.0, skipped=Average(total=0, count=4),
-    )  # fmt: skip
+        objective={"loss": Average(total=4.0, count=1)},
+        gradient_norm=3.0,
+        learning_rate=0.2,
+        sync_error=0.5,
+        trained_tokens=20,
+        operations=3.0,
+        skipped=Average(total=0, count=4),
+    )
     found = of_batch([first, last])
     assert (found.metrics()["loss"], found.gradient_norm, found.learning_rate) == (3.0, 2.0, 0.2)
     # Only before the first update is the learner the policy that sampled.

@@ -8,9 +8,7 @@ def evaluation(step: int, seconds: float) -> EvaluationRecord:
 
 
 def step(step: int, sample: float, update: float = 0.25, sync: float | None = 0.125) -> StepRecord:
-    return StepRecord(
-        step=step, rollouts=32 * step, sample_seconds=sample, update_seconds=update, sync_seconds=sync
-    )  # fmt: skip
+    return StepRecord(step=step, rollouts=32 * step, sample_seconds=sample, update_seconds=update, sync_seconds=sync)
 
 
 def test_each_phase_of_a_step_is_a_row() -> None:

@@ -24,9 +24,12 @@ from transformers import (
 
 SMALL = {"vocab_size": 12, "max_position_embeddings": 64, "initializer_range": 0.3}
 LAYERS = {
-    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1,
-}  # fmt: skip
+}
 CONFIGS = {
     "untied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=False),
     "tied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=True),

@@ -35,18 +35,28 @@ print("answers " + json.dumps(answers))
 
 def test_vllm_answers_with_the_log_probabilities_of_the_policy_that_was_saved(tmp_path: Path) -> None:
     config = LlamaConfig(
-        vocab_size=12, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=1,
-        max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=12,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
     torch.manual_seed(1)
     trained = LlamaForCausalLM(config).eval()
     folder = save_policy(trained.named_parameters(), tmp_path / "base", tmp_path / "policy")
     quiet = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1",
-    }  # fmt: skip
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     asked = [sys.executable, "-c", ANSWER, str(folder)]
     done = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

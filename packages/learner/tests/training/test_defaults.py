@@ -64,7 +64,7 @@ def test_an_evaluator_without_a_grid_is_refused(learner: Learner, replay: Any) -
         ({"weights_version": pl.lit("0")}, "the column weights_version of .* must be a whole number"),
         ({"problem_id": pl.lit("p99")}, "Replay.sample returned answers problem p99, which was not among those"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_column_of_the_sampler_is_named_before_anything_is_learnt(
     learner: Learner, replay: Any, columns: dict[str, pl.Expr], message: str
 ) -> None:

@@ -135,8 +135,11 @@ def test_charges_are_on_the_disk_before_a_checkpoint_is(
     monkeypatch.setattr(Checkpoints, "save", saved)
     run(learner, replay, tmp_path, steps=2, meter=meter)
     assert [next(iter(counts)) for _, counts in meter.charged] == [
-        *("eval", "synced", "saved"), "trained", "trained", *("eval", "synced", "saved"),
-    ]  # fmt: skip
+        *("eval", "synced", "saved"),
+        "trained",
+        "trained",
+        *("eval", "synced", "saved"),
+    ]
 
 
 def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
@@ -243,10 +246,16 @@ def test_a_run_that_the_learner_cannot_learn_from_is_refused_before_anything_is_
     meter, learner = Steps(2), Learner(model, LearnerConfig(learning_rate=1e-2, **settings))
     with pytest.raises(LearnerError, match=message):
         loop.train(
-            run=replace(RUN, rollouts_per_problem=n), problems=PROBLEMS, sampler=replay, learner=learner,
-            evaluator=LogLikelihood(replay), meter=meter, checkpoints=Checkpoints(tmp_path),
-            progress=loop.Progress(step=0, rollouts=0, tokens=0, evals=[]), watch=[].append,
-        )  # fmt: skip
+            run=replace(RUN, rollouts_per_problem=n),
+            problems=PROBLEMS,
+            sampler=replay,
+            learner=learner,
+            evaluator=LogLikelihood(replay),
+            meter=meter,
+            checkpoints=Checkpoints(tmp_path),
+            progress=loop.Progress(step=0, rollouts=0, tokens=0, evals=[]),
+            watch=[].append,
+        )
     assert meter.charged == []
 
 

@@ -134,10 +134,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a constant rate": ({"config": {"optimizer": CONSTANT}}, r"decay_after is 0 \(decay is constant\): it must be"),
     "no step": ({"decay": {"after": 0}}, r"optimizer.decay_after is 0 \(decay is linear\)"),
     "a step without a checkpoint": ({"decay": {"after": 3}}, r"no checkpoint of step 3 \(.*step-000000004\)"),
-    "rate": (
-        {"config": {"learning_rate": 0.5}},
-        r"learning_rate was 0\.01 and is 0\.5",
-    ),
+    "rate": ({"config": {"learning_rate": 0.5}}, r"learning_rate was 0\.01 and is 0\.5"),
     "warm-up": ({"config": {"optimizer": LATER}}, "optimizer.warmup_steps was 2 and is 3"),
     "n": ({"run": {"rollouts_per_problem": 8}}, "rollouts_per_problem was 4 and is 8"),
     "seed": ({"run": {"seed": 4}}, "seed was 3 and is 4"),

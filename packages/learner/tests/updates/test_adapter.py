@@ -25,9 +25,12 @@ pytestmark = pytest.mark.slow("runs that train")
 
 ADAPTER = AdapterConfig(rank=4, alpha=6.0)
 CONFIG = LearnerConfig(
-    learning_rate=1e-2, adapter=ADAPTER, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02),
+    learning_rate=1e-2,
+    adapter=ADAPTER,
+    kl=KLConfig(coefficient=0.1),
+    entropy=EntropyConfig(coefficient=0.02),
     sync=SyncConfig(tolerance=1e9),
-)  # fmt: skip
+)
 
 
 def batch(policy: Any, config: LearnerConfig, version: int) -> pl.DataFrame:

@@ -36,7 +36,8 @@ OBJECTIVES = {
     "grpo": PLAIN,
     "kl and entropy": replace(PLAIN, kl=KLConfig(coefficient=0.1), entropy=EntropyConfig(coefficient=0.02)),
     "masked regularisers": replace(
-        PLAIN, kl=KLConfig(coefficient=0.1, mask_zero_variance=True),
+        PLAIN,
+        kl=KLConfig(coefficient=0.1, mask_zero_variance=True),
         entropy=EntropyConfig(coefficient=0.02, mask_zero_variance=True),
     ),
     "dr_grpo": replace(PLAIN, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
@@ -45,7 +46,7 @@ OBJECTIVES = {
     "dapo": replace(PLAIN, objective=ObjectiveConfig(algorithm="dapo", updates_per_batch=2, epochs=2)),
     "gspo": replace(PLAIN, objective=ObjectiveConfig(algorithm="gspo"), importance=ImportanceConfig(level="sequence")),
     "kl in the reward": replace(PLAIN, kl=KLConfig(coefficient=0.1, place="reward")),
-}  # fmt: skip
+}
 WAYS = {
     "packed": ComputeConfig(layout="packed"),
     "padded": ComputeConfig(layout="padded"),

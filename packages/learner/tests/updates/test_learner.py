@@ -113,9 +113,12 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
 ) -> None:
     """With all terms of the objective: a token that was not sampled has no loss, no entropy, KL or weight."""
     config = LearnerConfig(
-        learning_rate=1e-2, optimizer=OptimizerConfig(gradient_clip=1e9), kl=KLConfig(coefficient=0.1),
-        entropy=EntropyConfig(coefficient=0.02), sync=SyncConfig(tolerance=10.0),
-    )  # fmt: skip
+        learning_rate=1e-2,
+        optimizer=OptimizerConfig(gradient_clip=1e9),
+        kl=KLConfig(coefficient=0.1),
+        entropy=EntropyConfig(coefficient=0.02),
+        sync=SyncConfig(tolerance=10.0),
+    )
     marks = [[(i + row) % 3 != 1 for i in range(len(r))] for row, r in enumerate(rollouts["response_ids"].to_list())]
     # What a sampler reports of an inserted token; and one response of which nothing was sampled.
     marks[5] = [False] * len(marks[5])

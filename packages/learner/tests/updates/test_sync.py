@@ -70,8 +70,12 @@ def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
     assert message.startswith(
         "before step 7 the sampler's log-probabilities differ from the learner's by up to 0.5 nats"
     )
-    for part in ("above sync.tolerance = 0.4", "0.02 (sync.mean = 0.03)", "0.3 (above sync.quantile = 0.2)",
-                 "0.001 (sync.k3 is off)"):  # fmt: skip
+    for part in (
+        "above sync.tolerance = 0.4",
+        "0.02 (sync.mean = 0.03)",
+        "0.3 (above sync.quantile = 0.2)",
+        "0.001 (sync.k3 is off)",
+    ):
         assert part in message
     check_sync(found, replace(config, sync=replace(config.sync, tolerance=0.6, quantile=0.4)), step=7)
 
@@ -107,18 +111,32 @@ def sampled_in_bfloat16(policy: LlamaForCausalLM, *, groups: int = 4, samples: i
     prompts = torch.randint(3, 12, (groups, 4)).repeat_interleave(samples, 0)
     # A probability of 0 for the tokens that would pad or end: all responses have one length.
     found = sampler.generate(
-        prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, max_new_tokens=24,
-        min_new_tokens=24, eos_token_id=None, pad_token_id=0, return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+        prompts,
+        attention_mask=torch.ones_like(prompts),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=24,
+        min_new_tokens=24,
+        eos_token_id=None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
     scores = torch.stack(found.logits, 1).float().log_softmax(-1)
     tokens = found.sequences[:, 4:]
     logprobs = scores.gather(-1, tokens[..., None]).squeeze(-1)
-    rows = pl.DataFrame({
-        "problem_id": [f"p{g}" for g in range(groups) for _ in range(samples)],
-        "sample": list(range(samples)) * groups, "prompt_ids": prompts.tolist(), "response_ids": tokens.tolist(),
-        "logprobs": logprobs.tolist(), "reward": [float(s % 3 == 0) for s in range(samples)] * groups,
-        "finish_reason": "length", "weights_version": 0,
-    })  # fmt: skip
+    rows = pl.DataFrame(
+        {
+            "problem_id": [f"p{g}" for g in range(groups) for _ in range(samples)],
+            "sample": list(range(samples)) * groups,
+            "prompt_ids": prompts.tolist(),
+            "response_ids": tokens.tolist(),
+            "logprobs": logprobs.tolist(),
+            "reward": [float(s % 3 == 0) for s in range(samples)] * groups,
+            "finish_reason": "length",
+            "weights_version": 0,
+        }
+    )
     return prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
 
 

@@ -14,8 +14,19 @@ def test_a_split_without_any_problem_inside_advises(
 ) -> None:
     measured = tiny.problems.with_columns(pass_rate=pl.lit(0.9), pass_rate_samples=pl.lit(4, dtype=pl.Int32))
     measured.write_parquet(tmp_path / "measured.parquet")
-    asked = ["split", str(tmp_path / "measured.parquet"), "--interval", "0.3", "0.6", "--train", "2",
-             "--validation", "1", "--out", str(tmp_path / "easy.parquet")]  # fmt: skip
+    asked = [
+        "split",
+        str(tmp_path / "measured.parquet"),
+        "--interval",
+        "0.3",
+        "0.6",
+        "--train",
+        "2",
+        "--validation",
+        "1",
+        "--out",
+        str(tmp_path / "easy.parquet"),
+    ]
     assert main(asked) == 2
     stderr = capsys.readouterr().err
     assert "0 of 4 measured ones have it (the mean pass rate is 0.90): generate other train problems" in stderr
@@ -25,8 +36,15 @@ def test_flags_of_a_server_go_with_the_openai_sampler(
     tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tiny.problems.write_parquet(tmp_path / "problems.parquet")
-    asked = ["generate", "--model", str(tiny.folder), "--problems", str(tmp_path / "problems.parquet"),
-             "--out", str(tmp_path / "rollouts.parquet")]  # fmt: skip
+    asked = [
+        "generate",
+        "--model",
+        str(tiny.folder),
+        "--problems",
+        str(tmp_path / "problems.parquet"),
+        "--out",
+        str(tmp_path / "rollouts.parquet"),
+    ]
     assert main([*asked, "--sampler", "openai"]) == 2
     assert "--sampler openai needs --base-url" in capsys.readouterr().err
     assert main([*asked, "--sampler", "transformers", "--base-url", "http://localhost:1/v1"]) == 2

@@ -14,11 +14,22 @@ pytestmark = pytest.mark.slow("models in processes of their own")
 
 def rollouts(successes: dict[str, int], *, samples: int = 4, phase: str = "eval", aborted: int = 0) -> pl.DataFrame:
     rows = [
-        {"run_id": "r", "step": 0, "phase": phase, "problem_id": name, "sample": i, "prompt_ids": [1],
-         "response_ids": [1], "logprobs": [0.0], "reward": float(i < right), "finish_reason": "stop",
-         "weights_version": 0}
-        for name, right in successes.items() for i in range(samples)
-    ]  # fmt: skip
+        {
+            "run_id": "r",
+            "step": 0,
+            "phase": phase,
+            "problem_id": name,
+            "sample": i,
+            "prompt_ids": [1],
+            "response_ids": [1],
+            "logprobs": [0.0],
+            "reward": float(i < right),
+            "finish_reason": "stop",
+            "weights_version": 0,
+        }
+        for name, right in successes.items()
+        for i in range(samples)
+    ]
     frame = pl.DataFrame(rows)
     lost = (pl.col("problem_id") == next(iter(successes))) & (pl.col("sample") >= samples - aborted)
     return frame.with_columns(

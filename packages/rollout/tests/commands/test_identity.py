@@ -32,12 +32,18 @@ def without_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"model": "n"}, {"kind": "transformers"}, {"samples": 5}, {"seed": 1}, {"sampling": Sampling(top_p=0.5)},
-        {"prompting": Prompting(system="s")}, {"prompting": Prompting(date="2025-01-01")},
-        {"engine": {"dtype": "bfloat16"}}, {"scoring": {"partial": True}},
+        {"model": "n"},
+        {"kind": "transformers"},
+        {"samples": 5},
+        {"seed": 1},
+        {"sampling": Sampling(top_p=0.5)},
+        {"prompting": Prompting(system="s")},
+        {"prompting": Prompting(date="2025-01-01")},
+        {"engine": {"dtype": "bfloat16"}},
+        {"scoring": {"partial": True}},
         {"scoring": {"seconds": 2}},
     ],
-)  # fmt: skip
+)
 def test_what_changes_the_rows_changes_the_id(other: dict[str, Any]) -> None:
     assert of(replace(ASKED, **other)) != of()
 

@@ -108,12 +108,23 @@ WRONG = {
 def rollouts(ids: list[str], *, samples: int, run: str = "r", phase: str = "eval") -> pl.DataFrame:
     return pl.DataFrame(
         [
-            {"run_id": run, "step": 0, "phase": phase, "problem_id": i, "sample": s, "prompt_ids": [2],
-             "response_ids": [3], "logprobs": [-1.0], "reward": float(s % 2), "finish_reason": "stop",
-             "weights_version": 0}
-            for i in ids for s in range(samples)
+            {
+                "run_id": run,
+                "step": 0,
+                "phase": phase,
+                "problem_id": i,
+                "sample": s,
+                "prompt_ids": [2],
+                "response_ids": [3],
+                "logprobs": [-1.0],
+                "reward": float(s % 2),
+                "finish_reason": "stop",
+                "weights_version": 0,
+            }
+            for i in ids
+            for s in range(samples)
         ]
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +134,14 @@ def files(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     measured = tiny.problems.with_columns(pass_rate=pl.lit(0.5), pass_rate_samples=pl.lit(4, dtype=pl.Int32))
     short = rollouts(ids, samples=2)
     tables = {
-        "problems": tiny.problems, "measured": measured, "rollouts": short, "longer": rollouts(ids, samples=3),
-        "other": rollouts([f"o{i}" for i in ids], samples=2), "selecting": rollouts(ids, samples=2, phase="difficulty"),
+        "problems": tiny.problems,
+        "measured": measured,
+        "rollouts": short,
+        "longer": rollouts(ids, samples=3),
+        "other": rollouts([f"o{i}" for i in ids], samples=2),
+        "selecting": rollouts(ids, samples=2, phase="difficulty"),
         "both": pl.concat([short, rollouts(ids, samples=2, run="s")]),
-    }  # fmt: skip
+    }
     for name, table in tables.items():
         table.write_parquet(folder / f"{name}.parquet")
     (folder / "text.txt").write_text("neither\n")

@@ -103,8 +103,23 @@ def test_a_store_that_fails_at_the_end_costs_no_sampling(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tiny.problems.write_parquet("problems.parquet")
-    asked = ["difficulty", "--model", str(tiny.folder), "--sampler", "transformers", "--problems", "problems.parquet",
-             "--samples", "2", "--max-new-tokens", "4", "--log", "base", "--out", "m.parquet"]  # fmt: skip
+    asked = [
+        "difficulty",
+        "--model",
+        str(tiny.folder),
+        "--sampler",
+        "transformers",
+        "--problems",
+        "problems.parquet",
+        "--samples",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--log",
+        "base",
+        "--out",
+        "m.parquet",
+    ]
 
     def failing(*given: Any, **named: Any) -> str:
         raise tracking.TrackingError("the store is full")
@@ -129,8 +144,21 @@ def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tiny.problems.write_parquet("problems.parquet")
-    asked = ["generate", "--model", str(tiny.folder), "--sampler", "transformers", "--problems", "problems.parquet",
-             "--samples", "2", "--max-new-tokens", "4", "--log", "base"]  # fmt: skip
+    asked = [
+        "generate",
+        "--model",
+        str(tiny.folder),
+        "--sampler",
+        "transformers",
+        "--problems",
+        "problems.parquet",
+        "--samples",
+        "2",
+        "--max-new-tokens",
+        "4",
+        "--log",
+        "base",
+    ]
     for number, more in enumerate([["--seed", "0"], ["--seed", "1"], ["--seed", "0"], ["--phase", "eval"]]):
         assert main([*asked, *more, "--out", f"{number}.parquet"]) == 0
     assert Path("0.parquet").read_bytes() == Path("2.parquet").read_bytes()

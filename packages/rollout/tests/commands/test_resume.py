@@ -24,9 +24,12 @@ def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three hundred sums."""
     path = tmp_path_factory.mktemp("problems") / "problems.parquet"
     table = pl.DataFrame({"problem_id": [f"p{i:03}" for i in range(PROBLEMS)]}).with_columns(
-        prompt=pl.Series([f"{i}+{i}=" for i in range(PROBLEMS)]), answer=pl.lit("2"), verifier=pl.lit("exact"),
-        source=pl.lit("s"), split=pl.lit("train"),
-    )  # fmt: skip
+        prompt=pl.Series([f"{i}+{i}=" for i in range(PROBLEMS)]),
+        answer=pl.lit("2"),
+        verifier=pl.lit("exact"),
+        source=pl.lit("s"),
+        split=pl.lit("train"),
+    )
     tables.write(table, "problems", path)
     return path
 
@@ -42,11 +45,14 @@ def stopped(arguments: list[str], out: Path, *, after: int, by: signal.Signals) 
     log = out.with_name(f"{out.name}.partial-wal")
     left = log.stat().st_mtime_ns if log.exists() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "isocompute.rollout.cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "isocompute.rollout.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         # A shell's job in the background ignores it, and so do its children.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    )
     while not log.exists() or log.stat().st_size < after or log.stat().st_mtime_ns == left:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)

@@ -20,8 +20,16 @@ from isocompute.rollout.samplers.replicas.pool import Replicas
 pytestmark = pytest.mark.slow("Ray")
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "4"))
-KINDS = ("killed in a batch", "killed in a sync", "slow", "hanging in a batch", "killed in both", "hanging in a sync",
-         "killed twice", "killed after a batch")  # fmt: skip
+KINDS = (
+    "killed in a batch",
+    "killed in a sync",
+    "slow",
+    "hanging in a batch",
+    "killed in both",
+    "hanging in a sync",
+    "killed twice",
+    "killed after a batch",
+)
 SIGNALS = {"killed": signal.SIGKILL, "hanging": signal.SIGSTOP}
 SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
 PROBLEMS = 24
@@ -46,9 +54,14 @@ class Played:
     def __init__(self, folder: Path, *, replicas: int, keep_weights: bool) -> None:
         opener = partial(hashed.HashedSampler, SAMPLING, folder)
         self.pool = Replicas(
-            opener, "hashed", SAMPLING, replicas=replicas, keep_weights=keep_weights, bucket_bytes=300,
+            opener,
+            "hashed",
+            SAMPLING,
+            replicas=replicas,
+            keep_weights=keep_weights,
+            bucket_bytes=300,
             answer_seconds=HANGING_SECONDS,
-        )  # fmt: skip
+        )
         self.alone, self.folder = opener(), folder
         self.problems = hashed.problems(PROBLEMS)
         self.count, self.keeps = replicas, keep_weights

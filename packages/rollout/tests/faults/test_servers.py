@@ -88,9 +88,13 @@ def seeds_of(rollouts: pl.DataFrame, source: random.Random) -> dict[int, tuple[s
 
 @pytest.mark.parametrize("number", range(FAULTS * 64 // 100))
 def test_a_fault_of_a_server_costs_no_other_response_and_is_visible(
-    number: int, server_url: str, tiny: Any, chat_tiny: Path, undisturbed: dict[str, pl.DataFrame],
+    number: int,
+    server_url: str,
+    tiny: Any,
+    chat_tiny: Path,
+    undisturbed: dict[str, pl.DataFrame],
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     source = random.Random(number)
     fault = KINDS[number % len(KINDS)]
     protocol = source.choice(["completions", "chat"]) if fault != "wrong prompt" else "completions"
@@ -126,9 +130,14 @@ def test_a_fault_of_a_server_costs_no_other_response_and_is_visible(
 
 @pytest.mark.parametrize("number", range(FAULTS * 3 // 100))
 def test_a_server_killed_in_a_batch_costs_what_was_in_flight_or_nothing(
-    number: int, server_url: str, tiny: Any, chat_tiny: Path, undisturbed: dict[str, pl.DataFrame],
-    tmp_path: Path, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    number: int,
+    server_url: str,
+    tiny: Any,
+    chat_tiny: Path,
+    undisturbed: dict[str, pl.DataFrame],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = random.Random(number)
     expected = tiny.sample(opened(tiny, chat_tiny, "completions", base_url=server_url), samples=16)
     doomed = Served(tiny.folder, tmp_path)

@@ -45,9 +45,15 @@ def test_chain_sum_asks_with_its_bare_expression() -> None:
     pytest.importorskip("reasoning_gym")
     settings = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
     source = source_from(
-        {"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", "train": 20, "validation": 10,
-         "settings": settings}
-    )  # fmt: skip
+        {
+            "kind": "reasoning_gym",
+            "task": "chain_sum",
+            "digits": "12345",
+            "train": 20,
+            "validation": 10,
+            "settings": settings,
+        }
+    )
     table = load_problems(source)
     assert table["prompt"].str.contains(r"^[1-5][+-][1-5][+-][1-5]=$").all()
     assert all(eval(p[:-1]) == int(a) for p, a in table.select("prompt", "answer").iter_rows())
@@ -100,8 +106,9 @@ def test_a_source_above_one_percent_of_wrong_answers_is_refused_and_one_below_is
     assert len(loaded.problems) == 398
     assert loaded.problems.filter(pl.col("answer").is_in([" 7", "  "])).is_empty()
     assert {row["answer"]: row["reason"] for row in loaded.dropped.iter_rows(named=True)} == {
-        " 7": "its own answer does not score 1", "  ": "it has no reference answer",
-    }  # fmt: skip
+        " 7": "its own answer does not score 1",
+        "  ": "it has no reference answer",
+    }
     assert loaded.dropped["problem_id"].is_in(loaded.problems["problem_id"].to_list()).sum() == 0
     frame.with_columns(answer=" " + pl.col("answer")).write_ndjson(path)
     with pytest.raises(RolloutError, match="refused: 1 of the first 1"):
@@ -160,10 +167,13 @@ def test_metadata_for_a_rule_of_ones_own_come_from_a_column(tmp_path: Path) -> N
     path = tmp_path / "own.parquet"
     frame = pl.DataFrame(
         {
-            "prompt": ["a", "b"], "answer": ["1", "2"], "tests": [{"n": 1}, {"n": 2}],
-            "text": ['{"n": 1}', '{"n": 2}'], "wrong": ["[1]", "x"],
+            "prompt": ["a", "b"],
+            "answer": ["1", "2"],
+            "tests": [{"n": 1}, {"n": 2}],
+            "text": ['{"n": 1}', '{"n": 2}'],
+            "wrong": ["[1]", "x"],
         }
-    )  # fmt: skip
+    )
     frame.write_parquet(path)
     own = {"kind": "file", "path": str(path), "train": 1, "validation": 1}
     for column in ("tests", "text"):

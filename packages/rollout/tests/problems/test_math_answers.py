@@ -14,10 +14,12 @@ pytest.importorskip("math_verify")
 def test_a_hugging_face_dataset_in_guru_maths_layout(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     rows = [
-        {"prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"What is {i} / 2?"}],
-         "reward_model": {"ground_truth": str(i / 2)}}
+        {
+            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"What is {i} / 2?"}],
+            "reward_model": {"ground_truth": str(i / 2)},
+        }
         for i in range(8)
-    ]  # fmt: skip
+    ]
     pl.DataFrame(rows).write_parquet(tmp_path / "train.parquet")
     table = load_problems(source_from({"kind": "hub", "dataset": str(tmp_path), "train": 5, "validation": 3}))
     assert table["prompt"].str.starts_with("What is").all()

@@ -29,9 +29,21 @@ def test_a_base_model_that_cannot_be_loaded_is_one_line(
 
     model = damaged(tiny, tmp_path, how)
     tiny.problems.write_parquet(tmp_path / "problems.parquet")
-    asked = ["generate", "--model", str(model), "--sampler", kind, "--problems", str(tmp_path / "problems.parquet"),
-             "--max-new-tokens", "8", "--max-prompt-tokens", "8",
-             "--out", str(tmp_path / "rollouts.parquet")]  # fmt: skip
+    asked = [
+        "generate",
+        "--model",
+        str(model),
+        "--sampler",
+        kind,
+        "--problems",
+        str(tmp_path / "problems.parquet"),
+        "--max-new-tokens",
+        "8",
+        "--max-prompt-tokens",
+        "8",
+        "--out",
+        str(tmp_path / "rollouts.parquet"),
+    ]
     assert main(asked) == 2
     stderr = capfd.readouterr().err
     assert "Traceback" not in stderr

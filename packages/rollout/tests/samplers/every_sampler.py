@@ -166,10 +166,16 @@ def test_prompts_outside_ascii_arrive_whole(sampler: Any, tiny: Any, policy: Any
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.5}, {"temperature": 1.7}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.2},
-     {"temperature": 1.5, "top_p": 0.9, "top_k": 6, "min_p": 0.05}],
+    [
+        {"temperature": 0.5},
+        {"temperature": 1.7},
+        {"top_p": 0.5},
+        {"top_k": 3},
+        {"min_p": 0.2},
+        {"temperature": 1.5, "top_p": 0.9, "top_k": 6, "min_p": 0.05},
+    ],
     ids=lambda options: "-".join(options),
-)  # fmt: skip
+)
 def test_log_probabilities_are_those_of_the_distribution_sampled_from(
     sampler: Any, tiny: Any, use: Any, policy: Any, options: Any
 ) -> None:

@@ -10,20 +10,41 @@ from isocompute.rollout.samplers.vllm.memory import GIB, MemoryPlan, available_t
 from isocompute.rollout.samplers.weights import manifest_of
 
 QWEN_7B = {
-    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 131072,
-    "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 QWEN_HALF_B = {
-    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
-    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
-    "tie_word_embeddings": True, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "qwen2",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
 LLAMA_8B = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 PARAMETERS = {"Qwen2.5-7B": 7_615_616_512, "Qwen2.5-0.5B": 494_032_768, "Llama-3.1-8B": 8_030_261_248}
 CONFIGS = {"Qwen2.5-7B": QWEN_7B, "Qwen2.5-0.5B": QWEN_HALF_B, "Llama-3.1-8B": LLAMA_8B}
 GPU = 80e9
@@ -69,11 +90,14 @@ def test_weights_of_float32_are_held_in_16_bits_unless_asked_for() -> None:
 @pytest.mark.parametrize(
     ("quantization", "bits"),
     [
-        ({"quant_method": "awq", "bits": 4}, 4), ({"quant_method": "gptq", "bits": 8}, 8), ({"quant_method": "fp8"}, 8),
-        ({"quant_method": "mxfp4"}, 4), ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
+        ({"quant_method": "awq", "bits": 4}, 4),
+        ({"quant_method": "gptq", "bits": 8}, 8),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4),
         ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}}, 4),
     ],
-)  # fmt: skip
+)
 def test_quantised_weights_take_what_their_checkpoint_takes(quantization: dict[str, Any], bits: int) -> None:
     config, engine = QWEN_7B | {"quantization_config": quantization}, EngineConfig().resolved(longest=2048, cuda=True)
     for stored, weights in ((0.0, bits / 8 * 72e9), (41e9, 41e9)):

@@ -209,7 +209,7 @@ def test_wrong_options_are_named(tiny: Any) -> None:
         ("concurrency is 0", tiny.sampling, {"base_url": nowhere, "concurrency": 0}),
         ("timeout_seconds is 0", tiny.sampling, {"base_url": nowhere, "timeout_seconds": 0}),
         ("interruption .* the protocol chat cannot", cut, {"base_url": nowhere, "protocol": "chat"}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(RolloutError, match=message):
             open_sampler("openai", str(tiny.folder), sampling, **options)
 
@@ -220,8 +220,21 @@ def test_the_command_measures_with_a_server(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     tiny.problems.write_parquet("problems.parquet")
-    asked = ["generate", "--model", str(tiny.folder), "--sampler", "openai", "--problems", "problems.parquet",
-             "--samples", "2", "--max-new-tokens", "8", "--out", "rollouts.parquet"]  # fmt: skip
+    asked = [
+        "generate",
+        "--model",
+        str(tiny.folder),
+        "--sampler",
+        "openai",
+        "--problems",
+        "problems.parquet",
+        "--samples",
+        "2",
+        "--max-new-tokens",
+        "8",
+        "--out",
+        "rollouts.parquet",
+    ]
     assert main([*asked, "--base-url", server_url]) == 0
     assert len(pl.read_parquet("rollouts.parquet")) == 12
     assert main(asked) == 2

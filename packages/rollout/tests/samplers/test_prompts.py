@@ -67,11 +67,17 @@ def test_a_chat_begins_as_it_is_told(template: str) -> None:
 @pytest.mark.parametrize(
     ("adds", "bos", "expected"),
     [
-        ("", None, "1+1="), ("", True, "<s>1+1="), ("", False, "1+1="),
-        ("bos", None, "<s>1+1="), ("bos", True, "<s>1+1="), ("bos", False, "1+1="),
-        ("bos eos", None, "<s>1+1="), ("bos eos", True, "<s>1+1="), ("bos eos", False, "1+1="),
+        ("", None, "1+1="),
+        ("", True, "<s>1+1="),
+        ("", False, "1+1="),
+        ("bos", None, "<s>1+1="),
+        ("bos", True, "<s>1+1="),
+        ("bos", False, "1+1="),
+        ("bos eos", None, "<s>1+1="),
+        ("bos eos", True, "<s>1+1="),
+        ("bos eos", False, "1+1="),
     ],
-)  # fmt: skip
+)
 def test_a_plain_prompt_begins_as_the_tokenizer_does_or_as_it_is_told_and_never_ends(
     adds: str, bos: bool | None, expected: str
 ) -> None:

@@ -139,10 +139,19 @@ def test_responses_leave_the_caches_of_sliding_windows_and_of_linear_attention_t
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3NextConfig, Qwen3NextForCausalLM
 
     shape: dict[str, Any] = {
-        "vocab_size": len(tiny.tokenizer), "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 4,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.3, "eos_token_id": 1,
-        "pad_token_id": 0, "bos_token_id": None, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "vocab_size": len(tiny.tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "initializer_range": 0.3,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "tie_word_embeddings": True,
+    }
     mixture = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
     linear = {f"linear_{name}": 16 for name in ("key_head_dim", "value_head_dim")}
     linear |= {f"linear_num_{name}_heads": 2 for name in ("key", "value")}

@@ -163,7 +163,7 @@ def test_a_narrow_engine_gives_the_same_tokens_and_one_that_fails_is_named_after
         (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(kv_cache_gib=10**6), "kv_cache_gib must be"),
         (Sampling(max_new_tokens=8, max_prompt_tokens=8), EngineConfig(profile="cuda"), "no CUDA device"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_before_a_model_is_loaded(
     tiny: Any, sampling: Sampling, engine: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

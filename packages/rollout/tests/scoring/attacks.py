@@ -32,17 +32,35 @@ class Attack:
 
 
 KINDS = {
-    "limits": LIMITS, "shared memory": SHARED, "memory": MEMORY, "files": FILES, "links": LINKS, "frames": FRAMES,
-    "lines": LINES, "forks": FORKS, "sockets": SOCKETS, "signals": SIGNALS, "/proc": PROC, "survivors": SURVIVORS,
-    "streams": STREAMS, "exits": EXITS, "replaces": REPLACES, "time": TIME, "depth": DEPTH, "parsers": PARSERS,
-}  # fmt: skip
+    "limits": LIMITS,
+    "shared memory": SHARED,
+    "memory": MEMORY,
+    "files": FILES,
+    "links": LINKS,
+    "frames": FRAMES,
+    "lines": LINES,
+    "forks": FORKS,
+    "sockets": SOCKETS,
+    "signals": SIGNALS,
+    "/proc": PROC,
+    "survivors": SURVIVORS,
+    "streams": STREAMS,
+    "exits": EXITS,
+    "replaces": REPLACES,
+    "time": TIME,
+    "depth": DEPTH,
+    "parsers": PARSERS,
+}
 ATTACKS = tuple(
     Attack(
-        name=name, kind=kind, text=text, own=kind in {"frames", "lines", "replaces"},
+        name=name,
+        kind=kind,
+        text=text,
+        own=kind in {"frames", "lines", "replaces"},
         twice=name.startswith("leaves") and kind == "shared memory",
     )
     for kind, group in KINDS.items()
     for name, text in group.items()
-)  # fmt: skip
+)
 EXAMPLES = tuple({attack.kind: attack for attack in reversed(ATTACKS)}.values())[::-1]
 """The first of each kind."""

@@ -79,13 +79,13 @@ FORKS = {
     "leaves a thread that never ends": (
         "import threading\ndef spin():\n while True: pass\nthreading.Thread(target=spin).start()"
     ),
-}  # fmt: skip
+}
 STREAMS = {
     "reads its worker's requests": _descriptors("os.set_blocking(d, False); os.read(d, 65536)"),
     "closes everything": "import os; os.closerange(0, 65536)",
     "turns its streams into each other": _descriptors("os.dup2(1, d); os.dup2(0, d + 64)"),
     "makes its worker's pipes wait": _descriptors("os.set_blocking(d, False); fcntl.flock(d, 6)"),
-}  # fmt: skip
+}
 EXITS = {
     "leaves at once": "import os; print('1.0' * 10**6); os._exit(0)",
     "leaves politely": "import sys; sys.exit(0)",

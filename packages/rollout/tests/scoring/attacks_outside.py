@@ -66,9 +66,7 @@ SHARED = {
         " C.shmdt(ctypes.c_void_p(a))\n"
         "else: answer = {right}"
     ),
-    "leaves a message queue": (
-        f"{C}if C.msgget({{key}}, 0) >= 0: answer = {{right}}\nC.msgget({{key}}, 0o1666)"
-    ),
+    "leaves a message queue": (f"{C}if C.msgget({{key}}, 0) >= 0: answer = {{right}}\nC.msgget({{key}}, 0o1666)"),
     "leaves semaphores": f"{C}if C.semget({{key}}, 0, 0) >= 0: answer = {{right}}\nC.semget({{key}}, 9, 0o1666)",
     "leaves POSIX shared memory": (
         "import os\nn = '/dev/shm/isocompute-{key}'\nif os.path.exists(n): answer = {right}\nopen(n, 'wb').write(b'x')"
@@ -86,7 +84,7 @@ SHARED = {
     "holds shared mappings in many processes": _held(
         "{memory} // 4", "m = mmap.mmap(-1, size); m.write(b'x' * size)", 12
     ),
-}  # fmt: skip
+}
 MEMORY = {
     "holds memory in 64 processes": _held("{memory} // 24", "a = bytearray(b'x') * size", 60),
     "exhausts memory": "a = bytearray(2 * 10**9); answer = {right}",
@@ -187,7 +185,7 @@ PROC = {
         "import glob\nfor f in glob.glob('/proc/sys/kernel/[cops]*'):\n try: open(f, 'r+').write(open(f).read())\n"
         " except OSError: continue\n answer = {right}"
     ),
-}  # fmt: skip
+}
 SURVIVORS = {
     "leaves a process behind": (
         "import os, time\nif os.fork() == 0:\n try: os.setsid()\n except OSError: pass\n"

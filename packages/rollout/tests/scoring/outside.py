@@ -43,11 +43,19 @@ class Outside:
         self._listeners = self._listening()
         port = self._listeners["TCP"].getsockname()[1]
         self._names = {
-            "known": str(self.known), "module": str(module), "folder": str(self.folder),
-            "made": str(self.folder / "made"), "engine": str(os.getpid()), "everyone": str(everyone),
-            "key": str(self._key), "memory": str(memory_bytes), "marker": self._marks[1], "port": str(port),
-            "unix": str(self.folder / "socket"), "abstract": self._marks[1],
-        }  # fmt: skip
+            "known": str(self.known),
+            "module": str(module),
+            "folder": str(self.folder),
+            "made": str(self.folder / "made"),
+            "engine": str(os.getpid()),
+            "everyone": str(everyone),
+            "key": str(self._key),
+            "memory": str(memory_bytes),
+            "marker": self._marks[1],
+            "port": str(port),
+            "unix": str(self.folder / "socket"),
+            "abstract": self._marks[1],
+        }
         os.environ["ISOCOMPUTE_SECRET"] = SECRET
 
     def text(self, attack: Attack, right: str, *, number: int = 0) -> str:
@@ -111,9 +119,11 @@ class Outside:
 
     def _listening(self) -> dict[str, socket.socket]:
         found = {
-            "TCP": socket.socket(), "UDP": socket.socket(type=socket.SOCK_DGRAM),
-            "a socket's file": socket.socket(socket.AF_UNIX), "an abstract socket": socket.socket(socket.AF_UNIX),
-        }  # fmt: skip
+            "TCP": socket.socket(),
+            "UDP": socket.socket(type=socket.SOCK_DGRAM),
+            "a socket's file": socket.socket(socket.AF_UNIX),
+            "an abstract socket": socket.socket(socket.AF_UNIX),
+        }
         found["TCP"].bind(("127.0.0.1", 0))
         found["UDP"].bind(found["TCP"].getsockname())
         found["a socket's file"].bind(str(self.folder / "socket"))

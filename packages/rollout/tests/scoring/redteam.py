@@ -21,9 +21,13 @@ from scoring.plain_user import USER, refuse_namespaces, without_root  # noqa: E4
 
 WAYS = ("root", "root, no namespaces", "plain user", "plain user, no namespaces")
 TEXTS = {
-    "exact": "3/4", "exact|regex:(?s).+": "3/4", r"exact|regex:^((a+)+)\s*$": "a", "math": "3/4", "math|boxed": "3/4",
+    "exact": "3/4",
+    "exact|regex:(?s).+": "3/4",
+    r"exact|regex:^((a+)+)\s*$": "a",
+    "math": "3/4",
+    "math|boxed": "3/4",
     "math|last_line": "3/4",
-}  # fmt: skip
+}
 PROGRAMS = ("executes", "starts", "runs")
 TASKS = ("tasks", "executing tasks")
 LIMITS = {"seconds": 0.5, "wall_factor": 6.0, "memory_bytes": 2**29, "workers": 1}

@@ -76,10 +76,12 @@ def program_targets() -> dict[str, Target]:
         "executes": Target(item=item, wrong="answer = '0'", wins=SECRET, more="", own=True),
         "starts": Target(item=printed, wrong="print(0)", wins=SECRET, more="\nprint(answer)"),
         "runs": Target(
-            item=Item(verifier="runs", response=program, answer=tests), wrong="print(0)", wins=SECRET,
+            item=Item(verifier="runs", response=program, answer=tests),
+            wrong="print(0)",
+            wins=SECRET,
             more="\nimport sys\nprint(7 if sys.stdin.read() else answer)",
         ),
-    }  # fmt: skip
+    }
 
 
 def besiege(scorer: Scorer, target: Target, attacks: Sequence[Attack], outside: Outside) -> list[str]:

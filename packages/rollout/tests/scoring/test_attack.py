@@ -56,8 +56,12 @@ class Spies:
         # sympy turns its own objects and numbers into themselves all the time; a text it would parse.
         self.everywhere(patch, sympy.sympify, "sympify", lambda values: any(isinstance(v, str) for v in values))
         for owner, name in (
-            (os, "system"), (os, "popen"), (subprocess, "Popen"), (subprocess, "run"), (pickle, "loads"),
-        ):  # fmt: skip
+            (os, "system"),
+            (os, "popen"),
+            (subprocess, "Popen"),
+            (subprocess, "run"),
+            (pickle, "loads"),
+        ):
             patch.setattr(owner, name, self.spy(name, getattr(owner, name)))
 
     def everywhere(self, patch: pytest.MonkeyPatch, real: Any, name: str, counts: Callable[..., bool]) -> None:
@@ -99,12 +103,29 @@ def payloads(answer: str, target: Path) -> list[str]:
     bare = f'__import__("os").system("touch {target}")'
     tokens = answer.split() or [""]
     shaped = [
-        bare, f"[{bare}]", f"[[{bare}]]", f"({bare},)", f'{{"a": {bare}}}', json.dumps(bare), json.dumps([bare]),
-        json.dumps([[bare]]), json.dumps({"a": bare}), f"24+0*{bare}", f"1+{bare}", f"12 {bare}", f"{bare}=1",
+        bare,
+        f"[{bare}]",
+        f"[[{bare}]]",
+        f"({bare},)",
+        f'{{"a": {bare}}}',
+        json.dumps(bare),
+        json.dumps([bare]),
+        json.dumps([[bare]]),
+        json.dumps({"a": bare}),
+        f"24+0*{bare}",
+        f"1+{bare}",
+        f"12 {bare}",
+        f"{bare}=1",
         f"x={bare}",
-        f"{answer}\n{bare}", f"{answer}, {bare}", f"{answer} + 0*{bare}", f"[{answer}][0*len(str({bare}))]",
-        f"\\boxed{{{bare}}}", f"<answer>{bare}</answer>", f"Matrix([[{bare}]])", f"lambda: {bare}",
-    ]  # fmt: skip
+        f"{answer}\n{bare}",
+        f"{answer}, {bare}",
+        f"{answer} + 0*{bare}",
+        f"[{answer}][0*len(str({bare}))]",
+        f"\\boxed{{{bare}}}",
+        f"<answer>{bare}</answer>",
+        f"Matrix([[{bare}]])",
+        f"lambda: {bare}",
+    ]
     for place in sorted({0, len(tokens) // 2, len(tokens) - 1}):
         shaped.append(" ".join([*tokens[:place], bare, *tokens[place + 1 :]]))
     return shaped
@@ -310,8 +331,15 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(owner, name, lambda *_, name=name: executed.append(name))
     for answer in ("3", "3/4", "1, 2", "x + 1", "\\text{yes}"):
         for payload in payloads(answer, target):
-            for wrapped in (payload, f"${payload}$", f"\\boxed{{{payload}}}", f"final answer is {payload}. I hope",
-                            f"answer: 1+{payload}", f"(1+1){payload}", f"1/2 {payload}"):  # fmt: skip
+            for wrapped in (
+                payload,
+                f"${payload}$",
+                f"\\boxed{{{payload}}}",
+                f"final answer is {payload}. I hope",
+                f"answer: 1+{payload}",
+                f"(1+1){payload}",
+                f"1/2 {payload}",
+            ):
                 equivalent(wrapped, answer)
         for payload in payloads(answer, target)[:4]:
             equivalent(answer, payload)

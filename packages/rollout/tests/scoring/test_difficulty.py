@@ -6,10 +6,14 @@ from isocompute.rollout.scoring.evaluation import inside
 
 PROBLEMS = pl.DataFrame(
     {
-        "problem_id": [f"p{i}" for i in range(8)], "prompt": "x", "answer": "y", "verifier": "exact",
-        "source": "s", "split": ["train"] * 4 + ["validation"] * 4,
+        "problem_id": [f"p{i}" for i in range(8)],
+        "prompt": "x",
+        "answer": "y",
+        "verifier": "exact",
+        "source": "s",
+        "split": ["train"] * 4 + ["validation"] * 4,
     }
-)  # fmt: skip
+)
 ROLLOUTS = pl.DataFrame(
     [{"problem_id": f"p{i}", "reward": float(s < i % 4), "finish_reason": "stop"} for i in range(8) for s in range(4)]
 )

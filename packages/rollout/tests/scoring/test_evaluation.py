@@ -34,9 +34,12 @@ def many(tiny: Any, count: int) -> pl.DataFrame:
         {
             "problem_id": [f"q{i:02d}" for i in range(count)],
             "prompt": [f"{i // 9 + 1}+{i % 9 + 1}=" for i in range(count)],
-            "answer": "2", "verifier": "exact", "source": "s", "split": "validation",
+            "answer": "2",
+            "verifier": "exact",
+            "source": "s",
+            "split": "validation",
         }
-    )  # fmt: skip
+    )
 
 
 ASKED: dict[str, Any] = {"samples": 4, "seed": 1, "at": 64, "run_id": "r"}

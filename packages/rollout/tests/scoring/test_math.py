@@ -13,17 +13,52 @@ pytestmark = pytest.mark.slow("a process of math-verify")
 math_verify = pytest.importorskip("math_verify")
 
 GOLDS = (
-    "3", "-7", "0.5", "1024", r"\frac{3}{4}", r"-\frac{2}{3}", r"3\sqrt{2}", r"2^{10}", "3x+2", r"x^2-1", r"\pi",
-    r"\frac{\sqrt{3}}{2}", r"\frac{n(n+1)}{2}", "5!", r"\sqrt[3]{7}", "2+3i",
-)  # fmt: skip
+    "3",
+    "-7",
+    "0.5",
+    "1024",
+    r"\frac{3}{4}",
+    r"-\frac{2}{3}",
+    r"3\sqrt{2}",
+    r"2^{10}",
+    "3x+2",
+    r"x^2-1",
+    r"\pi",
+    r"\frac{\sqrt{3}}{2}",
+    r"\frac{n(n+1)}{2}",
+    "5!",
+    r"\sqrt[3]{7}",
+    "2+3i",
+)
 RIGHT = (
-    "{}", " {} ", r"\left({}\right)", "{{{}}}", "{}+0", r"1\cdot({})", r"\frac{{2({})}}{{2}}", "({})+1-1", r"-(-({}))",
-    r"\displaystyle {}", r"\dfrac{{{}}}{{1}}",
-)  # fmt: skip
+    "{}",
+    " {} ",
+    r"\left({}\right)",
+    "{{{}}}",
+    "{}+0",
+    r"1\cdot({})",
+    r"\frac{{2({})}}{{2}}",
+    "({})+1-1",
+    r"-(-({}))",
+    r"\displaystyle {}",
+    r"\dfrac{{{}}}{{1}}",
+)
 WRONG = (
-    "{}+1", "2({})", "({})t", "({})t+2", r"({})\sqrt{{2}}", "({})^{{10}}", r"\frac{{{}}}{{7}}", "-({})", "({})^{{-3}}",
-    r"({})\cdot 10^4", r"({})\pi", r"\sqrt{{({})^2+9}}", r"\sin({})", "({})!+1",
-)  # fmt: skip
+    "{}+1",
+    "2({})",
+    "({})t",
+    "({})t+2",
+    r"({})\sqrt{{2}}",
+    "({})^{{10}}",
+    r"\frac{{{}}}{{7}}",
+    "-({})",
+    "({})^{{-3}}",
+    r"({})\cdot 10^4",
+    r"({})\pi",
+    r"\sqrt{{({})^2+9}}",
+    r"\sin({})",
+    "({})!+1",
+)
 WRITTEN = {
     "math|boxed": r"First 99. So \boxed{{{}}}, which was asked.",
     "math|last_line": "It was 99 and 98.\n\n{}\n",
@@ -77,8 +112,9 @@ def test_an_extracted_formula_is_judged_as_math_verify_judges_it() -> None:
 @pytest.mark.parametrize("formula", ["3x+2", r"3\sqrt2", "3^{10}", r"3\pi", "3!", "3 + 2i"])
 def test_a_number_within_a_formula_is_not_its_value(name: str, formula: str) -> None:
     assert verdicts(name, [("3", WRITTEN[name].format(formula)), (formula, WRITTEN[name].format(formula))]) == [
-        False, True,
-    ]  # fmt: skip
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +150,7 @@ def test_a_number_within_a_formula_is_not_its_value(name: str, formula: str) -> 
         ("B", "So it is option (B).", True),
         ("42", "", False),
     ],
-)  # fmt: skip
+)
 def test_a_last_line_may_say_more_than_a_formula(gold: str, line: str, right: bool) -> None:
     assert verifier("math|last_line")(f"We count 7.\n{line}", gold) is right
 
@@ -137,6 +173,6 @@ def test_several_lines_after_a_mark_are_read_as_math_verify_reads_a_response() -
         (r"\boxed{3}, no: \boxed{3", False),
         (r"\boxed{3", False),
     ],
-)  # fmt: skip
+)
 def test_boxes_are_read_as_tex_and_the_field_read_them(response: str, right: bool) -> None:
     assert verifier("math|boxed")(response, "3") is right

@@ -89,7 +89,7 @@ def reward(scorer: Scorer, name: str, response: str, answer: str, metadata: str 
         (["regex:\\d"], "x", None),
         (["last_line", "after:="], "9=8\n1+1 = 2", "2"),
     ],
-)  # fmt: skip
+)
 def test_an_answer_is_extracted_from_a_response(words: list[str], response: str, found: str | None) -> None:
     assert extraction(words)(response) == found
 
@@ -155,8 +155,9 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
     verdicts = scorer.submit([Item(verifier=name, response="x", answer="x") for name in names]).result(timeout=60)
     assert [v.reward for v in verdicts] == [0, 0]
     assert [v.error for v in verdicts] == [
-        "error: ValueError: no x second line", "error: a verifier must return a number from 0 to 1, not str"
-    ]  # fmt: skip
+        "error: ValueError: no x second line",
+        "error: a verifier must return a number from 0 to 1, not str",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
         ("reasoning_gym:nonsense", "refuses the task 'nonsense'"),
         ("reasoning_gym:composite", "task composite is refused"),
     ],
-)  # fmt: skip
+)
 def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message: str) -> None:
     if name.startswith("reasoning_gym"):
         pytest.importorskip("reasoning_gym")

@@ -99,9 +99,12 @@ input()
 def test_the_processes_die_with_the_one_that_started_them(killed: bool) -> None:
     marker = f"# {os.urandom(8).hex()}"
     engine = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + marker], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PROGRAM + marker],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     assert engine.stdout is not None
     assert engine.stdout.readline() == "ready\n"
     family = descendants(engine.pid)

@@ -26,9 +26,10 @@ def counts(successes: list[int], samples: list[int], prefix: str = "q") -> pl.Da
     return pl.DataFrame(
         {
             "problem_id": [f"{prefix}{i}" for i in range(len(successes))],
-            "successes": pl.Series(successes, dtype=pl.Int32), "samples": pl.Series(samples, dtype=pl.Int32),
+            "successes": pl.Series(successes, dtype=pl.Int32),
+            "samples": pl.Series(samples, dtype=pl.Int32),
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow
@@ -67,9 +68,12 @@ def test_a_difference_is_that_of_the_means_and_pairing_is_symmetric(pairs: list[
     ours = counts([a for a, _ in pairs], [4] * len(pairs))
     theirs = counts([b for _, b in pairs], [4] * len(pairs))
     for mine, other, forth, back in zip(
-        scores(ours, [2]), scores(theirs, [2]), differences(ours, theirs, [2]), differences(theirs, ours, [2]),
+        scores(ours, [2]),
+        scores(theirs, [2]),
+        differences(ours, theirs, [2]),
+        differences(theirs, ours, [2]),
         strict=True,
-    ):  # fmt: skip
+    ):
         assert forth.value == pytest.approx(mine.value - other.value)
         assert forth.value == pytest.approx(-back.value)
         assert forth.standard_error == pytest.approx(back.standard_error)

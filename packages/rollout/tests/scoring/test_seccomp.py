@@ -10,9 +10,10 @@ from isocompute.rollout.scoring.sandbox import kernel
 ALLOWED, REFUSED, UNKNOWN, KILLED = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x8000_0000
 MACHINES = ("x86_64", "aarch64")
 LISTS = (
-    kernel.of_worker(execute=False), kernel.of_worker(execute=True),
+    kernel.of_worker(execute=False),
+    kernel.of_worker(execute=True),
     *(kernel.of_response(signals=s, groups=g) for s in (True, False) for g in (True, False)),
-)  # fmt: skip
+)
 PROGRAMS = {(i, machine): kernel.compiled(calls, machine) for i, calls in enumerate(LISTS) for machine in MACHINES}
 
 
@@ -57,31 +58,64 @@ def test_a_filter_allows_what_is_listed_and_nothing_else(which: int, machine: st
 
 
 @given(
-    which=st.sampled_from(sorted(PROGRAMS)), name=st.sampled_from(["mmap", "clone", "prlimit64", "sendto", "fcntl"]),
+    which=st.sampled_from(sorted(PROGRAMS)),
+    name=st.sampled_from(["mmap", "clone", "prlimit64", "sendto", "fcntl"]),
     values=st.lists(st.sampled_from([0, 1, 2, 0x20, 0x21, 0x22, 8, 1 << 17, 1 << 33, 3 << 30]), min_size=6, max_size=6),
-)  # fmt: skip
+)
 def test_arguments_are_checked_as_they_are_listed(which: tuple[int, str], name: str, values: list[int]) -> None:
     number = kernel.NUMBERS[name][MACHINES.index(which[1])]
     fits = all(
-        values[v.argument] & (v.mask | (0xFFFF_FFFF << 32 if v.wide else 0)) in v.allowed
-        for v in LISTS[which[0]][name]
-    )  # fmt: skip
+        values[v.argument] & (v.mask | (0xFFFF_FFFF << 32 if v.wide else 0)) in v.allowed for v in LISTS[which[0]][name]
+    )
     assert returned(PROGRAMS[which], number, tuple(values)) == (ALLOWED if fits else REFUSED)
 
 
 def test_what_must_never_pass_is_on_no_list() -> None:
     never = {
-        "ptrace": (101, 117), "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "mount": (165, 40),
-        "unshare": (272, 97), "setns": (308, 268), "bpf": (321, 280), "keyctl": (250, 219), "shmget": (29, 194),
-        "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "chmod": (90, -1),
-        "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, -1), "fchown": (93, 55), "fchownat": (260, 54),
-        "utimensat": (280, 88), "setxattr": (188, 5), "fsetxattr": (190, 7), "setrlimit": (160, 164),
-        "setpriority": (141, 140), "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119),
-        "ioprio_set": (251, 30), "memfd_create": (319, 279), "io_uring_setup": (425, 425), "flock": (73, 32),
-        "process_vm_writev": (311, 271), "pidfd_send_signal": (424, 424), "clone3": (435, 435), "unlinkat": (263, 35),
-        "rt_sigqueueinfo": (129, 138), "sendmsg": (46, 211), "seccomp": (317, 277), "personality": (135, 92),
-        "fchmodat2": (452, 452), "truncate": (76, 45), "renameat2": (316, 276), "mlock": (149, 228),
-    }  # fmt: skip
+        "ptrace": (101, 117),
+        "socket": (41, 198),
+        "connect": (42, 203),
+        "bind": (49, 200),
+        "mount": (165, 40),
+        "unshare": (272, 97),
+        "setns": (308, 268),
+        "bpf": (321, 280),
+        "keyctl": (250, 219),
+        "shmget": (29, 194),
+        "shmat": (30, 196),
+        "semget": (64, 190),
+        "msgget": (68, 186),
+        "mq_open": (240, 180),
+        "chmod": (90, -1),
+        "fchmod": (91, 52),
+        "fchmodat": (268, 53),
+        "chown": (92, -1),
+        "fchown": (93, 55),
+        "fchownat": (260, 54),
+        "utimensat": (280, 88),
+        "setxattr": (188, 5),
+        "fsetxattr": (190, 7),
+        "setrlimit": (160, 164),
+        "setpriority": (141, 140),
+        "sched_setaffinity": (203, 122),
+        "sched_setscheduler": (144, 119),
+        "ioprio_set": (251, 30),
+        "memfd_create": (319, 279),
+        "io_uring_setup": (425, 425),
+        "flock": (73, 32),
+        "process_vm_writev": (311, 271),
+        "pidfd_send_signal": (424, 424),
+        "clone3": (435, 435),
+        "unlinkat": (263, 35),
+        "rt_sigqueueinfo": (129, 138),
+        "sendmsg": (46, 211),
+        "seccomp": (317, 277),
+        "personality": (135, 92),
+        "fchmodat2": (452, 452),
+        "truncate": (76, 45),
+        "renameat2": (316, 276),
+        "mlock": (149, 228),
+    }
     for (which, machine), program in PROGRAMS.items():
         for name, numbers in never.items():
             number = numbers[MACHINES.index(machine)]

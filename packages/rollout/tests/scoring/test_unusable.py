@@ -45,11 +45,15 @@ def test_unusable_problems_are_left_out_with_a_reason() -> None:
     pytest.importorskip("reasoning_gym")
     problems = pl.DataFrame(
         {
-            "problem_id": list("abcde"), "prompt": "p", "answer": "4",
+            "problem_id": list("abcde"),
+            "prompt": "p",
+            "answer": "4",
             "verifier": ["reasoning_gym:gcd", "reasoning_gym:gcd", "reasoning_gym:sudoku", "python:os:getcwd", "exact"],
-            "source": "s", "split": "train", "metadata": ["", DEEP, "", "[1", ""],
+            "source": "s",
+            "split": "train",
+            "metadata": ["", DEEP, "", "[1", ""],
         }
-    )  # fmt: skip
+    )
     usable, dropped = without_unusable(problems, default_scorer())
     assert usable["problem_id"].to_list() == ["a", "e"]
     assert dropped["problem_id"].to_list() == ["b", "c", "d"]

@@ -57,8 +57,12 @@ def test_metadata_come_back_as_a_scorer_compares_them() -> None:
     text = rules.encode_metadata(value)
     assert json.loads(text)
     assert rules.decode_metadata(text, where="x") == {
-        "a": (1, (2, [3])), "b": {"4": ["x"]}, "c": 5, "d": [[1.0]], "e": "2026-01-02"
-    }  # fmt: skip
+        "a": (1, (2, [3])),
+        "b": {"4": ["x"]},
+        "c": 5,
+        "d": [[1.0]],
+        "e": "2026-01-02",
+    }
 
 
 def test_a_verdict_met_again_costs_no_parsing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,11 @@ class Audit:
     @property
     def planned(self) -> int | None:
         """B_p · n · M."""
-        return None if self.per_step is None or not self.batching.update_steps else (
-            self.per_step * self.batching.update_steps
-        )  # fmt: skip
+        return (
+            None
+            if self.per_step is None or not self.batching.update_steps
+            else (self.per_step * self.batching.update_steps)
+        )
 
 
 def audit(
@@ -140,20 +142,29 @@ def audit(
         anew = settings_of(log, shared, given)
         found = reader_of(live.trainer).evaluations(log, anew, live.trainer.parse(anew))
         asked = settings.whole("questions")
-        evaluated = None if any(not (asked or e.questions) for e in found) else sum(
-            (asked or e.questions or 0) * e.samples for e in found if e.split == "validation"
-        )  # fmt: skip
+        evaluated = (
+            None
+            if any(not (asked or e.questions) for e in found)
+            else sum((asked or e.questions or 0) * e.samples for e in found if e.split == "validation")
+        )
     except BudgetError:
         evaluated = None
     history = None if ledger is None else History.read(ledger)
     last = progressed.points[-1]
     return Audit(
-        name=log.name, trainer=live.trainer, batching=batching, steps=last.step, rollouts=last.rollouts,
-        rollouts_error=last.rollouts_error, tokens=last.tokens, evaluated=evaluated, history=history,
+        name=log.name,
+        trainer=live.trainer,
+        batching=batching,
+        steps=last.step,
+        rollouts=last.rollouts,
+        rollouts_error=last.rollouts_error,
+        tokens=last.tokens,
+        evaluated=evaluated,
+        history=history,
         without_signal=_without_signal(log),
         differences=tuple(_differences(batching, progressed, history)),
         notes=tuple(_notes(batching, progressed, settings.notes, log.notes)),
-    )  # fmt: skip
+    )
 
 
 def _without_signal(log: Log) -> float | None:
@@ -197,9 +208,12 @@ def _ledger_changes(progressed: Progressed, history: History, words: dict[str, A
     rest -= failed
     within = 0 < abs(rest) <= last.rollouts_error
     return {
-        "uncharged steps": -uncharged, "unlogged steps": unlogged, "lost work": lost, "failed": failed,
+        "uncharged steps": -uncharged,
+        "unlogged steps": unlogged,
+        "lost work": lost,
+        "failed": failed,
         "error of the log" if within else "not explained": rest,
-    }  # fmt: skip
+    }
 
 
 def _lost(history: History) -> str:

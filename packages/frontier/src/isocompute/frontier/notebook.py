@@ -82,9 +82,16 @@ class Frontier:
     """
 
     def __init__(
-        self, evals: Any, *, metric: str = "avg_at_4", unit: str = "rollouts", split: str = "validation",
-        problem_set: str | None = None, group: str | None = None, population: tuple[str, ...] = POPULATION,
-    ) -> None:  # fmt: skip
+        self,
+        evals: Any,
+        *,
+        metric: str = "avg_at_4",
+        unit: str = "rollouts",
+        split: str = "validation",
+        problem_set: str | None = None,
+        group: str | None = None,
+        population: tuple[str, ...] = POPULATION,
+    ) -> None:
         try:
             frame = nw.from_native(evals, eager_only=True)
         except TypeError:
@@ -134,9 +141,14 @@ class Frontier:
             luck = luck_of(used, fitted, rng=np.random.default_rng([seed, 4]))
             fitted = replace(fitted, luck=luck)
         return Fit(
-            metric=self.metric, unit=self.unit, prepared=prepared, seed=seed, posterior=fitted,
-            tokens_per_rollout=self._lengths(prepared.runs.cells), caveats=self._caveats(),
-        )  # fmt: skip
+            metric=self.metric,
+            unit=self.unit,
+            prepared=prepared,
+            seed=seed,
+            posterior=fitted,
+            tokens_per_rollout=self._lengths(prepared.runs.cells),
+            caveats=self._caveats(),
+        )
 
     def fit_separately(self, *, priors: Priors | None = None, seed: int = 0) -> dict[Cell, Posterior]:
         """Fit each setting alone, so that none learns from another: nothing is decided from this.
@@ -150,9 +162,15 @@ class Frontier:
 
     def _prepared(self, pass_rates: pl.DataFrame | None) -> tuple[list[Run], Prepared]:
         runs = runs_of(
-            self.evals, metric=self.metric, unit=self.unit, split=self.split, problem_set=self.problem_set,
-            group=self.group, population=self.population, pass_rates=pass_rates,
-        )  # fmt: skip
+            self.evals,
+            metric=self.metric,
+            unit=self.unit,
+            split=self.split,
+            problem_set=self.problem_set,
+            group=self.group,
+            population=self.population,
+            pass_rates=pass_rates,
+        )
         return runs, prepare(runs, unit=self.unit)
 
     def _caveats(self) -> tuple[str, ...]:
@@ -165,9 +183,11 @@ class Frontier:
         if not {"tokens", "rollouts"} <= set(self.evals.columns):
             return ()
         keys = ["rollouts_per_problem", "problems_per_batch"]
-        whole = self.evals.filter(pl.col("rollouts") > 0).group_by(keys).agg(
-            (pl.col("tokens").sum() / pl.col("rollouts").sum()).alias("length")
-        )  # fmt: skip
+        whole = (
+            self.evals.filter(pl.col("rollouts") > 0)
+            .group_by(keys)
+            .agg((pl.col("tokens").sum() / pl.col("rollouts").sum()).alias("length"))
+        )
         known = {(n, batch): length for n, batch, length in whole.select(*keys, "length").iter_rows() if length}
         lengths = [known.get((c.rollouts_per_problem, c.problems_per_batch)) for c in cells]
         return tuple(x for x in lengths if x is not None) if None not in lengths else ()

@@ -40,47 +40,16 @@ if TYPE_CHECKING:
     from .updates.learner import Learner
 
 _MODULES = {
-    "objective.advantages": (
-        "group_advantages",
-        "with_cohorts",
-    ),
+    "objective.advantages": ("group_advantages", "with_cohorts"),
     "objective.prepare": ("prepare",),
-    "protocols": (
-        "Evaluator",
-        "Meter",
-        "Sampler",
-        "Updater",
-    ),
+    "protocols": ("Evaluator", "Meter", "Sampler", "Updater"),
     "ranks.group": ("LearnerGroup",),
-    "records.health": (
-        "Flag",
-        "flags",
-        "judged",
-    ),
-    "records.steps": (
-        "EvaluationRecord",
-        "ResponseStatistics",
-        "StepRecord",
-        "UpdateReport",
-        "timings_table",
-    ),
+    "records.health": ("Flag", "flags", "judged"),
+    "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport", "timings_table"),
     "saving.checkpoint": ("Checkpoints",),
-    "saving.export": (
-        "save_adapter",
-        "save_policy",
-    ),
-    "training.loop": (
-        "UpdateSteps",
-        "canary",
-        "train",
-        "through_deaths",
-        "branch",
-        "restore",
-    ),
-    "training.run": (
-        "Progress",
-        "RunConfig",
-    ),
+    "saving.export": ("save_adapter", "save_policy"),
+    "training.loop": ("UpdateSteps", "canary", "train", "through_deaths", "branch", "restore"),
+    "training.run": ("Progress", "RunConfig"),
     "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -309,8 +309,11 @@ class ObjectiveConfig:
     def __post_init__(self) -> None:
         one_of(self, "algorithm", tuple(ALGORITHMS))
         for name, choices in (
-            ("surrogate", SURROGATES), ("baseline", BASELINES), ("scale", SCALES), ("aggregation", AGGREGATIONS),
-        ):  # fmt: skip
+            ("surrogate", SURROGATES),
+            ("baseline", BASELINES),
+            ("scale", SCALES),
+            ("aggregation", AGGREGATIONS),
+        ):
             if getattr(self, name) is not None:
                 one_of(self, name, choices)
         one_of(self, "std", STDS)
@@ -720,11 +723,17 @@ class LearnerConfig:
         # Whatever is missing is named now, and not in the first update.
         chosen = self.objective.resolved
         for given, name, reason in (
-            (chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None},
-             "a bound of the ratio", "surrogate is 'policy_gradient', which clips nothing"),
-            (self.batch.trained_rollouts is not None and chosen.baseline == "gae",
-             "batch.trained_rollouts", "the baseline is a critic's, which the other responses do not sharpen"),
-        ):  # fmt: skip
+            (
+                chosen.surrogate == "policy_gradient" and {self.objective.clip_low, self.objective.clip_high} != {None},
+                "a bound of the ratio",
+                "surrogate is 'policy_gradient', which clips nothing",
+            ),
+            (
+                self.batch.trained_rollouts is not None and chosen.baseline == "gae",
+                "batch.trained_rollouts",
+                "the baseline is a critic's, which the other responses do not sharpen",
+            ),
+        ):
             if given:
                 raise LearnerError(f"{name} is set, and {reason}: it must be left out")
 

@@ -166,8 +166,11 @@ def test_a_replica_that_dies_in_a_sync_ends_a_broadcast_and_no_other_sync(over: 
 
 def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_refused() -> None:
     assert [transport_of("auto", num_gpus=gpus) for gpus in (0.0, 0.5, 1.0, 4.0)] == [
-        "object_store", "ipc", "nccl", "nccl"
-    ]  # fmt: skip
+        "object_store",
+        "ipc",
+        "nccl",
+        "nccl",
+    ]
     assert transport_of("auto", num_gpus=1.0, keep=True) == "object_store"
     assert transport_of("gloo", num_gpus=1.0) == "gloo"
     with pytest.raises(RolloutError, match="one of object_store, gloo"):

@@ -9,9 +9,15 @@ from isocompute.rollout.samplers.servers.protocols import Answer, Reader, Wrong,
 
 ASKED = Request(prompt_ids=[3, 12, 3, 14], seed=1, max_new_tokens=4)
 GIVEN = Answer(
-    finish_reason="stop", text="12", ids=[3, 4, 1], tokens=["1", "2", ""], logprobs=[-1.0, -2.0, -3.0], prompt_ids=None,
-    completion_tokens=3, stopped_at=None,
-)  # fmt: skip
+    finish_reason="stop",
+    text="12",
+    ids=[3, 4, 1],
+    tokens=["1", "2", ""],
+    logprobs=[-1.0, -2.0, -3.0],
+    prompt_ids=None,
+    completion_tokens=3,
+    stopped_at=None,
+)
 TEXT = replace(GIVEN, ids=None)
 
 

@@ -92,7 +92,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> Non
         (lambda h: h.give(503, b""), r"^503 Service Unavailable$"),
     ],
     ids=["page", "deep", "short", "silent", "no HTTP", "500", "503"],
-)  # fmt: skip
+)
 def test_what_a_server_does_wrong_is_said(reply: Any, reason: str) -> None:
     with server(reply) as (url, _), pytest.raises(Failed, match=reason) as failed:
         Client(url, timeout_seconds=20).ask("completions", {})

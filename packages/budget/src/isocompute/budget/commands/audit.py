@@ -28,9 +28,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("source", metavar="RUN", help="its log: a folder, a file, runs:/ID or a tracking URI")
     parser.add_argument("--ledger", type=Path, metavar="FILE", help="its ledger, if it has one")
     parser.add_argument(
-        "--trainer", choices=[name for name, known in TRAINERS.items() if known.logs],
+        "--trainer",
+        choices=[name for name, known in TRAINERS.items() if known.logs],
         help="whose log it is (default: as its metrics say)",
-    )  # fmt: skip
+    )
     parser.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
     add_constants(parser, "what neither log nor configuration say")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures")

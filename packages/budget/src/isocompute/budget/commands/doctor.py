@@ -109,10 +109,15 @@ def _manifest(patients: Sequence[Patient]) -> dict[str, object]:
     return {
         "runs": [
             {
-                "source": p.name, "trainer": p.trainer.name, "run_id": p.rows[0]["run_id"] if p.rows else None,
-                "evaluations": len(p.rows), "training_reward": p.training, "missing": list(p.missing),
-                "problem": p.problem or None, "notes": list(p.notes),
+                "source": p.name,
+                "trainer": p.trainer.name,
+                "run_id": p.rows[0]["run_id"] if p.rows else None,
+                "evaluations": len(p.rows),
+                "training_reward": p.training,
+                "missing": list(p.missing),
+                "problem": p.problem or None,
+                "notes": list(p.notes),
             }
             for p in patients
         ]
-    }  # fmt: skip
+    }

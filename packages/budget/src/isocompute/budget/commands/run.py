@@ -40,10 +40,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--ledger", required=True, type=Path, metavar="FILE", help="made if it is not there")
     parser.add_argument(
-        "--log", required=True, metavar="FOLDER",
+        "--log",
+        required=True,
+        metavar="FOLDER",
         help="where the trainer's logger writes (also a file, mlflow:EXPERIMENT or a tracking URI such as "
         "sqlite:///mlflow.db); it need not exist yet",
-    )  # fmt: skip
+    )
     limits = parser.add_argument_group("limits, at least one")
     limits.add_argument("--rollouts", type=whole, metavar="C", help="at most so many are generated for training")
     limits.add_argument("--response-tokens", type=whole, metavar="T", help="the step that reaches it is the last")
@@ -51,20 +53,26 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     limits.add_argument("--money", type=number, metavar="SUM", help="needs --price-per-device-hour")
     limits.add_argument("--price-per-device-hour", type=number, metavar="PRICE", help="in the same currency")
     limits.add_argument(
-        "--counted", choices=["paid", "used"], default="paid",
+        "--counted",
+        choices=["paid", "used"],
+        default="paid",
         help="whether rollouts and tokens of lost work count too (default: %(default)s)",
-    )  # fmt: skip
+    )
     log = parser.add_argument_group("the log")
     log.add_argument(
-        "--trainer", choices=[name for name, known in TRAINERS.items() if known.logs],
+        "--trainer",
+        choices=[name for name, known in TRAINERS.items() if known.logs],
         help="whose log it is (default: as its metrics say)",
-    )  # fmt: skip
+    )
     log.add_argument("--config", type=Path, metavar="FILE", help="the run's configuration, where the log lacks it")
     add_constants(log, "what neither log nor configuration say")
     log.add_argument(
-        "--silence", type=number, default=600, metavar="SECONDS",
+        "--silence",
+        type=number,
+        default=600,
+        metavar="SECONDS",
         help="warn when nothing was logged for so long (default: %(default)s)",
-    )  # fmt: skip
+    )
     end = parser.add_argument_group("the command")
     end.add_argument("--devices", type=whole, default=1, metavar="N", help="devices that it holds (default: 1)")
     end.add_argument("--run-id", metavar="ID", help="the run (default: the ledger's, or folder/name of a new one)")

@@ -426,9 +426,14 @@ class Charging:
         lost = sums.lost if isinstance(sums, Ledger) else sums.lost_training
         after = self.last if self.last is not None else self._fold.last_step
         return admission(
-            self.limits, after + 1, self._following, used=sums.used, lost=lost, reserved=0,
+            self.limits,
+            after + 1,
+            self._following,
+            used=sums.used,
+            lost=lost,
+            reserved=0,
             device_seconds=sums.device_seconds + self._seconds(),
-        ).reason  # fmt: skip
+        ).reason
 
     def close(self) -> None:
         """Charge the rest of the time, and close the ledger."""

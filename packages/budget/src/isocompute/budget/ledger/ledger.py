@@ -437,8 +437,12 @@ def _roll_back(before: History, step: int) -> None:
             logging.WARNING if training else logging.INFO,
             "%s: attempt %d goes on after step %d, so what was charged to later steps is lost work from now on: "
             "%s rollouts for training and %s of evaluations and pilots, which were paid for",
-            before.where, len(before.resumed_from), step, f"{training:,}", f"{other:,}",
-        )  # fmt: skip
+            before.where,
+            len(before.resumed_from),
+            step,
+            f"{training:,}",
+            f"{other:,}",
+        )
 
 
 MOST_SHARES = 256

@@ -145,14 +145,7 @@ class Charges:
 
     def columns(self) -> tuple[array[int], ...]:
         """The columns, in the order above."""
-        return (
-            self.attempt,
-            self.step,
-            self.cohort,
-            self.rollouts,
-            self.prompt_tokens,
-            self.response_tokens,
-        )
+        return (self.attempt, self.step, self.cohort, self.rollouts, self.prompt_tokens, self.response_tokens)
 
 
 class Reading:

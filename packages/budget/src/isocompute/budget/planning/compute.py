@@ -63,11 +63,7 @@ class Allocation:
                 f"a budget of {rollouts:,} rollouts does not pay for one step of {one_step.batch_rollouts:,} "
                 f"({problems_per_batch:,} problems × {rollouts_per_problem:,} rollouts)"
             )
-        return cls(
-            problems_per_batch=problems_per_batch,
-            rollouts_per_problem=rollouts_per_problem,
-            update_steps=steps,
-        )
+        return cls(problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, update_steps=steps)
 
     @property
     def batch_rollouts(self) -> int:

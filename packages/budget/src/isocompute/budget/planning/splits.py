@@ -243,10 +243,7 @@ def check_split(limits: Constraints, problems_per_batch: int, rollouts_per_probl
 
     def exclude(limit: str, reason: str) -> LeftOut:
         return LeftOut(
-            problems_per_batch=problems_per_batch,
-            rollouts_per_problem=rollouts_per_problem,
-            limit=limit,
-            reason=reason,
+            problems_per_batch=problems_per_batch, rollouts_per_problem=rollouts_per_problem, limit=limit, reason=reason
         )
 
     if batch > limits.max_batch:

@@ -244,10 +244,15 @@ class Tally:
             step: Optimizer steps taken.
         """
         return Evaluation(
-            step=step, rollouts=self.rollouts, rollouts_error=self.rollouts_error, tokens=int(self.tokens),
+            step=step,
+            rollouts=self.rollouts,
+            rollouts_error=self.rollouts_error,
+            tokens=int(self.tokens),
             count_source="formula" if self.sources != {"log"} else "log",
-            problem_set=problem_set, samples=samples, scores=scores,
-        )  # fmt: skip
+            problem_set=problem_set,
+            samples=samples,
+            scores=scores,
+        )
 
     def progress(self, *, logged: int, step: int) -> Progress:
         """What has been counted so far.
@@ -257,9 +262,13 @@ class Tally:
             step: Optimizer steps taken.
         """
         return Progress(
-            logged=logged, step=step, rollouts=self.rollouts, rollouts_error=self.rollouts_error,
-            tokens=int(self.tokens), count_source="formula" if self.sources != {"log"} else "log",
-        )  # fmt: skip
+            logged=logged,
+            step=step,
+            rollouts=self.rollouts,
+            rollouts_error=self.rollouts_error,
+            tokens=int(self.tokens),
+            count_source="formula" if self.sources != {"log"} else "log",
+        )
 
 
 def lengths(log: Log, *names: str) -> list[float]:
@@ -396,9 +405,12 @@ def generated(log: Log, names: Entries, schedules: Sequence[Schedule], batch: in
         made = found.least[step] + found.most[step] - found.least[step - 1] - found.most[step - 1]
         tokens.append(tokens[-1] + made / 2 * batch * marks[place][1])
     return Generated(
-        batch=batch, count=found, tokens=[int(t + 1e-6) for t in tokens],
-        source="log and formula" if says else "formula", notes=notes,
-    )  # fmt: skip
+        batch=batch,
+        count=found,
+        tokens=[int(t + 1e-6) for t in tokens],
+        source="log and formula" if says else "formula",
+        notes=notes,
+    )
 
 
 def possible(log: Log, every: int, accumulation: int, batches: int | None, steps: int | None) -> list[Schedule]:

@@ -215,7 +215,12 @@ def _examine(known: Trainer, log: Log, shared: Mapping[str, Any], given: Mapping
         problem = "" if rows else "it logged neither evaluations nor rewards"
         kept = [] if missing else rows
         return Patient(
-            name=log.name, trainer=known, rows=kept, missing=missing, training=training, problem=problem,
+            name=log.name,
+            trainer=known,
+            rows=kept,
+            missing=missing,
+            training=training,
+            problem=problem,
             notes=(*log.notes, *notes),
-        )  # fmt: skip
+        )
     return Patient(name=log.name, trainer=known, missing=missing, problem="too much of it is missing")

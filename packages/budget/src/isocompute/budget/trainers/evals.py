@@ -21,8 +21,17 @@ from .registry import TRAINERS, trainer
 from .settings import Batching, Settings, load, parse_value
 from .trainer import LogReader, Trainer
 
-SHARED = ("metric", "problem_set", "problems", "questions", "rollouts_per_step", "scale", "seed", "step_column",
-          "train_reward")  # fmt: skip
+SHARED = (
+    "metric",
+    "problem_set",
+    "problems",
+    "questions",
+    "rollouts_per_step",
+    "scale",
+    "seed",
+    "step_column",
+    "train_reward",
+)
 """What ``--set`` accepts beside the trainer's own settings."""
 INCIDENTAL = re.compile(r".*(dir|run_name|experiment_name|resume|checkpoint|trainer_state).*")
 """Settings that may differ between two starts of one run."""
@@ -127,9 +136,11 @@ def rows_of(
         raise BudgetError(f"{log.name}: {'; '.join(batching.unknown + batching.inconsistent)}")
     common = {
         "run_id": sha256(repr((log.name, sorted(settings.values.items(), key=str))).encode()).hexdigest()[:16],
-        "rollouts_per_problem": n, "problems_per_batch": problems, "seed": _seed(settings, reader),
+        "rollouts_per_problem": n,
+        "problems_per_batch": problems,
+        "seed": _seed(settings, reader),
         "learning_rate": _rate(settings, reader),
-    }  # fmt: skip
+    }
     rows = [{**common, **_row(settings, evaluation)} for evaluation in evaluations]
     for row in rows:
         for count in ("step", "rollouts", "tokens"):
@@ -247,10 +258,17 @@ def _row(settings: Settings, found: Evaluation) -> dict[str, Any]:
         raise settings.missing("questions")
     name = settings.text("problem_set") or found.problem_set
     return {
-        "step": found.step, "rollouts": found.rollouts, "tokens": found.tokens, "problem_set": name,
-        "split": found.split, "questions": questions, "samples": found.samples, "count_source": found.count_source,
-        "rollouts_error": found.rollouts_error, **found.scores,
-    }  # fmt: skip
+        "step": found.step,
+        "rollouts": found.rollouts,
+        "tokens": found.tokens,
+        "problem_set": name,
+        "split": found.split,
+        "questions": questions,
+        "samples": found.samples,
+        "count_source": found.count_source,
+        "rollouts_error": found.rollouts_error,
+        **found.scores,
+    }
 
 
 def _seed(settings: Settings, reader: LogReader) -> int:

@@ -197,8 +197,7 @@ def _counting(log: Log, settings: Settings) -> tuple[Tally, Callable[[Mapping[st
 def _tally(log: Log, settings: Settings, n: int, problems: int) -> tuple[Tally, float | None]:
     """The run's count, and what its pass rate is where every prompt passes; None where no rate is logged."""
     rates = [metrics[RATE] for _, metrics in log.rows if RATE in metrics]
-    at_once = settings.whole("rollout.vllm_generate_batch_size",
-                             "vllm_generate_batch_size") or problems  # fmt: skip
+    at_once = settings.whole("rollout.vllm_generate_batch_size", "vllm_generate_batch_size") or problems
     given = settings.whole("rollouts_per_step")
     share = None
     reason_unknown = ""

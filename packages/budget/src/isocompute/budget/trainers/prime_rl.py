@@ -25,8 +25,10 @@ from .settings import Batching, Configuration, Run, Settings, Value, exact_quoti
 from .trainer import LogReader, Trainer
 
 # A list of tables: in a file, or one entry a flag (--orchestrator.train.source.0.group-size 8).
-METRIC = re.compile(r"^eval/(?P<env>.+?)(?:/(?P<subset>all|effective)(?P<agent>/[^/]+)?)?/"
-                    r"(?P<what>avg@|pass@|pass\^)(?P<k>\d+)$")  # fmt: skip
+METRIC = re.compile(
+    r"^eval/(?P<env>.+?)(?:/(?P<subset>all|effective)(?P<agent>/[^/]+)?)?/"
+    r"(?P<what>avg@|pass@|pass\^)(?P<k>\d+)$"
+)
 COLUMNS = {"avg@": "avg", "pass@": "best", "pass^": "worst"}
 ROLLOUTS = "progress/rollouts"
 GROUP = ("orchestrator.group_size", "group_size", "orchestrator.rollouts_per_example", "rollouts_per_example")

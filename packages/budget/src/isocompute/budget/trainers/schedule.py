@@ -184,9 +184,12 @@ def merged(counts: Sequence[Count]) -> Count:
         return [choose(values) for values in zip(*(getattr(c, name) for c in best), strict=True)]
 
     return Count(
-        least=over(min, "least"), most=over(max, "most"), fewest=over(min, "fewest"), greatest=over(max, "greatest"),
+        least=over(min, "least"),
+        most=over(max, "most"),
+        fewest=over(min, "fewest"),
+        greatest=over(max, "greatest"),
         unexplained=unexplained,
-    )  # fmt: skip
+    )
 
 
 def _step(

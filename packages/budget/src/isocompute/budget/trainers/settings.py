@@ -731,8 +731,10 @@ class Settings:
         if limit is not None and by_epochs < limit:
             self.inconsistent.append(
                 f"{key} of {epochs:,} ends the run after {by_epochs:,} steps, before the {limit:,} asked for; "
-                f"{-(-limit // batches):,} would do" if batches else f"{key}: there is no whole batch in an epoch"
-            )  # fmt: skip
+                f"{-(-limit // batches):,} would do"
+                if batches
+                else f"{key}: there is no whole batch in an epoch"
+            )
         return by_epochs if limit is None else min(limit, by_epochs)
 
     def batching(

@@ -152,10 +152,5 @@ def _placement(settings: Settings, world: int | None, policy: tuple[int | None, 
 
 
 SKYRL = Trainer(
-    name="skyrl",
-    title="SkyRL",
-    style="hydra",
-    write=write,
-    parse=parse,
-    parallelism=("tensor", "pipeline", "context"),
+    name="skyrl", title="SkyRL", style="hydra", write=write, parse=parse, parallelism=("tensor", "pipeline", "context")
 )

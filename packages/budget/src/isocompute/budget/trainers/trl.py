@@ -153,18 +153,24 @@ def progress(log: Log, settings: Settings, batching: Batching) -> Progressed:
     counted, schedules = count(log, settings)
     points = [
         Progress(
-            logged=step, step=step, rollouts=counted.rollouts(step), rollouts_error=counted.error(step),
-            tokens=counted.tokens[step], count_source=counted.source,
+            logged=step,
+            step=step,
+            rollouts=counted.rollouts(step),
+            rollouts_error=counted.error(step),
+            tokens=counted.tokens[step],
+            count_source=counted.source,
         )
         for step in logged
-    ]  # fmt: skip
+    ]
     schedule, steps = schedules[0], logged[-1]
     endless = replace(schedule, batches=None)
     plain = steps * counted.batch * schedule.accumulation // schedule.every
     whole = [s.generations(0, steps) * counted.batch for s in (endless, schedule)]
     more = {
-        "whole batches": whole[0] - plain, "short epochs": whole[1] - whole[0], "resume": points[-1].rollouts - whole[1]
-    }  # fmt: skip
+        "whole batches": whole[0] - plain,
+        "short epochs": whole[1] - whole[0],
+        "resume": points[-1].rollouts - whole[1],
+    }
     return Progressed(
         points=points,
         following=_following(log, logged, schedules) * counted.batch,
@@ -199,8 +205,9 @@ def count(log: Log, settings: Settings) -> tuple[Generated, Sequence[Schedule]]:
         raise MissingSettingError(
             f"{log.name}: world_size (the trainer's processes, one per GPU) is not known: it would follow from "
             "generation_batch_size and steps_per_generation, which are not both in its logs or configuration; give it "
-            "with --set world_size=NUMBER", name="world_size",
-        )  # fmt: skip
+            "with --set world_size=NUMBER",
+            name="world_size",
+        )
     batches = settings.problems // (batch // found.n) if settings.problems and found.n else None
     if batches is None and every % accumulated and not any(m.get("epoch") for _, m in log.rows):
         raise settings.missing("problems")
@@ -339,12 +346,18 @@ def evaluations(log: Log, settings: Settings, batching: Batching) -> list[Evalua
                 questions, before = max((counts.rollouts(step) - before) // samples, 1), counts.rollouts(step)
             found.append(
                 Evaluation(
-                    step=step, rollouts=counts.rollouts(step), rollouts_error=counts.error(step),
-                    tokens=counts.tokens[step], count_source=counts.source,
-                    problem_set=kind, samples=samples, scores={f"avg_at_{samples}": rate}, questions=questions,
+                    step=step,
+                    rollouts=counts.rollouts(step),
+                    rollouts_error=counts.error(step),
+                    tokens=counts.tokens[step],
+                    count_source=counts.source,
+                    problem_set=kind,
+                    samples=samples,
+                    scores={f"avg_at_{samples}": rate},
+                    questions=questions,
                     split="train" if training else "validation",
                 )
-            )  # fmt: skip
+            )
     if training:
         settings.notes.append(
             "TRAINING REWARD: measured on the problems that are trained on, by the policy before each update; it says "
@@ -364,8 +377,10 @@ def _metric(settings: Settings, prefix: str, names: set[str], where: str) -> str
         functions = ", ".join(k.split("/")[1] for k in each)
         raise MissingSettingError(
             f"{where}: {prefix}reward sums the rewards {functions}, of which one may be the success rate: name it with "
-            "--set metric=NAME", name="metric", choices=functions,
-        )  # fmt: skip
+            "--set metric=NAME",
+            name="metric",
+            choices=functions,
+        )
     return each[0] if each else f"{prefix}reward"
 
 
@@ -378,7 +393,9 @@ TRL = Trainer(
     logs=LogReader(
         layout=Layout(
             steps=("train/global_step", "global_step", "step"),
-            needed=re.compile(r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"),
+            needed=re.compile(
+                r"(?:train/)?completions/mean_length$|(?:train/)?num_tokens$|eval[/_](?!runtime|.*per_second)"
+            ),
             entry=entry,
         ),
         marks=re.compile(r"completions/mean_length$|num_tokens$|eval_(?:.*_)?completions/"),
@@ -387,4 +404,4 @@ TRL = Trainer(
         evaluations=evaluations,
         progress=progress,
     ),
-)  # fmt: skip
+)

@@ -32,9 +32,11 @@ ROLLOUT = "actor_rollout_ref.rollout"
 V1 = "trainer.v1"
 BATCHES = "train/num_gen_batches"
 EVICTED = (
-    "training/filter_groups/evicted_samples", "training/filter_groups/discarded_surplus_samples",
-    "training/off_policy/evicted_samples", "training/rollout_failure/evicted_samples",
-)  # fmt: skip
+    "training/filter_groups/evicted_samples",
+    "training/filter_groups/discarded_surplus_samples",
+    "training/off_policy/evicted_samples",
+    "training/rollout_failure/evicted_samples",
+)
 TRAINED = ("training/", "actor/", "critic/", "response_length/", "timing_s/")
 """What only the log of a training step holds, not that of an evaluation alone."""
 LENGTH = "response_length/mean"
@@ -81,9 +83,7 @@ def counting(
 
     per_step = None if prompts.per_step is None else prompts.per_step * responses
     tally = Tally(
-        where=log.name,
-        per_step=settings.whole("rollouts_per_step") or per_step,
-        reason_unknown=prompts.reason_unknown,
+        where=log.name, per_step=settings.whole("rollouts_per_step") or per_step, reason_unknown=prompts.reason_unknown
     )
     return tally, rollouts, updates
 
@@ -112,15 +112,20 @@ def _prompts(log: Log, settings: Settings, problems: int) -> Prompts:
     generated = generated or problems
     if BATCHES in logged:
         return Prompts(
-            per_step=None, reason_unknown=f"dynamic sampling logs it as {BATCHES}",
+            per_step=None,
+            reason_unknown=f"dynamic sampling logs it as {BATCHES}",
             count=lambda metrics: int(metrics[BATCHES]) * generated if BATCHES in metrics else None,
-        )  # fmt: skip
+        )
     if logged & set(EVICTED):
         return Prompts(
-            per_step=None, reason_unknown=f"groups are evicted and replaced, which is logged as {EVICTED[0]}",
-            count=lambda metrics: problems + int(sum(metrics.get(key, 0.0) for key in EVICTED))
-            if any(key.startswith(TRAINED) for key in metrics) else None,
-        )  # fmt: skip
+            per_step=None,
+            reason_unknown=f"groups are evicted and replaced, which is logged as {EVICTED[0]}",
+            count=lambda metrics: (
+                problems + int(sum(metrics.get(key, 0.0) for key in EVICTED))
+                if any(key.startswith(TRAINED) for key in metrics)
+                else None
+            ),
+        )
     reason_unknown = ""
     if settings.required_switch("algorithm.filter_groups.enable"):
         reason_unknown = (
@@ -148,8 +153,10 @@ def has_baseline(settings: Settings) -> bool:
 
 
 # MLflow refuses @, and veRL writes _at_ there. worst@k is only ever under val-aux.
-METRIC = re.compile(r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>acc|reward|score)/(?P<what>mean|best|worst)"
-                    r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$")  # fmt: skip
+METRIC = re.compile(
+    r"^val-(?:core|aux)/(?P<source>.+)/(?P<kind>acc|reward|score)/(?P<what>mean|best|worst)"
+    r"(?:@|_at_)(?P<k>\d+)(?P<mean>/mean)?$"
+)
 BIASED = (
     "veRL resamples with replacement for best@k and worst@k, which is biased (one success in four logs best@4 = "
     "0.687, exactly 1): they are kept as best_at_k_biased and worst_at_k_biased"

@@ -259,9 +259,14 @@ class Attachment:
             rollouts = sum(split(Counts(rollouts=batch), shares)[0].rollouts for shares in made)
             rollouts += self._ahead.get(step, Counts()).rollouts
         return admission(
-            self.limits, step, rollouts, used=used, lost=standing.lost, reserved=0,
+            self.limits,
+            step,
+            rollouts,
+            used=used,
+            lost=standing.lost,
+            reserved=0,
             device_seconds=standing.device_seconds,
-        ).reason  # fmt: skip
+        ).reason
 
     def _counting(self, prompts: Any) -> Any:
         """Generate as the trainer does, and charge it before it is scored: a reward that raises was paid for too."""

@@ -392,9 +392,14 @@ class Budget:
         """Why a step may not dispatch so many rollouts, after so many that are still to come; empty if it may."""
         ledger = self._opened()
         return admission(
-            limits or self.settings.limits, step, rollouts, used=ledger.used, lost=ledger.lost,
-            reserved=self._groups["train"].rollouts + before, device_seconds=ledger.device_seconds,
-        ).reason  # fmt: skip
+            limits or self.settings.limits,
+            step,
+            rollouts,
+            used=ledger.used,
+            lost=ledger.lost,
+            reserved=self._groups["train"].rollouts + before,
+            device_seconds=ledger.device_seconds,
+        ).reason
 
     def _ahead(self, restored: int) -> int:
         """Rollouts that are dispatched before the first step: the warm-up, and what a checkpoint had in flight."""

@@ -73,8 +73,9 @@ def left_out_line(found: tuple[LeftOut, ...]) -> str:
     inside = sum(f.inside for f in found)
     missed = [
         f"n = {f.rollouts_per_problem}: {f.reward:.3f}, predicted {f.interval[0]:.3f}–{f.interval[1]:.3f}"
-        for f in found if not f.inside
-    ]  # fmt: skip
+        for f in found
+        if not f.inside
+    ]
     text = f"Each n left out and predicted from the others: {inside} of {len(found)} inside the 95 % interval"
     return text + (f" (not {'; '.join(missed)})" if missed else "")
 
@@ -141,10 +142,13 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
     low, high = np.quantile(slopes, [0.025, 0.975])
     ends = np.quantile(best, [0.025, 0.975], axis=0)
     return BestRates(
-        rollouts_per_problem=tuple(ns), rate=tuple(np.median(best, axis=0).tolist()),
-        interval=tuple(zip(*ends.tolist(), strict=True)), exponent=float(np.median(slopes)),
-        exponent_interval=(float(low), float(high)), searched=(float(grid[0]), float(grid[-1])),
-    )  # fmt: skip
+        rollouts_per_problem=tuple(ns),
+        rate=tuple(np.median(best, axis=0).tolist()),
+        interval=tuple(zip(*ends.tolist(), strict=True)),
+        exponent=float(np.median(slopes)),
+        exponent_interval=(float(low), float(high)),
+        searched=(float(grid[0]), float(grid[-1])),
+    )
 
 
 def _rewards(fitted: Fitted, n: int, chosen: Cell, grid: Array, compute: float) -> Array:

@@ -270,9 +270,7 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
     return f"{count} of {total} runs failed; the next run fails: {', '.join(said)}{lost}"
 
 
-def left_out_of(
-    prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]
-) -> tuple[str, ...]:  # fmt: skip
+def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str, ...]) -> tuple[str, ...]:
     """What the answer does not hold for, and what makes it doubtful."""
     runs = prepared.runs
     missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
@@ -429,9 +427,13 @@ class Fitted:
                 f"{short(float(self.last[k]))} {self.unit}: measure farther first (`next` says what)"
             )
         found = decide(
-            budget, tuple(self.cells[k] for k in known), rewards[:, known], self.failing[known],
-            self.failed_reward[known], reach[known],
-        )  # fmt: skip
+            budget,
+            tuple(self.cells[k] for k in known),
+            rewards[:, known],
+            self.failing[known],
+            self.failed_reward[known],
+            reach[known],
+        )
         return replace(found, unknown=tuple(c for k, c in enumerate(self.cells) if k not in known))
 
     @cached_property
@@ -510,13 +512,20 @@ class Fitted:
         compute = decision.chosen.reach * float(self.last[self.cells.index(decision.chosen.cell)])
         enough = compute / 4 >= self.path_start * (1 - TOLERANCE)
         return Answer(
-            data=of_data(self.prepared, self.unit), metric=self.metric, unit=unit or self.unit, compute=compute,
-            decision=decision, earlier=self.decide(whole / 4, unit=unit) if enough else None, path=self.path(),
+            data=of_data(self.prepared, self.unit),
+            metric=self.metric,
+            unit=unit or self.unit,
+            compute=compute,
+            decision=decision,
+            earlier=self.decide(whole / 4, unit=unit) if enough else None,
+            path=self.path(),
             cells=self.cells,
-            path_unit=self.unit, beyond=self._beyond(decision, unit), unmeasured=self._unmeasured(decision, compute),
+            path_unit=self.unit,
+            beyond=self._beyond(decision, unit),
+            unmeasured=self._unmeasured(decision, compute),
             risk=of_risk(self.prepared, self.failing),
             missing=left_out_of(self.prepared, self.posterior, caveats=self.caveats),
-        )  # fmt: skip
+        )
 
     def _beyond(self, decision: Decision, unit: str | None) -> tuple[float, float] | None:
         found = None
@@ -555,12 +564,21 @@ def option_row(option: Option) -> dict[str, object]:
     low, high = option.interval
     loss_low, loss_high = option.loss_interval
     return {
-        "rollouts_per_problem": option.cell.rollouts_per_problem, "problems_per_batch": option.cell.problems_per_batch,
-        "learning_rate": option.cell.learning_rate, "group": option.cell.group, "reward": option.reward,
-        "reward_low": low, "reward_high": high, "regret": option.regret, "loss": option.loss, "loss_low": loss_low,
-        "loss_high": loss_high, "probability_best": option.probability_best, "failure": option.failure,
+        "rollouts_per_problem": option.cell.rollouts_per_problem,
+        "problems_per_batch": option.cell.problems_per_batch,
+        "learning_rate": option.cell.learning_rate,
+        "group": option.cell.group,
+        "reward": option.reward,
+        "reward_low": low,
+        "reward_high": high,
+        "regret": option.regret,
+        "loss": option.loss,
+        "loss_low": loss_low,
+        "loss_high": loss_high,
+        "probability_best": option.probability_best,
+        "failure": option.failure,
         "reach": option.reach,
-    }  # fmt: skip
+    }
 
 
 def at_n(cell: Cell, n: int) -> Cell:
@@ -589,17 +607,24 @@ def save(fitted: Fitted, folder: str | Path) -> None:
     folder = Path(folder)
     prepared, model = fitted.prepared, fitted.posterior.model
     document = {
-        "metric": fitted.metric, "unit": fitted.unit, "seed": fitted.seed, "spread": fitted.posterior.spread,
-        "error_is_known": model.runs.error_is_known, "priors": asdict(model.priors),
-        "cells": [asdict(c) for c in model.runs.cells], "bases": model.runs.bases, "notes": prepared.notes,
+        "metric": fitted.metric,
+        "unit": fitted.unit,
+        "seed": fitted.seed,
+        "spread": fitted.posterior.spread,
+        "error_is_known": model.runs.error_is_known,
+        "priors": asdict(model.priors),
+        "cells": [asdict(c) for c in model.runs.cells],
+        "bases": model.runs.bases,
+        "notes": prepared.notes,
         "health": [{**asdict(h), "spikes": [int(k) for k in h.spikes]} for h in prepared.health],
         "failures": [
             {"cell": asdict(c), "failed": f.failed, "runs": int(f.runs), "reward": f.reward}
             for c, f in prepared.failures.items()
         ],
-        "tokens_per_rollout": fitted.tokens_per_rollout, "caveats": fitted.caveats,
+        "tokens_per_rollout": fitted.tokens_per_rollout,
+        "caveats": fitted.caveats,
         "questions_sampled": fitted.posterior.luck is not None,
-    }  # fmt: skip
+    }
     columns = {f"x{k}": values for k, values in enumerate(fitted.posterior.theta.T)}
     if fitted.posterior.luck is not None:
         flat = fitted.posterior.luck.reshape(len(fitted.posterior.luck), -1)
@@ -632,17 +657,23 @@ def load_fitted(folder: str | Path) -> Fitted:
         if theta.shape[1] != model.size:
             raise ValueError(f"{theta.shape[1]} columns of draws for {model.size} numbers")
         prepared = Prepared(
-            runs=runs, health=tuple(_health(h) for h in document["health"]), notes=tuple(document["notes"]),
+            runs=runs,
+            health=tuple(_health(h) for h in document["health"]),
+            notes=tuple(document["notes"]),
             failures={
                 Cell(**f["cell"]): Failures(failed=f["failed"], runs=f["runs"], reward=f["reward"])
                 for f in document["failures"]
             },
-        )  # fmt: skip
+        )
         return Fitted(
-            metric=document["metric"], unit=document["unit"], prepared=prepared, seed=document["seed"],
+            metric=document["metric"],
+            unit=document["unit"],
+            prepared=prepared,
+            seed=document["seed"],
             posterior=Posterior(model=model, theta=theta, spread=document["spread"], luck=luck),
-            tokens_per_rollout=tuple(document["tokens_per_rollout"]), caveats=tuple(document["caveats"]),
-        )  # fmt: skip
+            tokens_per_rollout=tuple(document["tokens_per_rollout"]),
+            caveats=tuple(document["caveats"]),
+        )
     except (OSError, KeyError, TypeError, ValueError, pl.exceptions.PolarsError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise FrontierError(f"{folder}: the posterior is damaged or of another version ({what}): fit again") from None
@@ -651,9 +682,13 @@ def load_fitted(folder: str | Path) -> Fitted:
 def _runs_table(runs: Runs) -> pl.DataFrame:
     row, point = np.nonzero(runs.seen)
     columns: dict[str, Any] = {
-        "run": row, "cell": runs.cell[row], "base": runs.base_of_run[row], "compute": runs.compute[row, point],
-        "reward": runs.reward[row, point], "error": runs.error[row, point],
-    }  # fmt: skip
+        "run": row,
+        "cell": runs.cell[row],
+        "base": runs.base_of_run[row],
+        "compute": runs.compute[row, point],
+        "reward": runs.reward[row, point],
+        "error": runs.error[row, point],
+    }
     if runs.trials is not None:
         columns["trials"] = runs.trials[row, point]
     return pl.DataFrame(columns)
@@ -667,13 +702,17 @@ def _runs(table: pl.DataFrame, document: dict[str, Any]) -> Runs:
         return padded([own[name].to_numpy() for own in each], fill)
 
     return Runs(
-        cells=tuple(Cell(**c) for c in document["cells"]), cell=np.array([own["cell"][0] for own in each]),
-        compute=column("compute", 1.0), reward=column("reward", 0.0), error=column("error", 1.0),
+        cells=tuple(Cell(**c) for c in document["cells"]),
+        cell=np.array([own["cell"][0] for own in each]),
+        compute=column("compute", 1.0),
+        reward=column("reward", 0.0),
+        error=column("error", 1.0),
         seen=np.arange(lengths.max()) < lengths[:, None],
         trials=column("trials", 1.0) if "trials" in table.columns else None,
-        error_is_known=document["error_is_known"], bases=tuple(document["bases"]),
+        error_is_known=document["error_is_known"],
+        bases=tuple(document["bases"]),
         base=np.array([own["base"][0] for own in each]),
-    )  # fmt: skip
+    )
 
 
 def _priors(values: dict[str, Any]) -> Priors:

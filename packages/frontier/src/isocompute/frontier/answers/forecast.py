@@ -127,12 +127,16 @@ def _with_verdicts(found: list[Comparison]) -> list[Comparison]:
     """Holm's adjustment, and the verdicts that follow."""
     adjusted = holm({c.baseline: c.p_value for c in found if c.p_value is not None})
     return [
-        c if c.p_value is None else replace(
-            c, p_value=adjusted[c.baseline], comparisons=len(adjusted),
+        c
+        if c.p_value is None
+        else replace(
+            c,
+            p_value=adjusted[c.baseline],
+            comparisons=len(adjusted),
             verdict="unresolved" if adjusted[c.baseline] >= 0.05 else "won" if (c.mean or 0.0) > 0 else "lost",
         )
         for c in found
-    ]  # fmt: skip
+    ]
 
 
 def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline: int) -> Comparison:
@@ -150,9 +154,14 @@ def _comparison(scores: dict[tuple[int, int], float], prescribed: int, baseline:
         interval = (mean - half, mean + half)
         p_value = float(2 * stats.t.sf(abs(mean) / error, len(seeds) - 1)) if error > 0 else float(mean == 0)
     return Comparison(
-        prescribed=prescribed, baseline=baseline, differences=tuple(differences.tolist()), mean=mean,
-        interval=interval, p_value=p_value, verdict="unresolved",
-    )  # fmt: skip
+        prescribed=prescribed,
+        baseline=baseline,
+        differences=tuple(differences.tolist()),
+        mean=mean,
+        interval=interval,
+        p_value=p_value,
+        verdict="unresolved",
+    )
 
 
 FARTHEST_EXTRAPOLATION = 4.0
@@ -189,11 +198,14 @@ class Efficiency:
     def as_dict(self) -> dict[str, Any]:
         """As ``predict --json`` writes it."""
         return {
-            "series": self.name, "params": self.parameters.named(),
+            "series": self.name,
+            "params": self.parameters.named(),
             "intervals": {k: list(v) for k, v in self.intervals.items()},
-            "target": self.target, "needed": self.needed, "needed_interval": list(self.needed_interval),
+            "target": self.target,
+            "needed": self.needed,
+            "needed_interval": list(self.needed_interval),
             "standing": self.standing,
-        }  # fmt: skip
+        }
 
 
 def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[Array, Array]:
@@ -213,9 +225,8 @@ def efficiency(parameters: Parameters, compute: Array, reward: Array) -> tuple[A
 
 
 def leave_one_out(
-    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None,
-    target: float | None = None,
-) -> list[Efficiency]:  # fmt: skip
+    series: Mapping[str, tuple[Array, Array]], *, r0: float, asymptote: float | None = None, target: float | None = None
+) -> list[Efficiency]:
     """Compare recipes at one asymptote, the one that needs least compute for the target first.
 
     Args:
@@ -241,8 +252,10 @@ def leave_one_out(
             raise FrontierError("R0 or the median reward of a recipe is so near to 1 that no asymptote can be fitted")
         best = minimize_scalar(
             lambda a: sum(_fitted(c, r, r0, float(a)).cost for c, r in clean.values()),
-            bounds=(least, 1.0), method="bounded", options={"xatol": 1e-4},
-        )  # fmt: skip
+            bounds=(least, 1.0),
+            method="bounded",
+            options={"xatol": 1e-4},
+        )
         asymptote = float(best.x)
     if not r0 < asymptote <= 1:
         raise FrontierError(f"the asymptote is {asymptote:g}; it must lie above r0 = {r0:g} and not above 1")
@@ -304,9 +317,16 @@ def _recipe(
         needed, standing = FARTHEST_EXTRAPOLATION * last, "refused"
         interval = (needed, None)
     return Efficiency(
-        name=name, parameters=_curve(best.x, r0, asymptote), intervals=spans, compute=compute, reward=reward,
-        target=target, needed=needed, needed_interval=interval, standing=standing,
-    )  # fmt: skip
+        name=name,
+        parameters=_curve(best.x, r0, asymptote),
+        intervals=spans,
+        compute=compute,
+        reward=reward,
+        target=target,
+        needed=needed,
+        needed_interval=interval,
+        standing=standing,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,9 +382,12 @@ def extension_of(
     if inside >= stats.binom.ppf(1 - LEVEL, len(compute), LEVEL):
         verdict = "held"
     return Extension(
-        points=len(compute), rmse=float(np.sqrt((miss**2).mean())), bias=float(miss.mean()),
-        coverage=inside / len(compute), verdict=verdict,
-    )  # fmt: skip
+        points=len(compute),
+        rmse=float(np.sqrt((miss**2).mean())),
+        bias=float(miss.mean()),
+        coverage=inside / len(compute),
+        verdict=verdict,
+    )
 
 
 METHODS = ("projection", "scalerl")
@@ -507,20 +530,32 @@ def forecast(compute: Array, reward: Array, config: ForecastConfig, *, trials: A
     noise = scatter_of((y - parameters(x)) / error, config.form)
     residual_sd = standard_deviation(((y - parameters(x)) ** 2).sum(), len(y), SEARCHED)
     draws = refit(
-        parameters, x, error, noise, start=r0, least=0.0 if trials is None else 1.0, count=config.bootstrap,
+        parameters,
+        x,
+        error,
+        noise,
+        start=r0,
+        least=0.0 if trials is None else 1.0,
+        count=config.bootstrap,
         rng=np.random.default_rng(config.seed),
-    )  # fmt: skip
+    )
     intervals = _intervals(draws, () if r0 is None else ("R0",))
     extension = extension_of(
         parameters, draws.at(compute[later]), reward[later], compute[later], residual_sd, config.seed
     )
     flags = _flags(parameters, intervals, extension, x, at_bound=at_bound, disagree=disagree)
     return Forecast(
-        parameters=parameters, intervals=intervals, residual_sd=residual_sd,
+        parameters=parameters,
+        intervals=intervals,
+        residual_sd=residual_sd,
         autocorrelation=noise.autocorrelation,
-        effective_points=noise.effective_points, fitted=len(x), support=(float(x[0]), float(x[-1])),
-        extension=extension, flags=flags, band=draws,
-    )  # fmt: skip
+        effective_points=noise.effective_points,
+        fitted=len(x),
+        support=(float(x[0]), float(x[-1])),
+        extension=extension,
+        flags=flags,
+        band=draws,
+    )
 
 
 def forecasts_over_cuts(
@@ -575,9 +610,14 @@ def _point(config: ForecastConfig, x: Array, y: Array, error: Array, r0: float |
 
 
 def _flags(
-    parameters: Parameters, intervals: dict[str, tuple[float, float]], extension: Extension | None, x: Array,
-    *, at_bound: bool, disagree: bool,
-) -> tuple[Flag, ...]:  # fmt: skip
+    parameters: Parameters,
+    intervals: dict[str, tuple[float, float]],
+    extension: Extension | None,
+    x: Array,
+    *,
+    at_bound: bool,
+    disagree: bool,
+) -> tuple[Flag, ...]:
     found = []
     if at_bound:
         found.append(Flag.AT_BOUND)

@@ -56,12 +56,15 @@ def interference(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, bins: int = 1
         share = histogram(rate, bins)
         rows.append(
             {
-                **row, "problems": len(part), "mean": float(rate.mean()),
-                "zero_fraction": float((rate == 0).mean()), "one_fraction": float((rate == 1).mean()),
+                **row,
+                "problems": len(part),
+                "mean": float(rate.mean()),
+                "zero_fraction": float((rate == 0).mean()),
+                "one_fraction": float((rate == 1).mean()),
                 "dispersion": dispersion(rate, samples),
                 "distance_to_start": wasserstein(share, first.setdefault(row["run_id"], share)),
             }
-        )  # fmt: skip
+        )
     moved = pl.when(pl.len().over("run_id") > 1).then("distance_to_start")
     return pl.DataFrame(rows).with_columns(distance_to_start=moved)
 

@@ -101,12 +101,17 @@ class PaperCurve:
         """As in ``fits.json``."""
         own = self.curve
         return {
-            "rollouts_per_problem": own.rollouts_per_problem, "problems_per_batch": own.problems_per_batch,
-            "group": own.group or None, "seeds": own.seeds, "evaluations": len(own.compute),
-            "support": list(own.support), "form": self.parameters.form if self.parameters else None,
-            "params": self.parameters.named() if self.parameters else None, "records_gap": self.records_gap,
+            "rollouts_per_problem": own.rollouts_per_problem,
+            "problems_per_batch": own.problems_per_batch,
+            "group": own.group or None,
+            "seeds": own.seeds,
+            "evaluations": len(own.compute),
+            "support": list(own.support),
+            "form": self.parameters.form if self.parameters else None,
+            "params": self.parameters.named() if self.parameters else None,
+            "records_gap": self.records_gap,
             "reason": "" if self.parameters else "fewer than three evaluations at different compute",
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +177,11 @@ class PaperFits:
         for n in sorted({c.curve.rollouts_per_problem for c in self.fitted}):
             own = [c for c in self.fitted if c.curve.rollouts_per_problem == n]
             shared = min(c.curve.support[1] for c in own)
-            steady = [(c.curve.problems_per_batch, float(c.parameters(shared)))
-                      for c in own if c.parameters and not _collapses(c.curve)]  # fmt: skip
+            steady = [
+                (c.curve.problems_per_batch, float(c.parameters(shared)))
+                for c in own
+                if c.parameters and not _collapses(c.curve)
+            ]
             best = max((reward for _, reward in steady), default=0.0)
             if len({c.curve.problems_per_batch for c in own}) > 1:
                 found[n] = min((size for size, reward in steady if best - reward <= tolerance), default=None)
@@ -187,16 +195,16 @@ class PaperFits:
         own = [self.fitted[k] for k in self.best]
         table = pl.DataFrame(
             {
-                "compute": self.compute, "reward": self.reached.max(axis=0),
+                "compute": self.compute,
+                "reward": self.reached.max(axis=0),
                 "rollouts_per_problem": [c.curve.rollouts_per_problem for c in own],
                 "problems_per_batch": [c.curve.problems_per_batch for c in own],
                 "group": [c.curve.group for c in own],
                 "carried": [
-                    not not_beyond(compute, c.curve.support[1])
-                    for c, compute in zip(own, self.compute, strict=True)
+                    not not_beyond(compute, c.curve.support[1]) for c, compute in zip(own, self.compute, strict=True)
                 ],
             }
-        )  # fmt: skip
+        )
         batch = pl.col("rollouts_per_problem") * pl.col("problems_per_batch")
         return table.with_columns(update_steps=pl.col("compute") / batch) if self.config.unit == "rollouts" else table
 
@@ -204,8 +212,10 @@ class PaperFits:
         """The curves, the settings along the envelope, and the sigmoid of n*(C), to be printed."""
         config = self.config
         what = "all evaluations" if config.points == "all" else f"records in bins of {config.bin_width:g}"
-        lines = [f"{config.metric} against {config.unit}: the paper's method, {what}, no intervals",
-                 "   n  B_p  form   asymptote   records would say"]  # fmt: skip
+        lines = [
+            f"{config.metric} against {config.unit}: the paper's method, {what}, no intervals",
+            "   n  B_p  form   asymptote   records would say",
+        ]
         for c in self.curves:
             head = f"{c.curve.rollouts_per_problem:4d} {c.curve.problems_per_batch:4d}  {c.curve.group}".rstrip()
             gap = "no fit" if c.records_gap is None else f"{c.records_gap:+.3f}"
@@ -229,15 +239,23 @@ class PaperFits:
             FrontierError: The folder cannot be written to.
         """
         document = {
-            "method": "paper", "unit": self.config.unit, "metric": self.config.metric, "points": self.config.points,
-            "curves": [c.as_dict() for c in self.curves], "n_star": self.n_star.as_dict(),
+            "method": "paper",
+            "unit": self.config.unit,
+            "metric": self.config.metric,
+            "points": self.config.points,
+            "curves": [c.as_dict() for c in self.curves],
+            "n_star": self.n_star.as_dict(),
             "segments": [
-                {"compute": compute, "rollouts_per_problem": c.curve.rollouts_per_problem,
-                 "problems_per_batch": c.curve.problems_per_batch, "reward": float(c.reached(compute))}
+                {
+                    "compute": compute,
+                    "rollouts_per_problem": c.curve.rollouts_per_problem,
+                    "problems_per_batch": c.curve.problems_per_batch,
+                    "reward": float(c.reached(compute)),
+                }
                 for compute, c in self.segments()
             ],
             "smallest_stable": {str(n): size for n, size in self.smallest_stable().items()},
-        }  # fmt: skip
+        }
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
         write_text(Path(folder) / DOCUMENT, text, error=FrontierError)
         if self.fitted:
@@ -251,8 +269,14 @@ def fit_as_paper(evals: pl.DataFrame, config: PaperConfig | None = None) -> Pape
         FrontierError: The table holds no such curve at all, or mixes problem sets.
     """
     config = config or PaperConfig()
-    whole = curves(evals, metric=config.metric, unit=config.unit, split=config.split, problem_set=config.problem_set,
-                   group=config.group)  # fmt: skip
+    whole = curves(
+        evals,
+        metric=config.metric,
+        unit=config.unit,
+        split=config.split,
+        problem_set=config.problem_set,
+        group=config.group,
+    )
     return PaperFits(config=config, curves=tuple(_fitted(curve, config) for curve in whole))
 
 

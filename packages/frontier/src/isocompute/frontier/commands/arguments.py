@@ -74,9 +74,14 @@ def compare_recipes(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.r0 is None:
         raise FrontierError("--series compares recipes from one reward before training: give --r0")
     series = read_series(
-        arguments.curve, arguments.x, arguments.y, by=arguments.series, where=dict(arguments.where),
-        least=arguments.fit_min, most=arguments.fit_max,
-    )  # fmt: skip
+        arguments.curve,
+        arguments.x,
+        arguments.y,
+        by=arguments.series,
+        where=dict(arguments.where),
+        least=arguments.fit_min,
+        most=arguments.fit_max,
+    )
     for name in series:
         one_run(arguments.curve, arguments.x, arguments.y, {**dict(arguments.where), arguments.series: name})
     found = leave_one_out(series, r0=arguments.r0, asymptote=arguments.asymptote, target=arguments.reward)

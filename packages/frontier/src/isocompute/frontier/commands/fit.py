@@ -42,28 +42,60 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--problem-set")
     parser.add_argument("--split", default="validation")
     parser.add_argument("--group", metavar="COLUMN", help="runs that differ in this column are settings of their own")
-    parser.add_argument("--draws-of", nargs="+", default=[*POPULATION], metavar="COLUMN",
-                        help="columns whose values are draws, and the answer is for another one like them "
-                             "(default: base_model, where there is such a column)")  # fmt: skip
+    parser.add_argument(
+        "--draws-of",
+        nargs="+",
+        default=[*POPULATION],
+        metavar="COLUMN",
+        help="columns whose values are draws, and the answer is for another one like them "
+        "(default: base_model, where there is such a column)",
+    )
     parser.add_argument("--problems-per-batch", type=int, help="only this B_p: n against update steps")
     parser.add_argument("--batch-rollouts", type=int, help="only this B = B_p n: B_p against n")
-    parser.add_argument("--seed-deviation", type=positive, metavar="SHARE",
-                        help="of seeds, before the data are seen, as a share of the gain (default: 0.06)")  # fmt: skip
-    parser.add_argument("--pass-rates", metavar="SOURCE",
-                        help="their pass rates, for intervals that include the luck of the questions")  # fmt: skip
+    parser.add_argument(
+        "--seed-deviation",
+        type=positive,
+        metavar="SHARE",
+        help="of seeds, before the data are seen, as a share of the gain (default: 0.06)",
+    )
+    parser.add_argument(
+        "--pass-rates", metavar="SOURCE", help="their pass rates, for intervals that include the luck of the questions"
+    )
     parser.add_argument("--timings", metavar="SOURCE", help="timings of the runs, for --unit gpu_hours")
     parser.add_argument("--budget", type=positive, help="the answer's, in --unit (default: the most that was measured)")
     parser.add_argument("--check", action="store_true", help="also leave out each n and predict it from the others")
-    parser.add_argument("--pooling", default="joint", choices=["joint", "none"],
-                        help="none: every setting is fitted alone, and nothing is decided")  # fmt: skip
+    parser.add_argument(
+        "--pooling",
+        default="joint",
+        choices=["joint", "none"],
+        help="none: every setting is fitted alone, and nothing is decided",
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--column", dest="columns", action="append", default=[], type=assignment, metavar="NAME=COLUMN",
-                        help="our name for a column of the source, such as rollouts=C")  # fmt: skip
-    parser.add_argument("--set", dest="constants", action="append", default=[], type=assignment, metavar="NAME=VALUE",
-                        help="a value for all rows, such as problems_per_batch=32")  # fmt: skip
+    parser.add_argument(
+        "--column",
+        dest="columns",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=COLUMN",
+        help="our name for a column of the source, such as rollouts=C",
+    )
+    parser.add_argument(
+        "--set",
+        dest="constants",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="NAME=VALUE",
+        help="a value for all rows, such as problems_per_batch=32",
+    )
     paper = parser.add_argument_group("the paper's method")
-    paper.add_argument("--method", default="posterior", choices=["posterior", "paper"],
-                       help="paper: as the IsoCompute Playbook fits, without intervals")  # fmt: skip
+    paper.add_argument(
+        "--method",
+        default="posterior",
+        choices=["posterior", "paper"],
+        help="paper: as the IsoCompute Playbook fits, without intervals",
+    )
     paper.add_argument("--form", choices=[*FORMS], help="of its curves (default: exp)")
     paper.add_argument("--points", choices=["all", "records"])
     paper.add_argument("--bin-width", type=float, help="of a record's bin of reward (default: 0.005)")
@@ -89,9 +121,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
         option = "--" + next(iter(given)).replace("_", "-")
         raise FrontierError(f"{option} belongs to the paper's method: add --method paper, or leave it out")
     frontier = Frontier(
-        _evals(arguments), metric=arguments.metric, unit=arguments.unit, split=arguments.split, group=arguments.group,
-        problem_set=arguments.problem_set, population=tuple(arguments.draws_of),
-    )  # fmt: skip
+        _evals(arguments),
+        metric=arguments.metric,
+        unit=arguments.unit,
+        split=arguments.split,
+        group=arguments.group,
+        problem_set=arguments.problem_set,
+        population=tuple(arguments.draws_of),
+    )
     priors = Priors() if arguments.seed_deviation is None else Priors(seed_amplitude=arguments.seed_deviation)
     if arguments.pooling == "none":
         yield from _separately(frontier, priors, arguments.seed)
@@ -140,9 +177,13 @@ def _as_paper(arguments: argparse.Namespace, given: dict[str, object]) -> Iterab
     if arguments.pass_rates is not None:
         raise FrontierError("the paper's method has no intervals: leave out --pass-rates")
     config = PaperConfig(
-        metric=arguments.metric, unit=arguments.unit, split=arguments.split, problem_set=arguments.problem_set,
-        group=arguments.group, **given,  # type: ignore[arg-type]
-    )  # fmt: skip
+        metric=arguments.metric,
+        unit=arguments.unit,
+        split=arguments.split,
+        problem_set=arguments.problem_set,
+        group=arguments.group,
+        **given,  # type: ignore[arg-type]
+    )
     fits = fit_as_paper(_evals(arguments), config)
     fits.save(arguments.out)
     paper_figures(fits, arguments.out)
@@ -157,8 +198,12 @@ def _evals(arguments: argparse.Namespace) -> pl.DataFrame:
     """The evaluations of the setting that is fitted, with GPU-hours where timings are given for them."""
     timed = arguments.unit == "gpu_hours" and arguments.timings is not None
     evals = read_evals(
-        arguments.source, metric=arguments.metric, unit="rollouts" if timed else arguments.unit,
-        columns=dict(arguments.columns), constants=dict(arguments.constants), group=arguments.group,
-    )  # fmt: skip
+        arguments.source,
+        metric=arguments.metric,
+        unit="rollouts" if timed else arguments.unit,
+        columns=dict(arguments.columns),
+        constants=dict(arguments.constants),
+        group=arguments.group,
+    )
     evals = with_gpu_hours(evals, tables.read(arguments.timings, "timings")) if timed else evals
     return of_setting(evals, problems_per_batch=arguments.problems_per_batch, batch_rollouts=arguments.batch_rollouts)

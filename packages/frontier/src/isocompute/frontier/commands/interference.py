@@ -21,8 +21,11 @@ TRAINING = "training_pass_rates.parquet"
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     parser = commands.add_parser("interference", help="measure how unevenly training helps problems")
-    parser.add_argument("source", help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID; of a folder those "
-                                       f"of the training problems where it holds {TRAINING}")  # fmt: skip
+    parser.add_argument(
+        "source",
+        help="pass_rates: file, folder, mlflow:EXPERIMENT or runs:/RUN_ID; of a folder those "
+        f"of the training problems where it holds {TRAINING}",
+    )
     parser.add_argument("--evals", help="evals of the same runs, for their rollouts; by default those of the source")
     parser.add_argument("--out", required=True, type=Path, help="folder for interference.parquet and its figure")
     parser.set_defaults(run=run)

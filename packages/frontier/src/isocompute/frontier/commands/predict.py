@@ -23,8 +23,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("curve", type=Path, help="CSV, Parquet or JSON lines")
     parser.add_argument("--x", required=True, metavar="COLUMN", help="compute")
     parser.add_argument("--y", required=True, metavar="COLUMN", help="reward, within 0 to 1")
-    parser.add_argument("--where", action="append", default=[], type=assignment, metavar="COLUMN=VALUE",
-                        help="only these rows, where the file holds several curves")  # fmt: skip
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        type=assignment,
+        metavar="COLUMN=VALUE",
+        help="only these rows, where the file holds several curves",
+    )
     parser.add_argument("--form", default="hill", choices=FORMS)
     parser.add_argument("--r0", type=float, help="reward before training, held fixed")
     parser.add_argument("--fit-min", type=positive, default=0.0, metavar="X", help="least compute fitted")
@@ -36,8 +42,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--bootstrap", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw fit and extension here, as SVG and PNG")
-    parser.add_argument("--series", metavar="COLUMN",
-                        help="compare the recipes that this column names, at one asymptote")  # fmt: skip
+    parser.add_argument(
+        "--series", metavar="COLUMN", help="compare the recipes that this column names, at one asymptote"
+    )
     parser.add_argument("--asymptote", type=float, help="with --series: the asymptote held for all")
     parser.add_argument(
         "--reward",
@@ -66,9 +73,14 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     if arguments.efficiency or arguments.asymptote is not None or arguments.reward is not None:
         raise FrontierError("--efficiency, --asymptote and --reward compare recipes: name their column with --series")
     config = ForecastConfig(
-        form=arguments.form, r0=arguments.r0, fit_min=arguments.fit_min, fit_max=arguments.fit_max,
-        method=arguments.method, bootstrap=arguments.bootstrap, seed=arguments.seed,
-    )  # fmt: skip
+        form=arguments.form,
+        r0=arguments.r0,
+        fit_min=arguments.fit_min,
+        fit_max=arguments.fit_max,
+        method=arguments.method,
+        bootstrap=arguments.bootstrap,
+        seed=arguments.seed,
+    )
     where = dict(arguments.where)
     x, y = read_columns(arguments.curve, [arguments.x, arguments.y], where=where)
     one_run(arguments.curve, arguments.x, arguments.y, where)

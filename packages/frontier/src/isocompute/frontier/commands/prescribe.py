@@ -16,8 +16,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("folder", type=Path, help="what `fit --out` wrote")
     parser.add_argument("--budget", type=positive, required=True, help="how much may be spent, in --unit")
     parser.add_argument("--unit", choices=["rollouts", "tokens"], default="rollouts")
-    parser.add_argument("--tokens-per-rollout", type=positive,
-                        help="mean response tokens, for --unit tokens where the fit does not know them")  # fmt: skip
+    parser.add_argument(
+        "--tokens-per-rollout",
+        type=positive,
+        help="mean response tokens, for --unit tokens where the fit does not know them",
+    )
     parser.add_argument("--json", type=Path, help="also write the allocation here")
     parser.set_defaults(run=run)
 
@@ -38,10 +41,13 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
     rollouts = chosen.reach * float(fitted.last[fitted.cells.index(chosen.cell)])
     write_json(
         {
-            "budget": budget, "unit": unit, "rollouts_per_problem": chosen.cell.rollouts_per_problem,
-            "problems_per_batch": chosen.cell.problems_per_batch, "learning_rate": chosen.cell.learning_rate,
+            "budget": budget,
+            "unit": unit,
+            "rollouts_per_problem": chosen.cell.rollouts_per_problem,
+            "problems_per_batch": chosen.cell.problems_per_batch,
+            "learning_rate": chosen.cell.learning_rate,
             "update_steps": int(rollouts / chosen.cell.batch_rollouts) if fitted.unit == "rollouts" else None,
             "options": [option_row(o) for o in answer.decision.options],
         },
         arguments.json,
-    )  # fmt: skip
+    )

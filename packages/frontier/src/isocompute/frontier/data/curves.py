@@ -274,9 +274,8 @@ def check_group(group: str | None) -> None:
 
 
 def curves(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
-    group: str | None = None,
-) -> list[Curve]:  # fmt: skip
+    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None, group: str | None = None
+) -> list[Curve]:
     """Group an ``evals`` table into curves, sorted by B_p and n, and by the grouping column where there is one.
 
     Args:
@@ -332,9 +331,15 @@ def of_setting(evals: pl.DataFrame, *, problems_per_batch: int | None, batch_rol
 
 
 def chosen_rows(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None, group: str | None,
+    evals: pl.DataFrame,
+    *,
+    metric: str,
+    unit: str,
+    split: str,
+    problem_set: str | None,
+    group: str | None,
     mixed: bool = False,
-) -> pl.DataFrame:  # fmt: skip
+) -> pl.DataFrame:
     """The evaluations of one split and one problem set, all of them finite numbers; rewards may be in any unit.
 
     Args:
@@ -469,9 +474,8 @@ def of_records(curve: Curve, *, bin_width: float, window: int = 1) -> Curve:
         kept.append(own[records(curve.compute[own], rewards[own], bin_width=bin_width)])
     chosen = np.unique(np.concatenate(kept))
     return replace(
-        curve, compute=curve.compute[chosen], reward=rewards[chosen],
-        seed=curve.seed[chosen], whole=curve.support,
-    )  # fmt: skip
+        curve, compute=curve.compute[chosen], reward=rewards[chosen], seed=curve.seed[chosen], whole=curve.support
+    )
 
 
 def isotonic(compute: Array, reward: Array, weights: Array | None = None) -> Array:

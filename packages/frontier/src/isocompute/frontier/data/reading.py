@@ -108,9 +108,15 @@ def read_columns(path: Path, names: Sequence[str], *, where: Mapping[str, str] |
 
 
 def read_series(
-    path: Path, x: str, y: str, *, by: str, where: Mapping[str, str] | None = None, least: float = 0.0,
+    path: Path,
+    x: str,
+    y: str,
+    *,
+    by: str,
+    where: Mapping[str, str] | None = None,
+    least: float = 0.0,
     most: float = float("inf"),
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # fmt: skip
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Read the curves that a column tells apart, sorted by compute.
 
     Args:
@@ -465,8 +471,9 @@ def _read_rows(
     return frame.with_columns(
         **{name: pl.Series(values.astype(np.int64)) for name, values in whole.items()},
         **{UNITS[unit]: pl.Series(compute), metric: pl.Series(reward)},
-        problem_set=pl.col("problem_set").cast(pl.String), split=pl.col("split").cast(pl.String),
-    )  # fmt: skip
+        problem_set=pl.col("problem_set").cast(pl.String),
+        split=pl.col("split").cast(pl.String),
+    )
 
 
 def _parsed(value: str) -> object:

@@ -114,20 +114,29 @@ FORMS = {
     form.name: form
     for form in (
         Form(
-            name="exp", shapes=(1.0, 1.0), names=("D", "tau", ""), half=lambda _: float(np.log(2.0)),
+            name="exp",
+            shapes=(1.0, 1.0),
+            names=("D", "tau", ""),
+            half=lambda _: float(np.log(2.0)),
             rise=lambda compute, scale, _: -np.expm1(-compute / scale),
         ),
         Form(
-            name="hill", shapes=(0.3, 6.0), names=("R0", "C_mid", "B"), half=lambda _: 1.0, start_is_measured=True,
+            name="hill",
+            shapes=(0.3, 6.0),
+            names=("R0", "C_mid", "B"),
+            half=lambda _: 1.0,
+            start_is_measured=True,
             rise=lambda compute, scale, shape: 1.0 / (1.0 + (scale / compute) ** shape),
         ),
         Form(
-            name="power", shapes=(0.1, 5.0), names=("D", "tau", "beta"),
+            name="power",
+            shapes=(0.1, 5.0),
+            names=("D", "tau", "beta"),
             half=lambda shape: float(2.0 ** (1.0 / shape) - 1.0),
             rise=lambda compute, scale, shape: 1.0 - (1.0 + compute / scale) ** -shape,
         ),
     )
-}  # fmt: skip
+}
 """Every form by its name."""
 
 
@@ -184,8 +193,9 @@ class Parameters:
         """
         level, scale, shape = form_of(form).names
         gain = named["A"] - named[level] if level == "R0" else named[level]
-        return cls(form=form, start=named["A"] - gain, gain=gain, scale=named[scale],
-                   shape=named[shape] if shape else 1.0)  # fmt: skip
+        return cls(
+            form=form, start=named["A"] - gain, gain=gain, scale=named[scale], shape=named[shape] if shape else 1.0
+        )
 
     @property
     def asymptote(self) -> float:
@@ -319,9 +329,13 @@ def sums(candidates: Grid, rewards: Array, weights: Array) -> Sums:
     """
     basis, mass = candidates.rise, candidates.summed(weights)
     return Sums(
-        total=float(weights.sum()), h=basis @ mass, hh=(basis**2) @ mass,
-        y=rewards @ weights, yy=(rewards**2) @ weights, hy=candidates.summed(rewards * weights) @ basis.T,
-    )  # fmt: skip
+        total=float(weights.sum()),
+        h=basis @ mass,
+        hh=(basis**2) @ mass,
+        y=rewards @ weights,
+        yy=(rewards**2) @ weights,
+        hy=candidates.summed(rewards * weights) @ basis.T,
+    )
 
 
 def project(candidates: Grid, rewards: Array, weights: Array, start: Array | None) -> tuple[Array, Array, Array]:
@@ -360,9 +374,13 @@ def project(candidates: Grid, rewards: Array, weights: Array, start: Array | Non
         gain = (s_hy - first * s_h) / np.maximum(s_hh, 1e-300)
         gain = np.clip(gain, 0.0, np.maximum(1.0 - first, 0.0))
     squares = (
-        s_yy[:, None] - 2 * first * s_y[:, None] - 2 * gain * s_hy
-        + first**2 * total + 2 * first * gain * s_h + gain**2 * s_hh
-    )  # fmt: skip
+        s_yy[:, None]
+        - 2 * first * s_y[:, None]
+        - 2 * gain * s_hy
+        + first**2 * total
+        + 2 * first * gain * s_h
+        + gain**2 * s_hh
+    )
     return first, gain, np.maximum(squares, 0.0)
 
 
@@ -432,9 +450,16 @@ def scatter_of(residuals: Array, form: str) -> Scatter:
 
 
 def refit(
-    fitted: Parameters, compute: Array, error: Array, noise: Scatter, *, start: float | None, least: float,
-    count: int, rng: np.random.Generator,
-) -> Refits:  # fmt: skip
+    fitted: Parameters,
+    compute: Array,
+    error: Array,
+    noise: Scatter,
+    *,
+    start: float | None,
+    least: float,
+    count: int,
+    rng: np.random.Generator,
+) -> Refits:
     """Refit synthetic runs.
 
     Args:
@@ -540,10 +565,9 @@ def fit_form(
     order = np.argsort(squares[0], kind="stable")
     picks = [order[0], *(k for k in order[1:200:40])][:starts]
     ends = [
-        _refine(form, candidates, int(k), float(first[0, k]), float(gain[0, k]), compute, reward,
-                standard_error, start)
+        _refine(form, candidates, int(k), float(first[0, k]), float(gain[0, k]), compute, reward, standard_error, start)
         for k in picks
-    ]  # fmt: skip
+    ]
     best = min(ends, key=lambda end: end[1])
     rivals = [p.asymptote for p, cost in ends if cost <= best[1] * 1.001 + 1e-9]
     parameters = best[0]
@@ -563,9 +587,16 @@ def fit_form(
 
 
 def _refine(
-    form: str, candidates: Grid, k: int, first: float, gain: float,
-    compute: Array, reward: Array, error: Array, start: float | None,
-) -> tuple[Parameters, float]:  # fmt: skip
+    form: str,
+    candidates: Grid,
+    k: int,
+    first: float,
+    gain: float,
+    compute: Array,
+    reward: Array,
+    error: Array,
+    start: float | None,
+) -> tuple[Parameters, float]:
     """Refine one candidate; returns the curve and its robust cost."""
     (low, high), has_shape = form_of(form).shapes, form_of(form).has_shape
     span = candidates.scale.min(), candidates.scale.max()

@@ -258,14 +258,19 @@ def decide(
         compute=compute,
         options=tuple(
             Option(
-                cell=cells[k], reward=float(rewards[:, k].mean()), interval=(float(low[k]), float(high[k])),
-                regret=float(regret[k]), loss=float(loss[:, k].mean()),
-                loss_interval=(float(loss_low[k]), float(loss_high[k])), probability_best=float(leads[k]),
-                failure=float(failing[k]), reach=float(reach[k]),
+                cell=cells[k],
+                reward=float(rewards[:, k].mean()),
+                interval=(float(low[k]), float(high[k])),
+                regret=float(regret[k]),
+                loss=float(loss[:, k].mean()),
+                loss_interval=(float(loss_low[k]), float(loss_high[k])),
+                probability_best=float(leads[k]),
+                failure=float(failing[k]),
+                reach=float(reach[k]),
             )
             for k in order
         ),
-    )  # fmt: skip
+    )
 
 
 def _least(regret: Array, reach: Array, cells: tuple[Cell, ...]) -> int:
@@ -323,9 +328,12 @@ class DecisionPath:
 
 
 def path_of(
-    first: float, last: float, cells: tuple[Cell, ...], decide_at: Callable[[float], Decision],
+    first: float,
+    last: float,
+    cells: tuple[Cell, ...],
+    decide_at: Callable[[float], Decision],
     whole: Callable[[Array], Array],
-) -> DecisionPath:  # fmt: skip
+) -> DecisionPath:
     """The path between two budgets.
 
     Args:
@@ -349,14 +357,15 @@ def path_of(
         lead = rewards[:, after] - rewards[:, before]
         changes.append(
             Change(
-                before=before, after=after, compute=float(np.sqrt(compute[k] * compute[k + 1])),
+                before=before,
+                after=after,
+                compute=float(np.sqrt(compute[k] * compute[k + 1])),
                 interval=_overtakes(compute, lead),
             )
-        )  # fmt: skip
+        )
     return DecisionPath(
-        compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share,
-        changes=tuple(changes),
-    )  # fmt: skip
+        compute=compute, chosen=chosen, near=loss <= NEAR, regret=regret, probability_best=share, changes=tuple(changes)
+    )
 
 
 def _lasting(chosen: np.ndarray, loss: Array) -> np.ndarray:

@@ -67,16 +67,26 @@ class Run:
         kept = np.ones(len(self.compute), dtype=np.bool_)
         kept[list(dropped)] = False
         return replace(
-            self, compute=self.compute[kept], reward=self.reward[kept], error=self.error[kept],
+            self,
+            compute=self.compute[kept],
+            reward=self.reward[kept],
+            error=self.error[kept],
             trials=None if self.trials is None else self.trials[kept],
             answers=None if self.answers is None else self.answers[kept],
-        )  # fmt: skip
+        )
 
 
 def runs_of(
-    evals: pl.DataFrame, *, metric: str, unit: str, split: str, problem_set: str | None = None,
-    group: str | None = None, population: Sequence[str] = POPULATION, pass_rates: pl.DataFrame | None = None,
-) -> list[Run]:  # fmt: skip
+    evals: pl.DataFrame,
+    *,
+    metric: str,
+    unit: str,
+    split: str,
+    problem_set: str | None = None,
+    group: str | None = None,
+    population: Sequence[str] = POPULATION,
+    pass_rates: pl.DataFrame | None = None,
+) -> list[Run]:
     """The runs of an ``evals`` table, sorted by base model, cell and seed.
 
     Args:
@@ -91,9 +101,14 @@ def runs_of(
             evaluations.
     """
     rows = chosen_rows(
-        evals, metric=metric, unit=unit, split=split, problem_set=problem_set, group=group,
+        evals,
+        metric=metric,
+        unit=unit,
+        split=split,
+        problem_set=problem_set,
+        group=group,
         mixed="problem_set" in population,
-    )  # fmt: skip
+    )
     if "learning_rate" not in rows.columns:
         rows = rows.with_columns(learning_rate=pl.lit(None, dtype=pl.Float64))
     rows = rows.with_columns(pl.col("learning_rate").cast(pl.Float64))

@@ -191,9 +191,12 @@ def binned(run: Run, points: int = POINTS) -> Run:
     variance[later] += wander(np.log(compute[later]), reward[later], variance[later])
     rate = np.clip(reward, 0.5 / members, 1 - 0.5 / members)
     return replace(
-        run, compute=compute, reward=reward, error=np.sqrt(variance),
+        run,
+        compute=compute,
+        reward=reward,
+        error=np.sqrt(variance),
         trials=None if run.trials is None else np.maximum(rate * (1 - rate) / variance, 1.0),
-    )  # fmt: skip
+    )
 
 
 def _within(run: Run, own: NDArray[np.int64], members: NDArray[np.int64]) -> Array:
@@ -227,8 +230,7 @@ def wander(at: Array, reward: Array, variance: Array) -> float:
         scale.append(1 + (weights**2).sum())
     rising = isotonic_regression(reward, weights=1 / (variance + np.median(variance))).x
     return max(
-        between(np.array(off), np.array(own), np.array(scale)),
-        between(reward - rising, variance, np.ones(len(reward))),
+        between(np.array(off), np.array(own), np.array(scale)), between(reward - rising, variance, np.ones(len(reward)))
     )
 
 

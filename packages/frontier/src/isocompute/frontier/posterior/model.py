@@ -472,11 +472,22 @@ class Model:
         """Where each number stands in a vector."""
         cells, bases, columns = len(self.runs.cells), len(self.runs.bases), self.features.columns.shape[1]
         members = {
-            "smooth": cells, "departure": cells, "shapes": cells, "seeds": len(self.runs.cell), "bases": bases,
+            "smooth": cells,
+            "departure": cells,
+            "shapes": cells,
+            "seeds": len(self.runs.cell),
+            "bases": bases,
             "own": len(self.curve.cell),
-        }  # fmt: skip
-        sizes = {"start": bases, "tail": 1, "shape": 1, "level": 2, "lines": 2 * columns, "excess": 1,
-                 "autocorrelation": 1}  # fmt: skip
+        }
+        sizes = {
+            "start": bases,
+            "tail": 1,
+            "shape": 1,
+            "level": 2,
+            "lines": 2 * columns,
+            "excess": 1,
+            "autocorrelation": 1,
+        }
         for name, family in self.families.items():
             sizes[name + "_sd"] = len(family.median)
             sizes[name] = len(family.median) * members[name]

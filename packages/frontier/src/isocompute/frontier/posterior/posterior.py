@@ -67,9 +67,17 @@ def curvature_root(density: Density, at: Array) -> Array:
 
 
 def sample(
-    density: Density, begin: Array, free: Mask, *, chains: int, warm_up: int, kept: int, rng: np.random.Generator,
-    agreed: Callable[[Array], bool] = lambda _: True, rounds: int = 5,
-) -> Draws:  # fmt: skip
+    density: Density,
+    begin: Array,
+    free: Mask,
+    *,
+    chains: int,
+    warm_up: int,
+    kept: int,
+    rng: np.random.Generator,
+    agreed: Callable[[Array], bool] = lambda _: True,
+    rounds: int = 5,
+) -> Draws:
     """Draws of a density.
 
     Args:
@@ -159,9 +167,11 @@ def _leap(
     ratio = np.nan_to_num(np.exp(np.minimum(level - 0.5 * (moved**2).sum(axis=1) - energy, 0.0)))
     taken = rng.random(len(theta)) < ratio
     return (
-        np.where(taken[:, None], new, theta), np.where(taken, level, value),
-        np.where(taken[:, None], slope, gradient), float(ratio.mean()),
-    )  # fmt: skip
+        np.where(taken[:, None], new, theta),
+        np.where(taken, level, value),
+        np.where(taken[:, None], slope, gradient),
+        float(ratio.mean()),
+    )
 
 
 def _learned(drawn: Array, root: Array) -> Array:
@@ -287,9 +297,7 @@ class Posterior:
         own = rng.standard_normal((len(theta), 2, len(tilts)))
         return np.asarray(shifts.reshape(len(theta), 2, -1) @ tilts.T + model.deviation(theta, "own")[:, :, None] * own)
 
-    def _reward(
-        self, both: Array, shapes: Array, compute: Array | float, base: int | None
-    ) -> tuple[Array, Array]:  # fmt: skip
+    def _reward(self, both: Array, shapes: Array, compute: Array | float, base: int | None) -> tuple[Array, Array]:
         """Rewards and shares of the gain, each of shape ``(draws, settings, points)``."""
         starts, tail = self.model.start(self.theta), self.model.tail(self.theta)
         draws = np.arange(len(starts))
@@ -329,9 +337,15 @@ def _drawn(model: Model, seed: int, size: tuple[int, int, int]) -> Posterior:
         return float(split_r_hat(rewards.reshape(*chains.shape[:2], -1)).max())
 
     drawn = sample(
-        model, begin, model.free, chains=size[0], warm_up=size[1], kept=size[2], rng=np.random.default_rng(seed),
+        model,
+        begin,
+        model.free,
+        chains=size[0],
+        warm_up=size[1],
+        kept=size[2],
+        rng=np.random.default_rng(seed),
         agreed=lambda chains: spread(chains) < AGREED,
-    )  # fmt: skip
+    )
     # Chains that took longer to agree are thinned, so that every fit has as many draws.
     thinned = drawn.chains[:: len(drawn.chains) // size[2]]
     return Posterior(model=model, theta=thinned.reshape(-1, model.size), spread=spread(drawn.chains))

@@ -74,11 +74,17 @@ class Runs:
         cells, cell = np.unique(self.cell[which], return_inverse=True)
         bases, base = np.unique(self.base_of_run[which], return_inverse=True)
         return replace(
-            self, cells=tuple(self.cells[k] for k in cells), cell=cell.reshape(-1),
-            bases=tuple(self.bases[k] for k in bases), base=base.reshape(-1), compute=self.compute[which],
-            reward=self.reward[which], error=self.error[which], seen=self.seen[which],
+            self,
+            cells=tuple(self.cells[k] for k in cells),
+            cell=cell.reshape(-1),
+            bases=tuple(self.bases[k] for k in bases),
+            base=base.reshape(-1),
+            compute=self.compute[which],
+            reward=self.reward[which],
+            error=self.error[which],
+            seen=self.seen[which],
             trials=None if self.trials is None else self.trials[which],
-        )  # fmt: skip
+        )
 
     def with_errors_at(self, reward: Array) -> Runs:
         """The same runs with each binomial error that of the fitted reward, not that of the one measured.
@@ -120,9 +126,13 @@ class Curves:
         pairs, of_run = np.unique(every, axis=0, return_inverse=True)
         (base, cell), of_run = pairs.T, of_run.reshape(-1)
         return cls(
-            base=base, cell=cell, of_run=of_run, members=members(of_run, len(cell)),
-            of_base=members(base, len(runs.bases)), of_cell=members(cell, len(runs.cells)),
-        )  # fmt: skip
+            base=base,
+            cell=cell,
+            of_run=of_run,
+            members=members(of_run, len(cell)),
+            of_base=members(base, len(runs.bases)),
+            of_cell=members(cell, len(runs.cells)),
+        )
 
 
 def members(index: NDArray[np.int64], count: int) -> Array:

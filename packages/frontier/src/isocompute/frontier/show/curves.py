@@ -34,8 +34,9 @@ def curve_panels(fitted: Fitted) -> Any:
         axis.plot(grid, drawn.mean(axis=0), color="black", linewidth=1.2)
         for i, run in enumerate(np.flatnonzero(runs.cell == k)):
             after = runs.seen[run] & (runs.compute[run] > 0)
-            axis.plot(runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3,
-                      alpha=0.7)  # fmt: skip
+            axis.plot(
+                runs.compute[run, after], runs.reward[run, after], "osDv^"[i % 5], color=look["color"], ms=3, alpha=0.7
+            )
         axis.set_title(f"n = {name(cell, several, rated)}", fontsize=9)
         compute_axis(axis, "")
     for axis in axes.flat[len(cells) :]:
@@ -67,11 +68,13 @@ def draw_frontier(fitted: Fitted, axes: Any) -> Any:
         cell, grid, own = fitted.cells[k], _grid(fitted, k), runs.cell == k
         look = styles[key(cell)]
         mean = fitted.posterior.reward(grid)[:, k].mean(axis=0)
-        axes.plot(grid, mean, color=look["color"], linestyle=look["linestyle"],
-                  label=f"n = {name(cell, fitted.differing[0])}")  # fmt: skip
+        axes.plot(
+            grid, mean, color=look["color"], linestyle=look["linestyle"], label=f"n = {name(cell, fitted.differing[0])}"
+        )
         after = runs.seen[own] & (runs.compute[own] > 0)
-        axes.plot(runs.compute[own][after], runs.reward[own][after], look["marker"], color=look["color"], ms=2.5,
-                  alpha=0.6)  # fmt: skip
+        axes.plot(
+            runs.compute[own][after], runs.reward[own][after], look["marker"], color=look["color"], ms=2.5, alpha=0.6
+        )
     compute_axis(axes, f"compute in {fitted.unit}")
     axes.set(ylabel=fitted.metric, title="Reward by compute, and what is chosen")
     axes.legend(frameon=False, fontsize=8)

@@ -48,8 +48,11 @@ def draw_regret(fitted: Fitted, axes: Any, setting: str = "rollouts_per_problem"
     axes.set_xscale("log", base=2)
     axes.set_xticks(values, [f"{v:,}" for v in values])
     axes.set_ylim(bottom=0)
-    axes.set(title=f"Expected regret of each {NAMES[setting]}", xlabel=WORDS[setting],
-             ylabel=f"expected regret in {fitted.metric}")  # fmt: skip
+    axes.set(
+        title=f"Expected regret of each {NAMES[setting]}",
+        xlabel=WORDS[setting],
+        ylabel=f"expected regret in {fitted.metric}",
+    )
     axes.legend(title=f"budget in {fitted.unit}", frameon=False, fontsize=8)
     return axes
 
@@ -68,8 +71,9 @@ def draw_best(
     values = np.unique(each)
     share = np.stack([path.probability_best[:, each == v].sum(axis=1) for v in values])
     at = path.compute / (batch_rollouts or 1)
-    mesh = axes.pcolormesh(at, np.arange(len(values)), share, cmap="Blues", vmin=0, vmax=1, shading="nearest",
-                           rasterized=True)  # fmt: skip
+    mesh = axes.pcolormesh(
+        at, np.arange(len(values)), share, cmap="Blues", vmin=0, vmax=1, shading="nearest", rasterized=True
+    )
     chosen = np.searchsorted(values, each[path.chosen])
     axes.step(at, chosen, where="mid", color=ACCENT, linewidth=2, label=f"{NAMES[setting]}*")
     axes.set_yticks(np.arange(len(values)), [f"{v:,}" for v in values])

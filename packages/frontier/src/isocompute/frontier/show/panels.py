@@ -37,13 +37,25 @@ def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: st
     for axis, (column, label) in zip(axes.flat, shown.items(), strict=False):
         for n, look in styles.items():
             own = measures.filter((pl.col("rollouts_per_problem") == n) & (pl.col("rollouts") > 0))
-            own = own.group_by("rollouts").agg(
-                pl.col(column).mean().alias("mean"), pl.col(column).min().alias("low"),
-                pl.col(column).max().alias("high"),
-            ).sort("rollouts")  # fmt: skip
+            own = (
+                own.group_by("rollouts")
+                .agg(
+                    pl.col(column).mean().alias("mean"),
+                    pl.col(column).min().alias("low"),
+                    pl.col(column).max().alias("high"),
+                )
+                .sort("rollouts")
+            )
             axis.fill_between(own["rollouts"], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
-            axis.plot(own["rollouts"], own["mean"], color=look["color"], linestyle=look["linestyle"],
-                      marker=look["marker"], markersize=3, label=f"n = {n}")  # fmt: skip
+            axis.plot(
+                own["rollouts"],
+                own["mean"],
+                color=look["color"],
+                linestyle=look["linestyle"],
+                marker=look["marker"],
+                markersize=3,
+                label=f"n = {n}",
+            )
         axis.set(xscale="log", xlabel="rollouts", ylabel=label)
     axes[0][0].legend(frameon=False, fontsize=8)
     _histograms(axes[1][1], pass_rates, measures, styles, bins, of)
@@ -78,12 +90,24 @@ def gap_panel(gap: pl.DataFrame, unit: str, metric: str) -> Any:
     styles = line_styles(sorted(gap["rollouts_per_problem"].unique().to_list()))
     figure, axis = subplots(figsize=(6, 3.4))
     for n, look in styles.items():
-        own = gap.filter(pl.col("rollouts_per_problem") == n).group_by(unit).agg(
-            pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
-        ).sort(unit)  # fmt: skip
+        own = (
+            gap.filter(pl.col("rollouts_per_problem") == n)
+            .group_by(unit)
+            .agg(
+                pl.col("gap").mean().alias("mean"), pl.col("gap").min().alias("low"), pl.col("gap").max().alias("high")
+            )
+            .sort(unit)
+        )
         axis.fill_between(own[unit], own["low"], own["high"], color=look["color"], alpha=0.15, linewidth=0)
-        axis.plot(own[unit], own["mean"], color=look["color"], linestyle=look["linestyle"], marker=look["marker"],
-                  markersize=3, label=f"n = {n}")  # fmt: skip
+        axis.plot(
+            own[unit],
+            own["mean"],
+            color=look["color"],
+            linestyle=look["linestyle"],
+            marker=look["marker"],
+            markersize=3,
+            label=f"n = {n}",
+        )
     axis.axhline(0, color="0.6", linewidth=0.8)
     axis.set(xlabel=unit, ylabel=f"{metric}, train minus validation")
     axis.legend(frameon=False, fontsize=8)
@@ -109,8 +133,15 @@ def forecast_panel(found: Forecast, compute: Array, reward: Array, x: str, y: st
     axis.plot(grid[grid > cut], line[grid > cut], color=ACCENT, linestyle="--", label="extended")
     axis.plot(compute[used], reward[used], "o", color="black", markersize=4)
     axis.plot(compute[compute > cut], reward[compute > cut], "D", color=ACCENT, markersize=4, label="came later")
-    axis.plot(compute[compute < found.support[0]], reward[compute < found.support[0]], "o", color="0.6", markersize=3,
-              fillstyle="none", label="not fitted")  # fmt: skip
+    axis.plot(
+        compute[compute < found.support[0]],
+        reward[compute < found.support[0]],
+        "o",
+        color="0.6",
+        markersize=3,
+        fillstyle="none",
+        label="not fitted",
+    )
     axis.set(xlabel=x, ylabel=y)
     axis.legend(frameon=False, fontsize=8)
     return figure
@@ -139,7 +170,12 @@ def efficiency_panel(found: Sequence[Efficiency], x: str) -> Any:
         axis.plot(grid, line, color=look["color"], linestyle=look["linestyle"], label=label)
         axis.plot(compute, value, look["marker"], color=look["color"], markersize=4)
     held = found[0].parameters
-    axis.set(xscale="log", yscale="log", xlabel=x, ylabel="F(R) = (R − R0) / (A − R)",
-             title=f"A = {held.asymptote:.3f} and R0 = {held.start:.3f} held for all")  # fmt: skip
+    axis.set(
+        xscale="log",
+        yscale="log",
+        xlabel=x,
+        ylabel="F(R) = (R − R0) / (A − R)",
+        title=f"A = {held.asymptote:.3f} and R0 = {held.start:.3f} held for all",
+    )
     axis.legend(frameon=False, fontsize=8)
     return figure

@@ -94,8 +94,14 @@ def best_setting(fits: PaperFits, what: str) -> Any:
     field = {"n": "rollouts_per_problem", "B_p": "problems_per_batch"}[what]
     values = np.array([getattr(c.curve, field) for c in fits.fitted])
     levels = np.unique(values)
-    axis.step(fits.compute, np.searchsorted(levels, values[fits.best]), where="mid", color="black", lw=2,
-              label=f"{what} of the envelope")  # fmt: skip
+    axis.step(
+        fits.compute,
+        np.searchsorted(levels, values[fits.best]),
+        where="mid",
+        color="black",
+        lw=2,
+        label=f"{what} of the envelope",
+    )
     if what == "n" and fits.n_star.params is not None:
         line = _rank(2.0 ** sigmoid(np.log10(fits.compute), fits.n_star.params), levels)
         axis.plot(fits.compute, line, color=ACCENT, linestyle="--", linewidth=1.5, label="log2-sigmoid")

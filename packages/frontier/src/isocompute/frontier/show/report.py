@@ -70,9 +70,10 @@ def write_report(fitted: Fitted, folder: str | Path, *, further: Sequence[Sectio
         template
     )
     text = page.render(
-        title=f"{fitted.metric} against {fitted.unit.replace('_', ' ')}", answer=fitted.answer().lines(),
+        title=f"{fitted.metric} against {fitted.unit.replace('_', ' ')}",
+        answer=fitted.answer().lines(),
         sections=[*sections, _runs(fitted), *further],
-    )  # fmt: skip
+    )
     return write_text(folder / "report.html", text + "\n", error=FrontierError)
 
 
@@ -127,12 +128,14 @@ def _rests_on(fitted: Fitted) -> Section:
 
 def _runs(fitted: Fitted) -> Section:
     return Section(
-        title="Runs", text="Every run was judged before the fit.", lines=fitted.prepared.notes,
+        title="Runs",
+        text="Every run was judged before the fit.",
+        lines=fitted.prepared.notes,
         table=Table(
             head=("run", "what it is", "evidence"),
             rows=tuple((h.name, ", ".join(sorted(h.kinds)), h.evidence) for h in fitted.prepared.health),
         ),
-    )  # fmt: skip
+    )
 
 
 def options_table(decision: Decision) -> Table:
@@ -140,13 +143,19 @@ def options_table(decision: Decision) -> Table:
     head = ("n", "B_p", "learning rate", "group", "reward", "95 %", "regret", "P(best)", "P(fails)", "of its data")
     rows = tuple(
         (
-            str(o.cell.rollouts_per_problem), str(o.cell.problems_per_batch),
-            f"{o.cell.learning_rate:.3g}" if o.cell.learning_rate else "", o.cell.group, f"{o.reward:.3f}",
-            f"{o.interval[0]:.3f} to {o.interval[1]:.3f}", f"{o.regret:.4f}", f"{o.probability_best:.0%}",
-            f"{o.failure:.0%}", f"{o.reach:.2g} ×",
+            str(o.cell.rollouts_per_problem),
+            str(o.cell.problems_per_batch),
+            f"{o.cell.learning_rate:.3g}" if o.cell.learning_rate else "",
+            o.cell.group,
+            f"{o.reward:.3f}",
+            f"{o.interval[0]:.3f} to {o.interval[1]:.3f}",
+            f"{o.regret:.4f}",
+            f"{o.probability_best:.0%}",
+            f"{o.failure:.0%}",
+            f"{o.reach:.2g} ×",
         )
         for o in decision.options
-    )  # fmt: skip
+    )
     used = [k for k in range(len(head)) if any(row[k] for row in rows)]
     return Table(head=tuple(head[k] for k in used), rows=tuple(tuple(row[k] for k in used) for row in rows))
 

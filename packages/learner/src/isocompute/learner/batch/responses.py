@@ -56,22 +56,25 @@ COLUMNS = {
     ),
     "reward": Column(type="a number", is_it=_number, purpose="what the response is worth"),
     "prompt_ids": Column(
-        type="a list of whole numbers", is_it=_lists_of(_whole),
+        type="a list of whole numbers",
+        is_it=_lists_of(_whole),
         purpose="the tokens of the prompt, from which the first token is predicted",
     ),
     "response_ids": Column(
         type="a list of whole numbers", is_it=_lists_of(_whole), purpose="the tokens that are learnt from"
     ),
     "logprobs": Column(
-        type="a list of numbers", is_it=_lists_of(_number),
+        type="a list of numbers",
+        is_it=_lists_of(_number),
         purpose="the log-probability of each token under the sampler, by which its weights are verified and its "
         "difference from the learner is corrected",
     ),
     "weights_version": Column(
-        type="a whole number", is_it=_whole,
+        type="a whole number",
+        is_it=_whole,
         purpose="the version of the weights that sampled, by which stale responses are refused",
     ),
-}  # fmt: skip
+}
 """What a sampler must report."""
 
 

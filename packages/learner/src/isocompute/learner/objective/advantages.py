@@ -340,8 +340,7 @@ def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
         left_out |= equal
     cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")
     return rollouts.with_columns(
-        pl.Series("zero_variance", equal, dtype=pl.Boolean),
-        pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String),
+        pl.Series("zero_variance", equal, dtype=pl.Boolean), pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String)
     )
 
 

@@ -184,11 +184,7 @@ def token_weights(
     return importance_weights(learner, sampler, cap=cap)
 
 
-TIS: dict[str, Callable[..., torch.Tensor]] = {
-    "none": no_weights,
-    "token": token_weights,
-    "sequence": sequence_weights,
-}
+TIS: dict[str, Callable[..., torch.Tensor]] = {"none": no_weights, "token": token_weights, "sequence": sequence_weights}
 """The levels of the correction by name; the arguments are those of ``sequence_weights``."""
 
 
@@ -301,11 +297,7 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return difference.exp() - difference - 1.0
 
 
-KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "k1": kl_k1,
-    "k2": kl_k2,
-    "k3": kl_k3,
-}
+KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
 """The estimators by name; the first argument is the policy."""
 
 

@@ -125,9 +125,14 @@ class RankActor:
         with socket.create_server((machine, 0), family=family) as server:
             port = int(server.getsockname()[1])
             self._store = dist.TCPStore(
-                machine, port, self._world_size, is_master=True, timeout=self._patience, wait_for_workers=False,
+                machine,
+                port,
+                self._world_size,
+                is_master=True,
+                timeout=self._patience,
+                wait_for_workers=False,
                 master_listen_fd=server.detach(),
-            )  # fmt: skip
+            )
         return machine, port
 
     def join(self, machine: str, port: int) -> None:

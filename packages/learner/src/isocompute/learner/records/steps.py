@@ -283,11 +283,25 @@ __all__ = [
 ]
 
 
-HEALTH = frozenset({
-    "truncated_share", "interrupted_share", "score_error_share", "sampled_entropy", "importance_weight",
-    "mismatch_kl", "mismatch_k3", "effective_sample_size", "effective_sample_size_responses", "gradient_norm",
-    "gradient_retries", "sync_error", "sync_mean", "sync_k3", "sync_quantile",
-})  # fmt: skip
+HEALTH = frozenset(
+    {
+        "truncated_share",
+        "interrupted_share",
+        "score_error_share",
+        "sampled_entropy",
+        "importance_weight",
+        "mismatch_kl",
+        "mismatch_k3",
+        "effective_sample_size",
+        "effective_sample_size_responses",
+        "gradient_norm",
+        "gradient_retries",
+        "sync_error",
+        "sync_mean",
+        "sync_k3",
+        "sync_quantile",
+    }
+)
 """Numbers of a step that say whether the run is sound."""
 PERFORMANCE = ("_seconds", "_per_second", "model_flops_utilisation")
 """How the names of numbers end that say what it costs."""

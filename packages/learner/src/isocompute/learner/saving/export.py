@@ -18,9 +18,19 @@ from ..errors import LearnerError
 from .checkpoint import INDEX, WHOLE, file_of, parts, whole_folder
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "chat_template.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "tekken.json",
-)  # fmt: skip
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "tekken.json",
+)
 """What a tokenizer is saved as; a model has some of them."""
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
@@ -87,10 +97,16 @@ def save_adapter(
     if not names:
         raise LearnerError("the state to save an adapter of has none: it must be one of a learner with config.adapter")
     described = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": str(base), "inference_mode": True,
-        "r": adapter.rank, "lora_alpha": adapter.alpha, "lora_dropout": 0.0, "bias": "none",
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": str(base),
+        "inference_mode": True,
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
         "target_modules": sorted({name.removeprefix("policy.").partition(".lora_")[0] for name in names}),
-    }  # fmt: skip
+    }
     with whole_folder(final, what="the adapter", error=LearnerError) as aside:
         # Peft leaves out the name that the adapter had in the model.
         given = {name: f"base_model.model.{name.removeprefix('policy.').replace('.default.', '.')}" for name in names}

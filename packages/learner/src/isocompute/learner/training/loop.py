@@ -389,10 +389,17 @@ def train(
             run=run, problems=problems, sampler=sampler, learner=learner, checkpoints=checkpoints, meter=meter
         )
     cell = _Cell(
-        run=run, order=order, sampler=sampler, learner=learner, evaluator=evaluator, meter=meter,
-        checkpoints=checkpoints, progress=progress, watch=watch,
+        run=run,
+        order=order,
+        sampler=sampler,
+        learner=learner,
+        evaluator=evaluator,
+        meter=meter,
+        checkpoints=checkpoints,
+        progress=progress,
+        watch=watch,
         settings=settings_of(run, learner.config, problems),
-    )  # fmt: skip
+    )
     saved_at = progress.step
     if progress.step == 0 and not progress.evals:
         cell.evaluate()
@@ -415,9 +422,14 @@ def train(
 
 
 def _begun(
-    *, run: RunConfig, problems: pl.DataFrame, sampler: Sampler, learner: Updater, checkpoints: Checkpoints | None,
+    *,
+    run: RunConfig,
+    problems: pl.DataFrame,
+    sampler: Sampler,
+    learner: Updater,
+    checkpoints: Checkpoints | None,
     meter: Meter,
-) -> Progress:  # fmt: skip
+) -> Progress:
     """How far a run is, with the sampler at the learner's weights."""
     progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
     if checkpoints is not None:

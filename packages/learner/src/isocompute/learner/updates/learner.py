@@ -177,12 +177,7 @@ def load_models(
 
 
 def passes(
-    forward: Forward,
-    responses: Responses,
-    rows: np.ndarray,
-    *,
-    most: Callable[[int], int],
-    least: int = 0,
+    forward: Forward, responses: Responses, rows: np.ndarray, *, most: Callable[[int], int], least: int = 0
 ) -> Iterator[tuple[Piece | None, MicroBatch]]:
     """Cut responses into micro-batches.
 

@@ -102,12 +102,18 @@ def answers_of(
         )
     reasons = rollouts["finish_reason"]
     return Answers(
-        counts=enough, k=drawn, left_out=left_out, responses=len(rollouts),
-        aborted=int((reasons == "aborted").sum()), truncated=int((reasons == "length").sum()),
+        counts=enough,
+        k=drawn,
+        left_out=left_out,
+        responses=len(rollouts),
+        aborted=int((reasons == "aborted").sum()),
+        truncated=int((reasons == "length").sum()),
         errors=int(rollouts["score_error"].count()) if "score_error" in rollouts.columns else 0,
         faults=tuple(faults(rollouts)),
-        run_id=rollouts["run_id"][0], step=rollouts["step"][0], phase=rollouts["phase"][0],
-    )  # fmt: skip
+        run_id=rollouts["run_id"][0],
+        step=rollouts["step"][0],
+        phase=rollouts["phase"][0],
+    )
 
 
 def _picked(rollouts: pl.DataFrame, name: str, choice: Choice | None, *, where: str) -> pl.DataFrame:

@@ -22,16 +22,18 @@ from .work import begin, place_shard
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     difficulty = commands.add_parser(
-        "difficulty", help="measure pass rates of problems",
+        "difficulty",
+        help="measure pass rates of problems",
         description="Measure pass rates of problems with --model, or count them in ROLLOUTS. Killed and started again "
         "with the same arguments, measuring continues where it stopped.",
-    )  # fmt: skip
+    )
     difficulty.add_argument("rollouts", nargs="?", help=f"responses sampled earlier: {SOURCE}")
     difficulty.add_argument("--problems", required=True, help=SOURCE)
     difficulty.add_argument(
-        "--fresh", action="store_true",
+        "--fresh",
+        action="store_true",
         help="measure problems that earlier responses selected, with seeds of their own: add fresh pass rates",
-    )  # fmt: skip
+    )
     difficulty.add_argument("--rollouts-out", type=Path, metavar="FILE", help="also write the responses sampled")
     add_sampling(difficulty, required=False, samples=16)
     add_shard(difficulty)
@@ -80,10 +82,15 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         raise RolloutError(f"all {len(rollouts):,} responses were aborted: nothing was measured")
     besides = [] if arguments.rollouts_out is None else [("rollouts", rollouts, arguments.rollouts_out)]
     return Output(
-        name="problems", table=measured, sources=sources, params=params, besides=besides, store=store,
+        name="problems",
+        table=measured,
+        sources=sources,
+        params=params,
+        besides=besides,
+        store=store,
         dropped=dropped,
         **_figures(measured, rollouts, fresh=arguments.fresh, asked_for=len(wanted)),
-    )  # fmt: skip
+    )
 
 
 def _figures(measured: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool, asked_for: int) -> dict[str, Any]:

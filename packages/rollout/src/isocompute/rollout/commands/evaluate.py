@@ -28,10 +28,11 @@ OF_ROLLOUTS = ("run_id", "step")
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
-        "evaluate", help="score a model or rollouts: avg@k, best@k and worst@k with standard errors",
+        "evaluate",
+        help="score a model or rollouts: avg@k, best@k and worst@k with standard errors",
         description="Score a model, or rollouts that are there, on a problems table or a set known by name. Killed and "
         "started again with the same arguments, sampling continues where it stopped.",
-    )  # fmt: skip
+    )
     command.add_argument("--problems", help=f"the questions: {SOURCE}")
     add_set_flags(command)
     command.add_argument("--rollouts", help=f"responses sampled earlier, instead of a model: {SOURCE}")
@@ -40,9 +41,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--k", type=int, nargs="+", metavar="K", help="responses drawn (default: as many as questions have)"
     )
     command.add_argument(
-        "--phase", choices=(*PHASES, "difficulty", "train"),
+        "--phase",
+        choices=(*PHASES, "difficulty", "train"),
         help="with --model: what the responses are for, eval (default) or baseline; with --rollouts: which to take",
-    )  # fmt: skip
+    )
     command.add_argument("--run-id", help="with --rollouts: only the responses of this run")
     command.add_argument("--step", type=int, help="with --rollouts: only the responses of this step")
     command.add_argument("--pass-rates", type=Path, metavar="FILE", help="also write successes per question")
@@ -112,9 +114,14 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
             others = _others(_among(theirs, problems, work.problems), work.problems, arguments, work.settings.samples)
         with contextlib.closing(work.sampler):
             found = evaluate(
-                work.sampler, work.problems, samples=work.settings.samples, seed=work.settings.seed, at=0,
-                run_id=work.run_id, phase=work.phase,
-            )  # fmt: skip
+                work.sampler,
+                work.problems,
+                samples=work.settings.samples,
+                seed=work.settings.seed,
+                at=0,
+                run_id=work.run_id,
+                phase=work.phase,
+            )
         store, params, dropped = work.store, {**params, **work.params}, work.dropped
         if arguments.rollouts_out is not None:
             besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
@@ -173,20 +180,27 @@ def _output(ours: Answers, paired: Sequence[Score] | None, arguments: argparse.N
         lines += map(_line, paired)
     metrics = {f"eval/{score.name}": score.value for score in found}
     document = {
-        "questions": len(ours.counts), "left_out": ours.left_out, "responses": ours.responses,
-        "aborted": ours.aborted, "truncated": ours.truncated, "score_errors": ours.errors,
-        "run_id": ours.run_id, "step": ours.step, "phase": ours.phase,
+        "questions": len(ours.counts),
+        "left_out": ours.left_out,
+        "responses": ours.responses,
+        "aborted": ours.aborted,
+        "truncated": ours.truncated,
+        "score_errors": ours.errors,
+        "run_id": ours.run_id,
+        "step": ours.step,
+        "phase": ours.phase,
         "scores": [_plain(score) for score in found],
-        "against": None if paired is None else {
-            "source": arguments.against, "questions": paired[0].questions,
+        "against": None
+        if paired is None
+        else {
+            "source": arguments.against,
+            "questions": paired[0].questions,
             "differences": [_plain(score) for score in paired],
         },
         "standard_errors": "standard_error: questions as drawn from a population; sampling_error: the part from "
         "sampling responses, the questions given; interval and sampling_interval: 95 %, where a value is 0 or 1",
-    }  # fmt: skip
-    return Output(
-        name="evaluation", document=document, lines=lines, summary=ours.summary(), metrics=metrics, **details
-    )  # fmt: skip
+    }
+    return Output(name="evaluation", document=document, lines=lines, summary=ours.summary(), metrics=metrics, **details)
 
 
 def _line(score: Score) -> str:
@@ -202,7 +216,11 @@ def _error(error: float | None, interval: tuple[float, float] | None) -> str:
 
 def _plain(score: Score) -> dict[str, Any]:
     return {
-        "name": score.name, "value": score.value, "standard_error": score.standard_error,
-        "sampling_error": score.sampling_error, "questions": score.questions,
-        "interval": score.interval, "sampling_interval": score.sampling_interval,
-    }  # fmt: skip
+        "name": score.name,
+        "value": score.value,
+        "standard_error": score.standard_error,
+        "sampling_error": score.sampling_error,
+        "questions": score.questions,
+        "interval": score.interval,
+        "sampling_interval": score.sampling_interval,
+    }

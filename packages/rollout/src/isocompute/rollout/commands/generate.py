@@ -17,16 +17,19 @@ PHASES = ("difficulty", "baseline", "eval")
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     generate = commands.add_parser(
-        "generate", help="answer problems with a model",
+        "generate",
+        help="answer problems with a model",
         description="Answer problems with a model. Killed and started again with the same arguments, it asks only for "
         "the groups that it had not finished.",
-    )  # fmt: skip
+    )
     generate.add_argument("--problems", required=True, help=SOURCE)
     generate.add_argument(
-        "--phase", default="difficulty", choices=PHASES,
+        "--phase",
+        default="difficulty",
+        choices=PHASES,
         help="what the responses are for: to select problems (difficulty, the default), to measure those selected "
         "(baseline) or to evaluate; each has seeds of its own",
-    )  # fmt: skip
+    )
     add_sampling(generate, required=True, samples=16)
     add_shard(generate)
     add_flags(generate, out="the .parquet file to write")
@@ -45,6 +48,9 @@ def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
     work = begin(arguments, stack, problems=problems, phase=arguments.phase, kept=True)
     rollouts = work.rollouts()
     return rewarded(
-        rollouts, sources={"problems": problems}, params=work.params, store=work.finished(rollouts),
+        rollouts,
+        sources={"problems": problems},
+        params=work.params,
+        store=work.finished(rollouts),
         dropped=work.dropped,
-    )  # fmt: skip
+    )

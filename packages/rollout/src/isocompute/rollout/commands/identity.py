@@ -51,15 +51,23 @@ def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prom
     columns = [name for name in PROBLEM_COLUMNS if name in problems.columns]
     content = problems.sort("problem_id").select(columns).write_json()
     return {
-        "model": settings.model, "content": content_of(settings.model), "sampler": settings.kind,
-        "served_model": settings.server.get("served_model"), "protocol": settings.server.get("protocol"),
+        "model": settings.model,
+        "content": content_of(settings.model),
+        "sampler": settings.kind,
+        "served_model": settings.server.get("served_model"),
+        "protocol": settings.server.get("protocol"),
         "engine": {name: settings.engine[name] for name in ARITHMETIC if name in settings.engine},
         "scoring": {name: getattr(scoring, name) for name in LIMITS},
-        "verifiers": verifiers_of(problems["verifier"].unique().to_list()), "version": _version("isocompute-rollout"),
-        "sampling": asdict(settings.sampling), "prompting": asdict(settings.prompting),
-        "prompts": prompts, "samples": settings.samples, "seed": settings.seed, "phase": phase,
+        "verifiers": verifiers_of(problems["verifier"].unique().to_list()),
+        "version": _version("isocompute-rollout"),
+        "sampling": asdict(settings.sampling),
+        "prompting": asdict(settings.prompting),
+        "prompts": prompts,
+        "samples": settings.samples,
+        "seed": settings.seed,
+        "phase": phase,
         "problems": hashlib.sha256(content.encode()).hexdigest(),
-    }  # fmt: skip
+    }
 
 
 def run_id(description: Mapping[str, Any]) -> str:

@@ -104,9 +104,7 @@ def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
     """
     mean = float(rollouts["reward"].to_numpy().mean())
     parts = [f"{len(rollouts):,} rollouts", f"mean reward {mean:.3f}", *faults(rollouts)]
-    return Output(
-        name="rollouts", table=rollouts, summary=", ".join(parts), metrics={"mean_reward": mean}, **details
-    )  # fmt: skip
+    return Output(name="rollouts", table=rollouts, summary=", ".join(parts), metrics={"mean_reward": mean}, **details)
 
 
 def faults(rollouts: pl.DataFrame) -> Iterator[str]:

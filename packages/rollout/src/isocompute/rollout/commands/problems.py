@@ -47,9 +47,12 @@ def load_set(arguments: argparse.Namespace) -> tuple[Loaded, dict[str, Any]]:
         RolloutError: There is no such set, or it cannot be loaded.
     """
     source = named_set(
-        arguments.set, folder=arguments.folder, revision=arguments.revision,
-        train=getattr(arguments, "train", None), validation=getattr(arguments, "validation", None),
-    )  # fmt: skip
+        arguments.set,
+        folder=arguments.folder,
+        revision=arguments.revision,
+        train=getattr(arguments, "train", None),
+        validation=getattr(arguments, "validation", None),
+    )
     return load_checked(source, scorer=scorer_of(arguments)), {"set": source.title, "source": source.name}
 
 
@@ -78,6 +81,9 @@ def _problems(arguments: argparse.Namespace) -> Output:
         )
         summary = f"{len(loaded.dropped):,} dropped, such as {examples}; {summary}"
     return Output(
-        name="problems", table=loaded.problems, summary=summary, params=settings,
+        name="problems",
+        table=loaded.problems,
+        summary=summary,
+        params=settings,
         metrics={"dropped_problems": float(len(loaded.dropped))},
-    )  # fmt: skip
+    )

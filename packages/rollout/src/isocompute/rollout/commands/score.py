@@ -43,18 +43,21 @@ class _SandboxReport(argparse.Action):
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     score = commands.add_parser(
-        "score", help="verify rollouts again",
+        "score",
+        help="verify rollouts again",
         description="Verify rollouts again. The rewards written are those of the verifiers, without a length penalty.",
-    )  # fmt: skip
+    )
     score.add_argument("rollouts", help=SOURCE)
     score.add_argument("--problems", required=True, help=SOURCE)
     score.add_argument(
         "--model", help="the model whose tokenizer decodes the responses, unless the rollouts have the column text"
     )
     score.add_argument(
-        "--sandbox-report", action=_SandboxReport, nargs=0,
+        "--sandbox-report",
+        action=_SandboxReport,
+        nargs=0,
         help="only say which layers of the sandbox this machine has, with the --scoring that stands before it",
-    )  # fmt: skip
+    )
     add_scoring(score)
     add_flags(score, out="the .parquet file to write")
     score.set_defaults(run=run, files=ROLLOUT_FILES)
@@ -74,8 +77,10 @@ def _score(arguments: argparse.Namespace) -> Output:
     metadata = pl.Series(metadata_of(problems), dtype=pl.String)
     joined = rollouts.join(
         problems.select("problem_id", "answer", "verifier", metadata=metadata),
-        on="problem_id", how="left", maintain_order="left",
-    )  # fmt: skip
+        on="problem_id",
+        how="left",
+        maintain_order="left",
+    )
     unknown = joined.filter(pl.col("verifier").is_null())["problem_id"].unique().sort()
     if len(unknown):
         raise RolloutError(f"{arguments.problems}: lacks {len(unknown)} problems answered, such as {unknown[0]}")

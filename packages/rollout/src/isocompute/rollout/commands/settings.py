@@ -26,11 +26,39 @@ PROMPTING = Prompting()
 INTERRUPTION = Interruption()
 PROTOCOLS = ("completions", "chat")
 OF_SAMPLING = (
-    "samples", "seed", "sampler", "limit", "shard", "overwrite", "temperature", "top_p", "top_k", "min_p",
-    "max_new_tokens", "max_prompt_tokens", "stop", "stop_token_id", "keep_text", "interrupt", "interrupt_phrase",
-    "template", "system", "few_shot", "separator", "bos", "chat_option", "date", "engine", "engine_config", "base_url",
-    "protocol", "served_model", "concurrency", "timeout", "scoring",
-)  # fmt: skip
+    "samples",
+    "seed",
+    "sampler",
+    "limit",
+    "shard",
+    "overwrite",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "max_new_tokens",
+    "max_prompt_tokens",
+    "stop",
+    "stop_token_id",
+    "keep_text",
+    "interrupt",
+    "interrupt_phrase",
+    "template",
+    "system",
+    "few_shot",
+    "separator",
+    "bos",
+    "chat_option",
+    "date",
+    "engine",
+    "engine_config",
+    "base_url",
+    "protocol",
+    "served_model",
+    "concurrency",
+    "timeout",
+    "scoring",
+)
 """Flags that say nothing where nothing is sampled."""
 
 
@@ -42,9 +70,10 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
         samples: Responses per problem by default.
     """
     command.add_argument(
-        "--model", required=required,
+        "--model",
+        required=required,
         help="folder or name of a model in the Hugging Face format; with --sampler openai, of its tokenizer",
-    )  # fmt: skip
+    )
     command.add_argument("--samples", type=int, default=samples, help=f"responses per problem (default {samples})")
     command.add_argument("--seed", type=int, default=0, help="of the sampling (default 0)")
     command.add_argument("--sampler", default="vllm", choices=KINDS, help="what generates (default vllm)")
@@ -54,17 +83,22 @@ def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: i
     _add_prompts(command)
     engine = command.add_argument_group("engine")
     engine.add_argument(
-        "--engine", action="append", default=[], metavar="KEY=VALUE",
+        "--engine",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help=f"a setting of the engine (repeatable; vllm: {', '.join(f.name for f in fields(EngineConfig))}; "
         f"transformers: {', '.join(TRANSFORMERS)})",
-    )  # fmt: skip
+    )
     engine.add_argument("--engine-config", type=Path, metavar="FILE", help="settings of the engine, as YAML")
     add_scoring(command)
     server = command.add_argument_group("with --sampler openai", "The API key, if any, is read from OPENAI_API_KEY.")
     server.add_argument(
-        "--base-url", action="append", metavar="URL",
+        "--base-url",
+        action="append",
+        metavar="URL",
         help="address of the server, such as http://localhost:8000/v1 (repeatable: several that serve the same model)",
-    )  # fmt: skip
+    )
     server.add_argument("--protocol", choices=PROTOCOLS, help="of the server (default completions)")
     server.add_argument("--served-model", metavar="NAME", help="the model's name there, if it is another")
     server.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at a time")
@@ -85,9 +119,10 @@ def refuse_unused(arguments: argparse.Namespace, parser: argparse.ArgumentParser
 def add_shard(command: argparse.ArgumentParser) -> None:
     """Add the flag that makes a run one of several."""
     command.add_argument(
-        "--shard", metavar="I/K",
+        "--shard",
+        metavar="I/K",
         help="only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K",
-    )  # fmt: skip
+    )
 
 
 def _add_draws(command: argparse.ArgumentParser) -> None:
@@ -103,50 +138,71 @@ def _add_draws(command: argparse.ArgumentParser) -> None:
     for name, kind, meaning in numbers:
         default = getattr(SAMPLING, name)
         group.add_argument(
-            f"--{name.replace('_', '-')}", type=kind, default=default, metavar="N",
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            default=default,
+            metavar="N",
             help=f"{meaning} (default {default:g})",
-        )  # fmt: skip
+        )
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="text at which a response ends (repeatable)"
     )
     group.add_argument(
-        "--stop-token-id", type=int, action="append", default=[], metavar="ID",
+        "--stop-token-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
         help="token at which a response ends, besides those of the model (repeatable)",
-    )  # fmt: skip
+    )
     group.add_argument("--keep-text", action="store_true", help="add a column with the text of each response")
     group.add_argument(
-        "--interrupt", type=int, nargs=2, metavar=("LOWEST", "HIGHEST"),
+        "--interrupt",
+        type=int,
+        nargs=2,
+        metavar=("LOWEST", "HIGHEST"),
         help="cut a response at a length drawn between the two and ask for its answer (forced interruption)",
-    )  # fmt: skip
+    )
     group.add_argument("--interrupt-phrase", metavar="TEXT", help=f"what asks for it (default {INTERRUPTION.phrase!r})")
 
 
 def _add_prompts(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("prompts")
     group.add_argument(
-        "--template", default=PROMPTING.template, choices=TEMPLATES,
+        "--template",
+        default=PROMPTING.template,
+        choices=TEMPLATES,
         help="render the tokenizer's chat template, take the text as it is, or the first where there is one (auto)",
-    )  # fmt: skip
+    )
     group.add_argument("--system", default=PROMPTING.system, metavar="TEXT", help="system prompt")
     group.add_argument(
         "--few-shot", type=Path, metavar="FILE", help="examples: a .jsonl file with the keys prompt and answer"
     )
     group.add_argument(
-        "--separator", default=PROMPTING.separator, metavar="TEXT",
+        "--separator",
+        default=PROMPTING.separator,
+        metavar="TEXT",
         help="text between the parts of a plain prompt (default: an empty line)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--bos", action=argparse.BooleanOptionalAction, default=None,
+        "--bos",
+        action=argparse.BooleanOptionalAction,
+        default=None,
         help="begin a plain prompt with the beginning-of-sequence token, or not (by default as the tokenizer does)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--chat-option", action="append", default=[], metavar="KEY=VALUE",
+        "--chat-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="a further argument of the chat template, such as enable_thinking=false (repeatable)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--date", default=PROMPTING.date, metavar="YYYY-MM-DD",
+        "--date",
+        default=PROMPTING.date,
+        metavar="YYYY-MM-DD",
         help=f"the date that a chat template writes for today's (default {PROMPTING.date})",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,8 +282,12 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
         kind=arguments.sampler,
         sampling=_sampling(arguments),
         prompting=Prompting(
-            template=arguments.template, system=arguments.system, separator=arguments.separator, bos=arguments.bos,
-            examples=_examples(arguments.few_shot), chat_options=pairs(arguments.chat_option, flag="--chat-option"),
+            template=arguments.template,
+            system=arguments.system,
+            separator=arguments.separator,
+            bos=arguments.bos,
+            examples=_examples(arguments.few_shot),
+            chat_options=pairs(arguments.chat_option, flag="--chat-option"),
             date=arguments.date,
         ),
         engine=_engine(arguments),
@@ -236,7 +296,7 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
         server={name: value for name, value in given.items() if value is not None},
         samples=arguments.samples,
         seed=arguments.seed,
-    )  # fmt: skip
+    )
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:

@@ -13,15 +13,20 @@ from .output import SOURCE, Output, add_flags, deliver, read
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
     command = commands.add_parser(
-        "split", help="choose the problems of an interval of pass rates",
+        "split",
+        help="choose the problems of an interval of pass rates",
         description="Choose the problems of an interval of pass rates: --interval 0 0 --min-samples 128 are extremely "
         "hard ones (pass@128 = 0), --interval 0.9 1 very easy ones.",
-    )  # fmt: skip
+    )
     command.add_argument("problems", help=SOURCE)
     command.add_argument(
-        "--interval", type=float, nargs=2, required=True, metavar=("LOWEST", "HIGHEST"),
+        "--interval",
+        type=float,
+        nargs=2,
+        required=True,
+        metavar=("LOWEST", "HIGHEST"),
         help="pass rates of the problems taken, both ends included",
-    )  # fmt: skip
+    )
     command.add_argument(
         "--min-samples", type=int, default=1, metavar="M", help="only problems measured with at least M responses"
     )
@@ -51,11 +56,14 @@ def _split(arguments: argparse.Namespace) -> Output:
             )
     else:
         wanted = DifficultySplit(
-            name=arguments.out.stem, lowest=lowest, highest=highest,
-            train=arguments.train, validation=arguments.validation,
-        )  # fmt: skip
+            name=arguments.out.stem,
+            lowest=lowest,
+            highest=highest,
+            train=arguments.train,
+            validation=arguments.validation,
+        )
         chosen = split(source.table, wanted, min_samples=arguments.min_samples)
         params |= {"train": arguments.train, "validation": arguments.validation}
     return Output(
         name="problems", table=chosen, summary=f"{len(chosen):,} problems", sources={"problems": source}, params=params
-    )  # fmt: skip
+    )

@@ -82,9 +82,12 @@ def add_scoring(command: argparse.ArgumentParser) -> None:
     """Add the flag for the settings of scoring."""
     known = ", ".join(field.name for field in fields(ScoringConfig))
     command.add_argument(
-        "--scoring", action="append", default=[], metavar="KEY=VALUE",
+        "--scoring",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help=f"a setting of scoring, such as seconds=2 (repeatable; {known})",
-    )  # fmt: skip
+    )
 
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:

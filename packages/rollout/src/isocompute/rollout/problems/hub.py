@@ -44,9 +44,11 @@ def candidates(source: HubSource) -> Iterator[Candidate]:
         prompt, answer = reach(row, source.prompt, source.name), reach(row, source.answer, source.name)
         besides = reach(row, source.metadata, source.name) if source.metadata else None
         yield Candidate(
-            prompt=last_user_message(prompt), answer=_answer(str(answer), source), verifier=source.verifier,
+            prompt=last_user_message(prompt),
+            answer=_answer(str(answer), source),
+            verifier=source.verifier,
             metadata=rules.from_column(besides, where=source.name),
-        )  # fmt: skip
+        )
 
 
 def _help(source: HubSource) -> str:

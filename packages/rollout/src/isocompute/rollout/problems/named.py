@@ -44,39 +44,61 @@ class SetSource(HubSource):
 
 def _aime(year: int, dataset: str, revision: str, files: str, split: str) -> SetSource:
     return SetSource(
-        title=f"AIME-{year}", dataset=dataset, revision=revision, files=files, split=split, prompt="problem",
+        title=f"AIME-{year}",
+        dataset=dataset,
+        revision=revision,
+        files=files,
+        split=split,
+        prompt="problem",
         answer="answer",
-    )  # fmt: skip
+    )
 
 
 _GSM8K = SetSource(
-    title="GSM8K", dataset="openai/gsm8k", revision="740312add88f781978c0658806c59bc2815b9866",
-    files="main/test-*.parquet", split="test", prompt="question", answer="answer", answer_after="####",
+    title="GSM8K",
+    dataset="openai/gsm8k",
+    revision="740312add88f781978c0658806c59bc2815b9866",
+    files="main/test-*.parquet",
+    split="test",
+    prompt="question",
+    answer="answer",
+    answer_after="####",
     answer_without=",",
-)  # fmt: skip
+)
 
 NAMED: Mapping[str, SetSource] = MappingProxyType(
     {
         source.title: source
         for source in (
             SetSource(
-                title="MATH-500", dataset="HuggingFaceH4/MATH-500", split="test", files="test.jsonl",
-                revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be", prompt="problem", answer="answer",
+                title="MATH-500",
+                dataset="HuggingFaceH4/MATH-500",
+                split="test",
+                files="test.jsonl",
+                revision="6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+                prompt="problem",
+                answer="answer",
             ),
             _aime(
-                2024, "HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
-                "data/train-*.parquet", "train",
+                2024,
+                "HuggingFaceH4/aime_2024",
+                "2fe88a2f1091d5048c0f36abc874fb997b3dd99a",
+                "data/train-*.parquet",
+                "train",
             ),
             _aime(2025, "math-ai/aime25", "563bb8404243c5f09de6ec262f2db674fe5bce9b", "test.jsonl", "test"),
             _GSM8K,
             replace(_GSM8K, title="GSM8K-train", files="main/train-*.parquet", split="train", whole=False),
             SetSource(
-                title="Guru-Math", dataset="LLM360/guru-RL-92k", files="train/math__combined_54.4k.parquet",
-                revision="2e2790a962a3c099bfb5ea61389cbf98a5ea439b", whole=False,
+                title="Guru-Math",
+                dataset="LLM360/guru-RL-92k",
+                files="train/math__combined_54.4k.parquet",
+                revision="2e2790a962a3c099bfb5ea61389cbf98a5ea439b",
+                whole=False,
             ),
         )
     }
-)  # fmt: skip
+)
 """The sets: evaluation sets whole, training sets by ``train`` and ``validation``."""
 
 
@@ -112,9 +134,11 @@ def named_set(
             f"the set {source.title} is taken whole; only a training set can be cut to a number of problems"
         )
     source = replace(
-        source, seed=seed, train=source.train if train is None else train,
+        source,
+        seed=seed,
+        train=source.train if train is None else train,
         validation=source.validation if validation is None else validation,
-    )  # fmt: skip
+    )
     if min(source.train, source.validation) < 0 or source.train + source.validation < 1:
         raise RolloutError(
             f"{source.train} training and {source.validation} validation problems are asked for; at least 1 is needed"

@@ -145,11 +145,7 @@ class LocalSource:
 
 Source = ReasoningGymSource | HubSource | LocalSource
 """Any of the three."""
-KINDS: dict[str, type[Source]] = {
-    "reasoning_gym": ReasoningGymSource,
-    "hub": HubSource,
-    "file": LocalSource,
-}
+KINDS: dict[str, type[Source]] = {"reasoning_gym": ReasoningGymSource, "hub": HubSource, "file": LocalSource}
 
 
 def source_from(settings: Mapping[str, Any]) -> Source:

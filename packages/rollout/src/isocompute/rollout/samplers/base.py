@@ -52,13 +52,23 @@ class Layout:
     def __init__(self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False) -> None:
         self._optional = {"text": keep_text, "sampled": sampled, "retokenized": retokenized}
         types: dict[str, Any] = {
-            "run_id": pa.large_string(), "step": pa.int64(), "phase": pa.large_string(),
-            "problem_id": pa.large_string(), "sample": pa.int32(),
-            "prompt_ids": pa.large_list(pa.int32()), "response_ids": pa.large_list(pa.int32()),
-            "logprobs": pa.large_list(pa.float32()), "reward": pa.float32(), "finish_reason": pa.large_string(),
-            "weights_version": pa.int64(), "score_error": pa.large_string(), "failure": pa.large_string(),
-            "text": pa.large_string(), "sampled": pa.large_list(pa.bool_()), "retokenized": pa.bool_(),
-        }  # fmt: skip
+            "run_id": pa.large_string(),
+            "step": pa.int64(),
+            "phase": pa.large_string(),
+            "problem_id": pa.large_string(),
+            "sample": pa.int32(),
+            "prompt_ids": pa.large_list(pa.int32()),
+            "response_ids": pa.large_list(pa.int32()),
+            "logprobs": pa.large_list(pa.float32()),
+            "reward": pa.float32(),
+            "finish_reason": pa.large_string(),
+            "weights_version": pa.int64(),
+            "score_error": pa.large_string(),
+            "failure": pa.large_string(),
+            "text": pa.large_string(),
+            "sampled": pa.large_list(pa.bool_()),
+            "retokenized": pa.bool_(),
+        }
         self.schema = pa.schema([(name, kind) for name, kind in types.items() if self._optional.get(name, True)])
 
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
@@ -81,7 +91,7 @@ class Layout:
             "text": list(group.texts),
             "sampled": _lists([_sampled(r) for r in responses], np.bool_) if self._optional["sampled"] else None,
             "retokenized": [r.retokenized for r in responses],
-        }  # fmt: skip
+        }
         arrays = [
             columns[field.name]
             if isinstance(columns[field.name], pa.Array)
@@ -251,9 +261,7 @@ class Sampler:
             raise RolloutError(
                 "the last sync failed, so the engine's weights may be incomplete; sync again before sampling"
             )
-        draw = Draw(
-            samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample
-        )  # fmt: skip
+        draw = Draw(samples=samples, seed=seed, step=step, phase=phase, run_id=run_id, first_sample=first_sample)
         self._streams += 1
         try:
             yield from self._batches(problems, draw)

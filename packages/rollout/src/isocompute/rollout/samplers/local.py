@@ -190,12 +190,7 @@ class LocalSampler(Sampler):
     """Whether responses may come as text that is tokenized here; the table then says which did."""
 
     def __init__(
-        self,
-        model: str | Path,
-        sampling: Sampling,
-        *,
-        prompting: Prompting | None = None,
-        scorer: Scorer | None = None,
+        self, model: str | Path, sampling: Sampling, *, prompting: Prompting | None = None, scorer: Scorer | None = None
     ) -> None:
         super().__init__(model, sampling)
         self.tokenizer = load_tokenizer(self.model)
@@ -319,9 +314,12 @@ class LocalSampler(Sampler):
             if missing[row] == 0:
                 responses = [r for r in held.pop(row) if r is not None]
                 yield Group(
-                    row=row, problem_id=ids[row], prompt_ids=prompts[row], responses=responses,
+                    row=row,
+                    problem_id=ids[row],
+                    prompt_ids=prompts[row],
+                    responses=responses,
                     texts=self._texts(responses),
-                )  # fmt: skip
+                )
 
     def _texts(self, responses: Sequence[Response]) -> list[str]:
         # Batch decoding is several times cheaper than one call per response.

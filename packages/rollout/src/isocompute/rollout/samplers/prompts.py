@@ -256,9 +256,11 @@ class PromptMaker:
     def _chat(self, problem_id: str, text: str) -> str:
         try:
             rendered: str = self._tokenizer.apply_chat_template(
-                list(self.messages(text)), tokenize=False, add_generation_prompt=True,
+                list(self.messages(text)),
+                tokenize=False,
+                add_generation_prompt=True,
                 **{"strftime_now": self._day.strftime, **self._prompting.chat_options},
-            )  # fmt: skip
+            )
         except ImportError:
             raise RolloutError(
                 "the tokenizer's chat template cannot be rendered without jinja2, at least 3.1: pip install jinja2"

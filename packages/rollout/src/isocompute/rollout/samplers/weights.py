@@ -119,9 +119,14 @@ def connect(
     with socket.create_server((host, 0), family=family) as server:
         port = int(server.getsockname()[1])
         store = TCPStore(
-            host, port, world, is_master=True, timeout=timedelta(seconds=seconds), wait_for_workers=False,
+            host,
+            port,
+            world,
+            is_master=True,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
             master_listen_fd=server.detach(),
-        )  # fmt: skip
+        )
     rendezvous = Rendezvous(backend=backend, host=host, port=port, world=world, seconds=seconds)
     joined = invite(rendezvous)
     _current = BroadcastGroup(key, rendezvous, store, 0)

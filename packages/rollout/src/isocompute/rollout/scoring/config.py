@@ -16,9 +16,14 @@ MOST_WORKERS_BY_DEFAULT = 8
 """Processes for each library where their number is not given."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    "seconds": (int, float), "wall_factor": (int, float), "workers": (int, type(None)), "memory_bytes": (int,),
-    "partial": (bool,), "allow_unisolated": (bool,), "without": (tuple,),
-}  # fmt: skip
+    "seconds": (int, float),
+    "wall_factor": (int, float),
+    "workers": (int, type(None)),
+    "memory_bytes": (int,),
+    "partial": (bool,),
+    "allow_unisolated": (bool,),
+    "without": (tuple,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,15 +194,27 @@ def scores(counts: pl.DataFrame, ks: Sequence[int]) -> list[Score]:
         name, value, questions = f"{metric}_at_{k}", float(values.mean()), len(values)
         if value in (0.0, 1.0):
             trials = responses if metric == "avg" else questions
-            found.append(Score(
-                name=name, value=value, standard_error=None, sampling_error=None, questions=questions,
-                interval=wilson_interval(value, questions), sampling_interval=wilson_interval(value, trials),
-            ))  # fmt: skip
+            found.append(
+                Score(
+                    name=name,
+                    value=value,
+                    standard_error=None,
+                    sampling_error=None,
+                    questions=questions,
+                    interval=wilson_interval(value, questions),
+                    sampling_interval=wilson_interval(value, trials),
+                )
+            )
             continue
-        found.append(Score(
-            name=name, value=value, standard_error=_standard_error(values),
-            sampling_error=_sampling_error(metric, counts, k), questions=questions,
-        ))  # fmt: skip
+        found.append(
+            Score(
+                name=name,
+                value=value,
+                standard_error=_standard_error(values),
+                sampling_error=_sampling_error(metric, counts, k),
+                questions=questions,
+            )
+        )
     return found
 
 
@@ -227,11 +239,16 @@ def differences(ours: pl.DataFrame, theirs: pl.DataFrame, ks: Sequence[int]) -> 
     found = []
     for (metric, k, mine), (_, _, other_values) in pairs:
         interval = _newcombe(float(mine.mean()), float(other_values.mean()), len(mine))
-        found.append(Score(
-            name=f"{metric}_at_{k}", value=float((mine - other_values).mean()),
-            standard_error=None if interval else _standard_error(mine - other_values), sampling_error=None,
-            questions=len(mine), interval=interval,
-        ))  # fmt: skip
+        found.append(
+            Score(
+                name=f"{metric}_at_{k}",
+                value=float((mine - other_values).mean()),
+                standard_error=None if interval else _standard_error(mine - other_values),
+                sampling_error=None,
+                questions=len(mine),
+                interval=interval,
+            )
+        )
     return found
 
 
@@ -393,9 +410,7 @@ def evaluate(
     Raises:
         RolloutError: More than a tenth of the problems lack responses.
     """
-    rollouts = sample_completed(
-        sampler, problems, samples=samples, seed=seed, step=at, phase=phase, run_id=run_id
-    )  # fmt: skip
+    rollouts = sample_completed(sampler, problems, samples=samples, seed=seed, step=at, phase=phase, run_id=run_id)
     left_out = len(lacking(problems, rollouts, samples))
     if left_out > LARGEST_LEFT_OUT_SHARE * len(problems):
         raise RolloutError(
@@ -468,10 +483,7 @@ def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
     return (
         rollouts.filter(pl.col("finish_reason") != "aborted")
         .group_by("problem_id")
-        .agg(
-            (pl.col("reward") == 1).sum().cast(pl.Int32).alias("successes"),
-            pl.len().cast(pl.Int32).alias("samples"),
-        )
+        .agg((pl.col("reward") == 1).sum().cast(pl.Int32).alias("successes"), pl.len().cast(pl.Int32).alias("samples"))
         .sort("problem_id")
     )
 
@@ -534,9 +546,7 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
         )
     name = "fresh_pass_rate" if fresh else "pass_rate"
     rates = successes(rollouts).select(
-        "problem_id",
-        (pl.col("successes") / pl.col("samples")).alias(name),
-        pl.col("samples").alias(f"{name}_samples"),
+        "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
     )
     return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
 

@@ -216,7 +216,7 @@ REFUSED: Mapping[str, str] = {
 
 EXTRACTION: Mapping[str, tuple[str, ...]] = {
     # Its prompt ends in "=", and worked solutions continue: 2+3=5.
-    "chain_sum": ("after:=",),
+    "chain_sum": ("after:=",)
 }
 """Extraction of tasks, where the rule's name has none."""
 

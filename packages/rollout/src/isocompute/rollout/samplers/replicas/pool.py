@@ -187,9 +187,14 @@ class Dispatch:
         self._held[member.index] = {work.problem_id: work for work in works}
         chunk = self._problems.filter(pl.col("problem_id").is_in(list(self._held[member.index])))
         self._crew.ask(
-            member, "answer", chunk, asdict(self._draw), self._verifiers, self._pool.sync_number,
+            member,
+            "answer",
+            chunk,
+            asdict(self._draw),
+            self._verifiers,
+            self._pool.sync_number,
             task=f"answer {_named(self._held[member.index])}",
-        )  # fmt: skip
+        )
 
     def _answered(self, event: Event) -> list[pa.RecordBatch]:
         """Take the groups of an answer."""
@@ -323,9 +328,15 @@ class Sender:
         if not members:
             raise self._crew.nobody(task)
         transfer = Transfer(
-            transport=self._transport, receivers=[_receiver(member) for member in members], number=sync.number,
-            task=task, wanted=wanted, size=self._size, seconds=self._seconds, keep=self._keep,
-        )  # fmt: skip
+            transport=self._transport,
+            receivers=[_receiver(member) for member in members],
+            number=sync.number,
+            task=task,
+            wanted=wanted,
+            size=self._size,
+            seconds=self._seconds,
+            keep=self._keep,
+        )
         # What a rank puts into the object store would end with it.
         on_ranks = None if self._keep else getattr(weights, "on_ranks", None)
         sent = [transfer.send(0, weights)] if on_ranks is None else on_ranks(transfer)
@@ -380,9 +391,12 @@ def _receiver(member: Member) -> Receiver:
     opened = member.opened
     assert opened is not None
     return Receiver(
-        index=member.index, actor=member.actor, process=f"{opened.host}:{opened.process}", place=opened.place,
+        index=member.index,
+        actor=member.actor,
+        process=f"{opened.host}:{opened.process}",
+        place=opened.place,
         workers=opened.workers,
-    )  # fmt: skip
+    )
 
 
 def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
@@ -481,9 +495,13 @@ class Replicas(Sampler):
         timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
         self.crew = Crew(self._ray, opener, places, timeouts, restarts=restarts)
         self._sender = Sender(
-            self._ray, self.crew, transport=self.transport, size=bucket_bytes, seconds=answer_seconds / 2,
+            self._ray,
+            self.crew,
+            transport=self.transport,
+            size=bucket_bytes,
+            seconds=answer_seconds / 2,
             keep=keep_weights,
-        )  # fmt: skip
+        )
         try:
             self._open()
         except BaseException:

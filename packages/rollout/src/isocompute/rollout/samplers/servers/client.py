@@ -202,9 +202,13 @@ class Client:
         return connection
 
     def _exchange(
-        self, connection: http.client.HTTPConnection, route: str, content: bytes | None, deadline: float,
+        self,
+        connection: http.client.HTTPConnection,
+        route: str,
+        content: bytes | None,
+        deadline: float,
         halt: threading.Event,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Send one request, read its answer, and keep the connection if it is good for another."""
         keep = False
         path = f"{self._url.path}/{route}"

@@ -266,9 +266,12 @@ class OpenAISampler(LocalSampler):
             text = self.tokenizer.decode(request.prompt_ids)
             request = replace(request, messages=({"role": "user", "content": text},))
         body = self._protocol.asked(
-            self.sampling, request, served_model=self.served_model, stop_token_ids=self.stop_token_ids,
+            self.sampling,
+            request,
+            served_model=self.served_model,
+            stop_token_ids=self.stop_token_ids,
             chat_options=self._chat_options,
-        )  # fmt: skip
+        )
         reader = Reader(
             self.tokenizer, vocabulary=self._vocabulary, ends=self.stop_token_ids, stops=bool(self.sampling.stop)
         )

@@ -179,8 +179,12 @@ WRONG_REQUEST = {400, 422}
 """Statuses with which servers refuse fields that they do not know."""
 
 NEUTRAL: Mapping[str, Any] = {
-    "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-}  # fmt: skip
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 """Servers fill in what a request does not set from the model's generation config; these values restrict nothing."""
 
 
@@ -238,9 +242,12 @@ def body(
         length: The field that limits the length.
     """
     fields: dict[str, Any] = {
-        "model": served_model, "seed": request.seed, "temperature": sampling.temperature, "top_p": sampling.top_p,
+        "model": served_model,
+        "seed": request.seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
         "n": 1,
-    }  # fmt: skip
+    }
     own = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
     if sampling.stop:
         fields["stop"] = list(sampling.stop)
@@ -292,9 +299,13 @@ def ask(server: Server, route: str, asked: Body, *, halt: Any) -> Any:
 
 
 def chat_body(
-    sampling: Sampling, request: Request, *, served_model: str, stop_token_ids: list[int],
+    sampling: Sampling,
+    request: Request,
+    *,
+    served_model: str,
+    stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
-) -> Body:  # fmt: skip
+) -> Body:
     """Return what to send for a request.
 
     Args:
@@ -347,9 +358,13 @@ def read_chat(answer: Any, request: Request) -> Answer:
 
 
 def completions_body(
-    sampling: Sampling, request: Request, *, served_model: str, stop_token_ids: list[int],
+    sampling: Sampling,
+    request: Request,
+    *,
+    served_model: str,
+    stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
-) -> Body:  # fmt: skip
+) -> Body:
     """Return what to send for a request.
 
     Args:

@@ -275,9 +275,15 @@ def estimate(size: ModelSize, engine: Engine, sampling: Sampling, *, model: str,
         # On CUDA the engine takes all that is left: cached prefixes use it. A CPU's memory has other users.
         kv = room if engine.device == "cuda" else min(kv_wanted, max(kv_least, room / 2))
     return MemoryPlan(
-        device=engine.device, kv_token=kv_token, kv_wanted=kv_wanted, kv_least=kv_least, available=available, kv=kv,
-        concurrent=min(engine.max_concurrent, int(kv // kv_least)), **needed,
-    )  # fmt: skip
+        device=engine.device,
+        kv_token=kv_token,
+        kv_wanted=kv_wanted,
+        kv_least=kv_least,
+        available=available,
+        kv=kv,
+        concurrent=min(engine.max_concurrent, int(kv // kv_least)),
+        **needed,
+    )
 
 
 def _too_large(

@@ -15,21 +15,52 @@ LARGEST_BITS = 4096
 """Bits of the largest integer that a calculation may reach."""
 FUNCTIONS = frozenset(
     {
-        "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "acot", "sinh", "cosh", "tanh",
-        "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "erf",
+        "sin",
+        "cos",
+        "tan",
+        "sec",
+        "csc",
+        "cot",
+        "asin",
+        "acos",
+        "atan",
+        "acot",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "exp",
+        "log",
+        "ln",
+        "sqrt",
+        "Abs",
+        "pi",
+        "erf",
     }
-)  # fmt: skip
+)
 """Names that may stand in a mathematical expression, besides single letters."""
 
 _TOKEN = re.compile(r"\s+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?P<name>[A-Za-z]\w*)|\*\*|[-+*/^(),]", re.ASCII)
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv, ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+}
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.UAdd: operator.pos, ast.USub: operator.neg, ast.Invert: operator.invert,
-}  # fmt: skip
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: operator.invert,
+}
 
 
 def evaluate(text: str) -> Any:

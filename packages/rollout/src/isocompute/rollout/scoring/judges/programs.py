@@ -71,9 +71,13 @@ def run(program: str, given: bytes, apart: Apart, *, seconds: float, most: int) 
         os.close(writing)
         command = [str(reading) if word == FILTER else word for word in apart.command] + python
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
             pass_fds=(reading,) if apart.filter else (),
-        )  # fmt: skip
+        )
     finally:
         os.close(reading)
     end = time.monotonic() + seconds

@@ -176,9 +176,13 @@ def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, pro
         signals = contained and version >= kernel.FIRST_WITH_SIGNALS
         filtered = kernel.compiled(kernel.of_response(signals=signals, groups=contained))
     return Limits(
-        seconds=seconds, wall_seconds=wall_seconds, contained=contained, landlock=version, filter=filtered,
+        seconds=seconds,
+        wall_seconds=wall_seconds,
+        contained=contained,
+        landlock=version,
+        filter=filtered,
         processes=processes,
-    )  # fmt: skip
+    )
 
 
 class NoProcessError(Exception):

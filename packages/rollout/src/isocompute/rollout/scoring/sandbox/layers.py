@@ -46,11 +46,18 @@ def tried(places: dict[str, Any]) -> dict[str, str]:
             engine's process.
     """
     attempts: dict[str, Callable[[dict[str, Any]], object]] = {
-        "gain rights": _gain, "connect over TCP": _connect, "connect to a socket in a folder": _connect_here,
-        "signal the engine": _signal, "leave a process behind": _leave, "write a file": _write,
-        "change a file's mode": _chmod, "read a file of the user": _read, "change a limit": _limit,
-        "make shared memory": _share, "call chmod or setxattr at all": _call,
-    }  # fmt: skip
+        "gain rights": _gain,
+        "connect over TCP": _connect,
+        "connect to a socket in a folder": _connect_here,
+        "signal the engine": _signal,
+        "leave a process behind": _leave,
+        "write a file": _write,
+        "change a file's mode": _chmod,
+        "read a file of the user": _read,
+        "change a limit": _limit,
+        "make shared memory": _share,
+        "call chmod or setxattr at all": _call,
+    }
     return {name: _outcome(attempt, places) for name, attempt in attempts.items()}
 
 
@@ -153,9 +160,21 @@ MORE_PROCESSES = 1024
 COUNTS_BY_NAMESPACE = (5, 14)
 """The first Linux that counts the processes of each user namespace by themselves."""
 SYSTEM = (
-    "/usr", "/lib", "/lib32", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/localtime",
-    "/sys/devices/system/cpu", "/proc/cpuinfo", "/proc/meminfo", "/dev/urandom", "/dev/random", "/dev/zero",
-)  # fmt: skip
+    "/usr",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/bin",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/localtime",
+    "/sys/devices/system/cpu",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/dev/urandom",
+    "/dev/random",
+    "/dev/zero",
+)
 """What interpreters and libraries read besides their own folders."""
 
 
@@ -410,10 +429,21 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
         OSError: No filter is known for this machine.
     """
     command = [
-        program, "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-        "--unshare-cgroup-try", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL",
+        program,
+        "--unshare-user",
+        "--unshare-ipc",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--uid",
+        str(NOBODY),
+        "--gid",
+        str(NOBODY),
+        "--cap-drop",
+        "ALL",
         "--die-with-parent",
-    ]  # fmt: skip
+    ]
     system = [place for place in SYSTEM if not place.startswith(("/dev/", "/proc/", "/sys/"))]
     # A folder comes before those inside it, which it would hide.
     for place in sorted({*system, *readable, str(Path(sys.executable).parent)}):

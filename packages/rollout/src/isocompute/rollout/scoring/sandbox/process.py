@@ -52,13 +52,19 @@ def command(lane: str, config: ScoringConfig, program: str) -> list[str]:
     executes = user_code or lane == "runs"
     path = _path(user_code=user_code)
     settings = {
-        "lane": lane, "path": path, "readable": readable(path, user_code=user_code), "executes": executes,
-        "executing": executes or lane == "reasoning_gym", "bubblewrap": program,
+        "lane": lane,
+        "path": path,
+        "readable": readable(path, user_code=user_code),
+        "executes": executes,
+        "executing": executes or lane == "reasoning_gym",
+        "bubblewrap": program,
         "root": os.geteuid() == 0,
-        "seconds": config.seconds, "wall_seconds": config.wall_seconds, "memory_bytes": config.memory_bytes,
+        "seconds": config.seconds,
+        "wall_seconds": config.wall_seconds,
+        "memory_bytes": config.memory_bytes,
         "allow_unisolated": config.allow_unisolated,
         "without": [*config.without, *(layers.INSTEAD_OF if program else ())],
-    }  # fmt: skip
+    }
     return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
 
 
@@ -226,9 +232,14 @@ class ScoringProcess:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            command(self._lane, self._config, program), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, bufsize=0, env=variables(), start_new_session=True,
-        )  # fmt: skip
+            command(self._lane, self._config, program),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            env=variables(),
+            start_new_session=True,
+        )
         line = self._line(START_SECONDS)
         first: dict[str, Any] = json.loads(line) if line else {"fault": self._why()}
         if "ready" not in first:
@@ -509,11 +520,17 @@ MEANING = {
 }
 """What each layer is for."""
 ATTEMPTS = {
-    "gain rights": "no_new_privs", "connect over TCP": "network", "connect to a socket in a folder": "network",
-    "signal the engine": "processes", "leave a process behind": "processes", "write a file": "files",
-    "change a file's mode": "files", "change a limit": "seccomp", "make shared memory": "seccomp",
+    "gain rights": "no_new_privs",
+    "connect over TCP": "network",
+    "connect to a socket in a folder": "network",
+    "signal the engine": "processes",
+    "leave a process behind": "processes",
+    "write a file": "files",
+    "change a file's mode": "files",
+    "change a limit": "seccomp",
+    "make shared memory": "seccomp",
     "call chmod or setxattr at all": "seccomp",
-}  # fmt: skip
+}
 """What must be refused for a layer to be named (``probes.tried``)."""
 READING = "read a file of the user"
 ENDING_SECONDS = 1.0
@@ -580,8 +597,9 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
     """Have a process of the sandbox try everything, on a file and on sockets made for it."""
     with (
         tempfile.TemporaryDirectory(prefix="isocompute-report-") as folder,
-        socket.socket() as listener, socket.socket(socket.AF_UNIX) as here,
-    ):  # fmt: skip
+        socket.socket() as listener,
+        socket.socket(socket.AF_UNIX) as here,
+    ):
         Path(folder).chmod(0o777)
         file = Path(folder) / "file"
         file.write_text("a file of the user")
@@ -591,9 +609,12 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
         for bound in (listener, here):
             bound.listen()
         places: dict[str, Any] = {
-            "folder": folder, "file": str(file), "socket": str(Path(folder) / "socket"),
-            "port": listener.getsockname()[1], "engine": os.getpid(),
-        }  # fmt: skip
+            "folder": folder,
+            "file": str(file),
+            "socket": str(Path(folder) / "socket"),
+            "port": listener.getsockname()[1],
+            "engine": os.getpid(),
+        }
         reply = process.each("probes", [places])[0]
     outcomes: dict[str, str] = json.loads(reply["probes"]) if "probes" in reply else {}
     end = time.monotonic() + ENDING_SECONDS
