@@ -239,6 +239,6 @@ def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"step 3 .*step-000000002"):
         store.read(3)
     flip(tmp_path / "step-000000001" / "tensors-00000.safetensors", at=0.5)
-    with pytest.raises(CheckpointError, match=r"-01: .*tensors-00000"):
+    with pytest.raises(CheckpointError, match=r"0001: .*tensors-00000"):
         store.read(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
