@@ -143,7 +143,7 @@ def _defining(origin: str, name: str) -> str:
     return origin
 
 
-IDENTITY_LOOP = "experiments.running.worker"
+LOOP = "experiments.running.worker"
 """The module from which the code of a cell is found."""
 CARRIES_NO_RESULT = frozenset({"tracking", "store", "export"})
 """Modules that only send away, or save once more, what was found."""
@@ -301,7 +301,7 @@ class Surroundings:
     @classmethod
     def of(cls, resources: ResourcesConfig) -> Surroundings:
         """Those of this checkout and these resources."""
-        return cls(code=code_of(IDENTITY_LOOP), versions=versions(), **computing(resources))
+        return cls(code=code_of(LOOP), versions=versions(), **computing(resources))
 
 
 def computing(resources: ResourcesConfig) -> dict[str, Any]:

@@ -49,7 +49,7 @@ from isocompute.rollout.samplers.prompts import PromptMaker, load_tokenizer
 
 from ..errors import ExperimentError, listed
 from . import cells, work
-from .cells import IDENTITY_LOOP, Cell, Surroundings, check_problems, digest, modules_of, source_hash, versions
+from .cells import LOOP, Cell, Surroundings, check_problems, digest, modules_of, source_hash, versions
 from .work import Spool, local_path
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class CodeGuard(MetaPathFinder):
 
     def __init__(self) -> None:
         # Of the same texts, since those that were read are remembered.
-        self.hashes = modules_of(IDENTITY_LOOP)
+        self.hashes = modules_of(LOOP)
         self._texts = {module: cells.text_of(module) for module in self.hashes}
 
     @classmethod
@@ -224,7 +224,7 @@ def _differences(loaded: Loaded, bases: Collection[str], surroundings: Surroundi
     """What differs, each as a phrase."""
     found = []
     if digest(loaded.modules) != surroundings.code:
-        found.append(f"other code than this stage ({listed(_unequal(modules_of(IDENTITY_LOOP), loaded.modules))})")
+        found.append(f"other code than this stage ({listed(_unequal(modules_of(LOOP), loaded.modules))})")
     own, theirs = surroundings.versions, loaded.versions
     if libraries := _unequal(own, theirs):
         said = [f"{name} {theirs.get(name, 'none')} for {own.get(name, 'none')}" for name in libraries]

@@ -82,7 +82,7 @@ def test_the_text_of_an_error_is_no_code_and_what_is_computed_for_it_is(tmp_path
 
 
 def test_the_code_of_a_cell_is_the_loop_and_what_it_needs() -> None:
-    found = cells.closure(cells.IDENTITY_LOOP, without=cells.CARRIES_NO_RESULT)
+    found = cells.closure(cells.LOOP, without=cells.CARRIES_NO_RESULT)
     for needed in (
         "isocompute.learner.objective.loss",
         "isocompute.learner.objective.loss",

@@ -129,8 +129,8 @@ def test_a_pass_that_holds_1024_prompts_does_not_fit() -> None:
     ("name", "settings", "gib", "remedy"),
     [
         ("Qwen2.5-7B", {}, 30, "dtype must be bfloat16"),
-        ("Qwen2.5-7B", {"dtype": "bfloat16"}, 16, "model must be smaller, or"),
-        ("Llama-3.1-8B", {}, 16, "model must be smaller, or"),
+        ("Qwen2.5-7B", {"dtype": "bfloat16"}, 16, "the model must be smaller, or"),
+        ("Llama-3.1-8B", {}, 16, "the model must be smaller, or"),
         ("Qwen2.5-0.5B", {"kv_cache_gib": 15}, 16, "kv_cache_gib must be at most"),
         ("Qwen2.5-0.5B", {"max_concurrent": 16_000}, 16, "max_concurrent must be at most"),
         ("Qwen2.5-0.5B", {"max_concurrent": 64, "max_batched_tokens": 262_144}, 16, "max_batched_tokens must be at"),

@@ -21,12 +21,12 @@ from .config import (
     LearnerConfig,
     ObjectiveConfig,
     OptimizerConfig,
+    RunConfig,
     SyncConfig,
 )
 from .errors import CheckpointError, DivergenceError, LearnerError, RankError, SyncError
 
 if TYPE_CHECKING:
-    from .config import RunConfig
     from .objective.advantages import group_advantages, with_cohorts
     from .objective.prepare import prepare
     from .protocols import Evaluator, Meter, Sampler, Updater
@@ -48,8 +48,8 @@ _MODULES = {
     "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport", "timings_table"),
     "saving.checkpoint": ("Checkpoints",),
     "saving.export": ("save_adapter", "save_policy"),
-    "training.loop": ("UpdateSteps", "canary", "train", "through_deaths", "branch", "restore"),
-    "training.run": ("Progress", "RunConfig"),
+    "training.loop": ("UpdateSteps", "branch", "canary", "restore", "through_deaths", "train"),
+    "training.run": ("Progress",),
     "updates.learner": ("Learner",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
