@@ -38,8 +38,7 @@ def kinds(runs: Sequence[Run]) -> dict[str, frozenset[Kind]]:
 def test_real_runs_are_judged_as_a_reader_of_their_curves_does() -> None:
     """223 runs of 19 sweeps, each drawn beside its siblings and labelled by eye before any was judged by the code.
 
-    65 are of language models. Evaluations: 15 trunks of the panel
-    (experiments/studies/panel/results/hard-0), 20 runs of
+    65 are of language models. Evaluations: 15 trunks of the panel (its results/hard-0), 20 runs of
     four versions of the default sweep (docs/sweep.csv of three commits, the first outputs that were committed, and one
     trained since), 8 pilots of the panel's other problem sets, 2 of docs/trl.csv. Logs of training rewards: 18 runs of
     the default, 2 of TRL. The other 158 are small policies of benchmarks/frontier/small_runs.py, trained by policy
