@@ -58,12 +58,13 @@ def command(tree: Path, package: str, *words: str) -> list[str]:
     return [*said.getvalue().splitlines(), f"exit code {code}"]
 
 
-def table(path: Path) -> dict[str, Any]:
-    """The columns of a table but the runs' names, which are hashes of the code."""
+def table(path: Path) -> list[str]:
+    """The rows of a table; those of runs without their names, which are hashes of the code, and sorted."""
     import polars as pl
 
-    frame = pl.read_parquet(path).drop("run_id", strict=False)
-    return {name: [repr(value) for value in frame[name].to_list()] for name in sorted(frame.columns)}
+    frame = pl.read_parquet(path)
+    rows = [repr(row) for row in frame.select(sorted(set(frame.columns) - {"run_id"})).rows(named=True)]
+    return sorted(rows) if "run_id" in frame.columns else rows
 
 
 def frontier(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
