@@ -212,6 +212,11 @@ def smoke(tree: Path, old: Path) -> Iterator[tuple[str, Any]]:
             raise SystemExit(f"{stage} ended with {done.returncode}: {done.stdout[-999:]}{done.stderr[-2999:]}")
     for path in sorted(Path("outputs").rglob("*.parquet")):
         yield str(path), table(path)
+    # Evaluations of so few steps do not show every change of an update.
+    lines = [line for path in Path("work").rglob("metrics.jsonl") for line in path.read_text().splitlines()]
+    steps = [step for step in map(json.loads, lines) if step["kind"] == "step"]
+    measured = {"machine_rate": "measured"}
+    yield "updates", sorted(repr([s["rollouts"], s["responses"], (s["update"] or {}) | measured]) for s in steps)
 
 
 PARTS = {part.__name__: part for part in (frontier, forecast, doctor, ledger, learner, smoke)}
