@@ -15,8 +15,7 @@ from isocompute.learner.training.loop import learn
 from isocompute.learner.training.run import Place, ProblemOrder
 from isocompute.learner.updates.adam import Optimizer
 from isocompute.learner.updates.learner import Learner
-from recordings import moved, recorded, scored
-from small_run import RUN
+from small_run import RUN, moved, recorded, scored
 from torch.overrides import TorchFunctionMode
 from transformers import LlamaForCausalLM
 

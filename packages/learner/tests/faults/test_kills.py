@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ import small_run
 from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.updates.learner import Learner
+from sharded_ranks import forking
 
 pytestmark = pytest.mark.slow("processes that train and are killed")
 
@@ -41,15 +41,9 @@ forks = multiprocessing.get_context("forkserver")
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    """A process to fork from, where another file of tests may have left one that has imported something else."""
-    forkserver._forkserver._stop()
-    forks.set_forkserver_preload(["killed_run"])
-    with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 does not hand the path on, and says nothing of a module that it does not find.
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
-    yield
-    forkserver._forkserver._stop()
+    """A process to fork from."""
+    with forking("killed_run"):
+        yield
 
 
 @dataclass
@@ -169,7 +163,6 @@ def actor(name: str, *arguments: Any) -> Any:
 
     class Outside:
         def __init__(self, folder: str, *arguments: Any) -> None:
-            import sys
             from importlib import import_module
 
             sys.path.insert(0, folder)

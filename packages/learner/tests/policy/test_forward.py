@@ -1,17 +1,18 @@
 """A packed forward pass gives what transformers itself gives, for every kind of model that can be packed."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from forwards import micro_batches, of_learner, of_transformers, rollouts
 from isocompute.learner.batch.responses import read
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import attention
 from isocompute.learner.policy.forward import Forward
 from isocompute.learner.policy.loading import at_least_float32, load_policy, reference_of
+from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model
 from transformers import (
     AutoModelForCausalLM,
     Gemma3ForCausalLM,
@@ -39,6 +40,7 @@ SHAPE = {
     "max_position_embeddings": 64,
     "initializer_range": 0.3,
 }
+
 MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, num_key_value_heads=2)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, num_key_value_heads=2, tie_word_embeddings=True)),
@@ -47,6 +49,7 @@ MODELS = {
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8, sliding_window=4)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=12, n_positions=64, n_embd=32, n_layer=2, n_head=4)),
 }
+
 PACKED = ("llama", "qwen2", "qwen3", "gpt2")
 
 
@@ -265,3 +268,60 @@ def test_under_autocast_keys_are_shared_though_rotation_gives_them_in_float32(
     (batch,) = micro_batches(forward, rollouts())
     forward.logprobs(batch)
     assert asked == [False, False]
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "phimoe": {},
+    "qwen2_moe": {},
+    "doge": {},
+    "llama4_text": {},
+    "mistral": {},
+    "gemma3_text": {"sliding_window_pattern": 2},
+    "gpt_oss": {},
+    # DeepSeek's sparse attention.
+    "glm_moe_dsa": {"head_dim": 4, "num_key_value_heads": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [4, 24])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probabilities_are_those_of_transformers_beyond_a_window_or_a_chunk(
+    family: str, limit: int, tmp_path: Path
+) -> None:
+    """The limit is below, or above, what a few short responses would show; the responses are on both sides of it."""
+    tiny_model(tiny_config(family, limit=limit, **FAMILIES[family])).save_pretrained(tmp_path)
+    table = rollouts(groups=3, samples=6, longest=53)
+    forward = Forward(
+        load_policy(tmp_path, device="cpu"), ComputeConfig(micro_batch_tokens=400), temperature=0.7, device="cpu"
+    )
+    found = of_learner(forward, table)
+    assert torch.allclose(found, of_transformers(tmp_path, table), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_whose_logits_are_capped_is_refused(tmp_path: Path) -> None:
+    tiny_model(tiny_config("gemma2")).save_pretrained(tmp_path)
+    with pytest.raises(LearnerError, match="caps its logits"):
+        load_policy(tmp_path, device="cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["phimoe", "qwen2_moe", "mistral", "llama4_text"])
+def test_responses_within_a_window_are_packed_still(family: str, tmp_path: Path) -> None:
+    settings = {"attn_temperature_tuning": False} if family == "llama4_text" else {}
+    tiny_model(tiny_config(family, limit=24, **settings)).save_pretrained(tmp_path)
+    forward = Forward(load_policy(tmp_path, device="cpu"), ComputeConfig(), temperature=1.0, device="cpu")
+    batches = micro_batches(forward, rollouts(groups=3, samples=6, longest=53))
+    packed = [max(block.shape[1] for block in batch.rows.blocks) for batch in batches if batch.rows is not None]
+    assert packed
+    assert max(packed) <= 24
+    assert any(batch.rows is None for batch in batches)
+
+
+@pytest.mark.slow
+def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
+    """As an embedding model made of a causal one, which transformers loads as a causal one."""
+    tiny_model(tiny_config("llama", is_causal=False)).save_pretrained(tmp_path)
+    with pytest.raises(LearnerError, match="what follows"):
+        Forward(load_policy(tmp_path, device="cpu"), ComputeConfig(layout="padded"), temperature=1.0, device="cpu")

@@ -1,6 +1,9 @@
-"""A policy saved as a Hugging Face folder is loaded by transformers as what it was; vLLM: ``test_export_vllm.py``."""
+"""A policy saved as a Hugging Face folder is loaded by transformers and vLLM as what it was."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,12 +20,14 @@ from transformers import (
     AutoTokenizer,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
 )
 
 SMALL = {"vocab_size": 12, "max_position_embeddings": 64, "initializer_range": 0.3}
+
 LAYERS = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -30,12 +35,14 @@ LAYERS = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
 }
+
 CONFIGS = {
     "untied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=False),
     "tied": LlamaConfig(**SMALL, **LAYERS, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**SMALL, **LAYERS, tie_word_embeddings=True),
     "gpt2": GPT2Config(vocab_size=12, n_positions=64, n_embd=32, n_layer=2, n_head=2),
 }
+
 IDS = torch.tensor([[1, 5, 3, 11, 0, 7]])
 
 
@@ -196,3 +203,59 @@ def test_a_policy_that_is_saved_in_several_files_is_the_same(tmp_path: Path, mon
 
 def tensor_bytes(path: Path) -> int:
     return sum(tensor.nbytes for tensor in load_file(path).values())
+
+
+# In a process of its own: an engine leaves a process group behind.
+ANSWER = """
+import json, sys
+from vllm import LLM, SamplingParams
+engine = LLM(
+    model=sys.argv[1], dtype="float32", generation_config="vllm", skip_tokenizer_init=True, enforce_eager=True,
+    max_model_len=32, max_num_seqs=4, kv_cache_memory_bytes=2**26, disable_log_stats=True,
+    logprobs_mode="processed_logprobs", distributed_executor_backend="uni",
+)
+prompts = [{"prompt_token_ids": [1, 5, 3]}, {"prompt_token_ids": [7]}]
+settings = SamplingParams(max_tokens=8, logprobs=0, seed=0, detokenize=False, top_k=0, ignore_eos=True)
+answers = [
+    (list(p["prompt_token_ids"]), list(o.token_ids), [step[t].logprob for step, t in zip(o.logprobs, o.token_ids)])
+    for p, answer in zip(prompts, engine.generate(prompts, settings, use_tqdm=False)) for o in answer.outputs
+]
+print("answers " + json.dumps(answers))
+"""
+
+
+@pytest.mark.slow
+def test_vllm_answers_with_the_log_probabilities_of_the_policy_that_was_saved(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=12,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=1,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
+    torch.manual_seed(1)
+    trained = LlamaForCausalLM(config).eval()
+    folder = save_policy(trained.named_parameters(), tmp_path / "base", tmp_path / "policy")
+    quiet = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    asked = [sys.executable, "-c", ANSWER, str(folder)]
+    done = subprocess.run(asked, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("answers "))[8:])
+    for prompt, response, logprobs in answers:
+        with torch.no_grad():
+            scores = torch.log_softmax(trained(torch.tensor([prompt + response])).logits[0], -1)
+        expected = [float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
+        assert logprobs == pytest.approx(expected, abs=1e-4)
+        assert len(response) == 8

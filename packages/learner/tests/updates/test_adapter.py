@@ -16,10 +16,9 @@ from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.saving.export import save_adapter, save_policy
 from isocompute.learner.updates.learner import Learner
 from peft import PeftModel
-from recordings import recorded, scored
+from small_run import recorded, scored, written_out
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from written_out import written_out
 
 pytestmark = pytest.mark.slow("runs that train")
 
