@@ -130,7 +130,7 @@ def run(
         progress = branch(learner=learner, trunk=Checkpoints(trunk), run=cell, problems=PROBLEMS)
     else:
         progress = restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
-    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    loop.sync_and_check(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
         run=cell,
         problems=PROBLEMS,

@@ -83,7 +83,7 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
     progress = restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
-    answered = loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    answered = loop.sync_and_check(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     # Paid for in an attempt that training replaces, so that the ledger of a run does not depend on its starts.
     with Ledger.open(home / "ledger.bin", **opened) as ledger:
         ledger.charge(progress.step + 1, answered.with_columns(cohort=pl.lit("eval")))

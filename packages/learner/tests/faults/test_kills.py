@@ -56,7 +56,7 @@ class Moment:
 
 @dataclass
 class Undisturbed:
-    """A run that was left alone, and how long it took from the canary to the end (s)."""
+    """A run that was left alone, and how long it took from the sync check to the end (s)."""
 
     home: Path
     seconds: float
@@ -104,18 +104,18 @@ def outcome(home: Path) -> tuple[Any, ...]:
 
 
 def check_paid(home: Path, whole: Path) -> None:
-    """What a kill lost was paid for, too, and nothing twice: whole charges since a checkpoint, and each canary.
+    """What a kill lost was paid for, too, and nothing twice: whole charges since a checkpoint, and each sync check.
 
     Args:
         home: The folder of a run that was killed once.
         whole: That of the run left alone.
     """
-    batch, evaluation, canary = killed_run.RUN.batch_rollouts, 4, 8
+    batch, evaluation, check = killed_run.RUN.batch_rollouts, 4, 8
     mine, alone = (json.loads((path / "totals.json").read_text()) for path in (home, whole))
     assert mine["used"] == alone["used"] == killed_run.STEPS * batch
-    lost, canary_alone = (pl.read_parquet(path / "lost.parquet") for path in (home, whole))
-    assert canary_alone["rollouts"].to_list() == [canary]
-    assert mine["paid"] - alone["paid"] == lost["rollouts"].sum() - canary
+    lost, check_alone = (pl.read_parquet(path / "lost.parquet") for path in (home, whole))
+    assert check_alone["rollouts"].to_list() == [check]
+    assert mine["paid"] - alone["paid"] == lost["rollouts"].sum() - check
     trained = lost.filter(pl.col("cohort") == "trained")
     last = killed_run.EVERY * (int(trained["step"].min() or 1) // killed_run.EVERY)
     assert trained["step"].to_list() == list(range(last + 1, last + 1 + len(trained)))
@@ -123,12 +123,12 @@ def check_paid(home: Path, whole: Path) -> None:
     assert len(trained) <= killed_run.EVERY
     others = sorted(lost.filter(pl.col("cohort") == "eval")["rollouts"].to_list())
     # The canaries of both starts, unless the first was killed before, and at most one evaluation.
-    assert others in ([canary], [canary] * 2, [evaluation, canary], [evaluation, canary, canary])
+    assert others in ([check], [check] * 2, [evaluation, check], [evaluation, check, check])
     assert len(trained) + len(others) == len(lost)
     answered, answered_alone = ([int(n) for n in (path / "answers").read_text().split()] for path in (home, whole))
     assert sum(answered_alone) == alone["paid"]
     # A kill between an answer and its charge leaves that one unpaid.
-    assert sum(answered) - mine["paid"] in (0, batch, evaluation, canary)
+    assert sum(answered) - mine["paid"] in (0, batch, evaluation, check)
 
 
 def undisturbed(home: Path) -> Undisturbed:
@@ -311,7 +311,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     small_run.kill(group, replay, tmp_path / "several", after=5)
     last = Learner(model, killed_run.CONFIG)
     ended = small_run.run(last, replay, tmp_path / "several", steps=6)
-    assert (ended.step, ended.rollouts, ended.tokens, ended.place) == (6, whole.rollouts, whole.tokens, whole.place)
+    assert (ended.step, ended.rollouts, ended.tokens, ended.cursor) == (6, whole.rollouts, whole.tokens, whole.cursor)
     for mine, other in zip(ended.evals, whole.evals, strict=True):
         assert mine == pytest.approx(other, rel=1e-5)
     apart = small_run.weights(last) - small_run.weights(alone)

@@ -72,7 +72,7 @@ def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
     assert (progress.step, learner.version, replay.weights_version) == (2, 0, 0)
     assert records[1].responses.zero_variance_share == 1.0
     assert (records[1].update, records[1].sync_seconds) == (None, None)
-    # The step after it is learnt from as ever, and one sync is for the canary of each start.
+    # The step after it is learnt from as ever, and one sync is for the check of each start.
     progress = run(learner, replay, tmp_path, steps=3)
     assert (progress.step, learner.version, replay.weights_version, synced) == (3, 1, 1, [0, 0, 1])
     assert not torch.equal(before, weights(learner))
@@ -170,29 +170,31 @@ def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
     assert [(step, counts) for step, counts in meter.charged if "eval" in counts] == [(2, {"eval": 4})]
 
 
-def test_the_canary_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
+def test_the_sync_check_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.fill_(float("inf"))
     learner.version = 3
-    assert len(loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")) == 8
+    assert len(loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")) == 8
     learner.version = 0
     with pytest.raises(DivergenceError, match="before step 1"):
-        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
+        loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
-def test_the_canary_has_a_phase_of_its_own(learner: Learner, replay: Any) -> None:
-    assert loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")["phase"].unique().to_list() == [
-        "canary"
-    ]
+def test_the_sync_check_has_a_phase_of_its_own(learner: Learner, replay: Any) -> None:
+    assert loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")[
+        "phase"
+    ].unique().to_list() == ["canary"]
 
 
-def test_a_sampler_that_takes_no_weights_is_caught_by_the_canary(learner: Learner, replay: Any, tmp_path: Path) -> None:
+def test_a_sampler_that_takes_no_weights_is_caught_by_the_sync_check(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
     run(learner, replay, tmp_path, steps=2)
     replay.sync = lambda weights, version: None
     learner.reset(learner.config)
     with pytest.raises(SyncError, match="before step 1"):
-        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
+        loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
 def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: Any, tmp_path: Path) -> None:

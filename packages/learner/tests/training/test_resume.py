@@ -165,11 +165,11 @@ def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_
     run(learner, replay, tmp_path, steps=2)
     state = tmp_path / "step-000000002" / "state.json"
     plain = json.loads(state.read_text())
-    del plain["progress"]["place"]
+    del plain["progress"]["cursor"]
     state.write_text(json.dumps(plain))
     write_checksums(state.parent)
     fresh = Learner(model, config)
-    with pytest.raises(CheckpointError, match=r"of step 2 .*place"):
+    with pytest.raises(CheckpointError, match=r"of step 2 .*cursor"):
         restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
     assert fresh.version == 0
 
@@ -383,10 +383,10 @@ def test_a_damaged_checkpoint_of_a_trunk_is_one_error_and_stays_where_it_is(
     grow(model, constant, replay, tmp_path)
     state = tmp_path / "step-000000004" / "state.json"
     plain = json.loads(state.read_text())
-    del plain["progress"]["place"]
+    del plain["progress"]["cursor"]
     state.write_text(json.dumps(plain))
     fresh = Learner(model, decaying(constant))
-    for message in (r"step-000000004: the checkpoint is damaged \(state.json", r"step 4 cannot be read .*place"):
+    for message in (r"step-000000004: the checkpoint is damaged \(state.json", r"step 4 cannot be read .*cursor"):
         with pytest.raises(CheckpointError, match=message):
             branch(learner=fresh, trunk=Checkpoints(tmp_path), run=BRANCH, problems=PROBLEMS)
         write_checksums(state.parent)

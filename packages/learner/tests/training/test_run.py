@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.loop import through_deaths
-from isocompute.learner.training.run import Place, ProblemOrder, Progress
+from isocompute.learner.training.run import Cursor, ProblemOrder, Progress
 
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i:02d}" for i in range(12)]})
 
@@ -29,14 +29,14 @@ def answered(batch: pl.DataFrame, right: Callable[[str], float], samples: int = 
 
 
 def walk(
-    order: ProblemOrder, batches: int, right: Callable[[str], float] = lambda name: 0.0, place: Place | None = None
-) -> list[tuple[Place, list[str]]]:
-    """The places and the problems of so many batches."""
-    place, met = place or Place(), []
+    order: ProblemOrder, batches: int, right: Callable[[str], float] = lambda name: 0.0, cursor: Cursor | None = None
+) -> list[tuple[Cursor, list[str]]]:
+    """The cursors and the problems of so many batches."""
+    cursor, met = cursor or Cursor(), []
     for _ in range(batches):
-        batch = order.batch(place)
-        met.append((place, batch["problem_id"].to_list()))
-        place = order.after(place, answered(batch, right))
+        batch = order.batch(cursor)
+        met.append((cursor, batch["problem_id"].to_list()))
+        cursor = order.after(cursor, answered(batch, right))
     return met
 
 
@@ -87,7 +87,7 @@ def test_solved_problems_are_left_out_of_later_passes_and_the_others_keep_their_
     solved = {"p01", "p05", "p06", "p10"}
     order = ProblemOrder(PROBLEMS, problems_per_batch=2, seed=3, drop_above=0.75)
     met = walk(order, 6 + 4, lambda name: 0.75 if name in solved else 0.5)
-    assert [place.number for place, _ in met] == [0] * 6 + [1] * 4
+    assert [cursor.number for cursor, _ in met] == [0] * 6 + [1] * 4
     # In the pass in which it was solved a problem is met like any other.
     assert sorted(name for _, names in met[:6] for name in names) == PROBLEMS["problem_id"].to_list()
     assert met[6][0].dropped == ("p01", "p05", "p06", "p10")
@@ -101,7 +101,7 @@ def test_a_solved_problem_that_is_failed_later_stays_out_and_one_below_the_thres
     met = walk(order, 3, lambda name: 1.0 if name < "p04" else 0.75)
     after = order.after(met[-1][0], answered(order.batch(met[-1][0]), lambda name: 0.75 if name >= "p04" else 1.0))
     assert after.dropped == ("p00", "p01", "p02", "p03")
-    assert walk(order, 2, place=after)[1][0].dropped == after.dropped
+    assert walk(order, 2, cursor=after)[1][0].dropped == after.dropped
 
 
 def test_there_are_always_enough_problems_for_a_batch_and_the_hardest_stay() -> None:
@@ -126,7 +126,7 @@ def test_failed_responses_do_not_count_as_wrong_and_partial_rewards_are_not_righ
     order = ProblemOrder(PROBLEMS[:2], problems_per_batch=1, seed=0, drop_above=0.9)
     rows = [("p00", 1.0, "stop"), ("p00", 0.0, "aborted"), ("p01", 0.99, "stop")]
     rollouts = pl.DataFrame(rows, schema=["problem_id", "reward", "finish_reason"], orient="row")
-    assert order.after(Place(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
+    assert order.after(Cursor(), rollouts).rates == {"p00": 1.0, "p01": 0.0}
 
 
 @pytest.mark.slow
@@ -138,11 +138,11 @@ def test_continued_from_a_saved_place_the_order_is_the_same(cut: int, luck: int)
 
     order = ProblemOrder(PROBLEMS, problems_per_batch=2, seed=3, drop_above=0.9)
     whole = walk(order, 12, right)
-    place = whole[cut][0]
-    saved = Progress(step=cut, rollouts=0, tokens=0, evals=[], place=place).saved()
+    cursor = whole[cut][0]
+    saved = Progress(step=cut, rollouts=0, tokens=0, evals=[], cursor=cursor).saved()
     again = Progress.restored(cut, json.loads(json.dumps(saved)))
-    assert again.place == place
-    assert walk(order, 12 - cut, right, again.place) == whole[cut:]
+    assert again.cursor == cursor
+    assert walk(order, 12 - cut, right, again.cursor) == whole[cut:]
 
 
 def test_a_run_that_gets_no_further_ends_after_some_tries(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class Checkpoint:
         tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
             while a learner takes it over.
         values: Plain values of the learner.
-        progress: Plain values of the run: cumulative counts, the evaluations so far and the place in the problems.
+        progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
     """
 

@@ -196,7 +196,7 @@ def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, t
     """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
 
     Args:
-        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``canary`` to
+        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
             ``train``; a meter that continues is part of it, too.
         tries: How often it may end from one and the same checkpoint.
 
@@ -321,10 +321,10 @@ def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
     return progress
 
 
-__all__ = ["Progress", "RunConfig", "canary", "train"]
+__all__ = ["Progress", "RunConfig", "sync_and_check", "train"]
 
 
-def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
+def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
     """Sync, answer a few problems and compare log-probabilities.
 
     Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
@@ -367,11 +367,11 @@ def train(
     """Train until the meter admits no further step or the policy has diverged, and return the progress then.
 
     Args:
-        sampler: Answers problems; where ``progress`` is given it holds the learner's weights already (see ``canary``).
+        sampler: Answers problems; where ``progress`` is given it holds the learner's weights already (see ``sync_and_check``).
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
         meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
         checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
-        progress: From ``restore`` or ``branch``; None to continue from the newest checkpoint, after a ``canary``.
+        progress: From ``restore`` or ``branch``; None to continue from the newest checkpoint, after a ``sync_and_check``.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Raises:
@@ -388,7 +388,7 @@ def train(
         progress = _begun(
             run=run, problems=problems, sampler=sampler, learner=learner, checkpoints=checkpoints, meter=meter
         )
-    cell = _Cell(
+    loop = _Loop(
         run=run,
         order=order,
         sampler=sampler,
@@ -402,19 +402,19 @@ def train(
     )
     saved_at = progress.step
     if progress.step == 0 and not progress.evals:
-        cell.evaluate()
-        saved_at = cell.save_if_due(saved_at, evaluated=True)
+        loop.evaluate()
+        saved_at = loop.save_if_due(saved_at, evaluated=True)
     while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
-        if not cell.take(progress.step + 1):
+        if not loop.step(progress.step + 1):
             return progress
         # On steps, not on what was counted: a failed rollout shifts no evaluation.
         evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
         if evaluated:
-            cell.evaluate()
+            loop.evaluate()
         # After the evaluation: a run that continues from here would not make it.
-        saved_at = cell.save_if_due(saved_at, evaluated=evaluated)
+        saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
     if saved_at != progress.step:
-        cell.save()
+        loop.save()
     # A kill may have come between the last checkpoint and the deletion of those before.
     if checkpoints is not None:
         checkpoints.prune()
@@ -434,7 +434,7 @@ def _begun(
     progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
     if checkpoints is not None:
         progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-    answered = canary(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+    answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
     meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
     return progress
 
@@ -444,7 +444,7 @@ def _answer_of(sampler: Sampler) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _Loop:
     """What ``train`` was given; its fields are described there. ``settings`` are those of ``settings_of``."""
 
     run: RunConfig
@@ -458,8 +458,8 @@ class _Cell:
     watch: Watch
     settings: dict[str, Any]
 
-    def take(self, step: int) -> bool:
-        """Take a step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
+    def step(self, step: int) -> bool:
+        """Step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
         progress, version = self.progress, self.learner.version
         began = perf_counter()
         rollouts = self.sample(step)
@@ -470,14 +470,14 @@ class _Cell:
         ready = perf_counter()
         learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
         learned, sync_seconds = perf_counter(), None
-        dropped = len(progress.place.dropped)
+        dropped = len(progress.cursor.dropped)
         if learnt.diverged:
             progress.diverged_at = step
         else:
             if self.learner.version != version:
                 self.sampler.sync(self.learner.weights(), self.learner.version)
                 sync_seconds = perf_counter() - learned
-            progress.place = self.order.after(progress.place, rollouts)
+            progress.cursor = self.order.after(progress.cursor, rollouts)
             progress.step = step
         self.watch(
             StepRecord(
@@ -499,7 +499,7 @@ class _Cell:
 
     def sample(self, step: int) -> pl.DataFrame:
         """Sample n responses to each problem of a step's batch."""
-        problems = self.order.batch(self.progress.place)
+        problems = self.order.batch(self.progress.cursor)
         rollouts = self.sampler.sample(
             problems,
             samples=self.run.rollouts_per_problem,
