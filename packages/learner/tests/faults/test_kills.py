@@ -1,6 +1,6 @@
 """Processes killed at random moments: the finished run equals the undisturbed one, bit for bit, ledger included.
 
-Six kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
+Five kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
 """
 
 import itertools
@@ -22,7 +22,6 @@ from typing import Any
 import killed_run
 import polars as pl
 import pytest
-import small_run
 from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.updates.learner import Learner
@@ -31,9 +30,13 @@ from sharded_ranks import forking
 pytestmark = pytest.mark.slow("processes that train and are killed")
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "2"))
-ONE_OF_EACH = ("write", "worker", "rank", "learner", "engine", "driver")
+
+# The first two need no cluster.
+ONE_OF_EACH = ("write", "learner", "rank", "engine", "driver")
+
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
-OFTEN = (*("learner", "write") * 3, "worker", "engine", *("learner", "write") * 3, "rank", "driver")
+OFTEN = (*("learner", "write") * 3, "engine", *("learner", "write") * 3, "rank", "driver")
+
 KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
 
 forks = multiprocessing.get_context("forkserver")
@@ -200,18 +203,6 @@ def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arg
     return code != 0
 
 
-def killed_worker(home: Path, model: Path, moment: Moment) -> bool:
-    import ray
-
-    worker = actor("Worker")
-    kill_later(int(ray.get(worker.call.remote("process"))), home, moment)
-    try:
-        ray.get(worker.call.remote("run", home, model))
-    except ray.exceptions.RayActorError:
-        return True
-    return False
-
-
 def killed_engine(home: Path, model: Path, moment: Moment) -> bool:
     import ray
 
@@ -257,8 +248,6 @@ def of_cluster() -> tuple[str, dict[str, str]]:
 def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.Random, group: Any) -> bool:
     """Start a run and kill one of its processes; returns whether it was killed before it had ended."""
     moment = whole.moment(source)
-    if kind == "worker":
-        return killed_worker(home, model, moment)
     if kind == "engine":
         return killed_engine(home, model, moment)
     if kind == "rank":
@@ -279,7 +268,7 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     needed = {"rank": "two_ranks", "driver": "two_ranks"}
     whole: Undisturbed = request.getfixturevalue(needed.get(kind, "one_rank"))
     group = request.getfixturevalue("group") if kind in needed else None
-    if kind in ("worker", "engine"):
+    if kind == "engine":
         request.getfixturevalue("cluster")
     for attempt in range(9):
         # Where it had ended before the moment came, there is another.
@@ -298,21 +287,3 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     assert trained["rollouts"].to_list() == [killed_run.RUN.batch_rollouts] * killed_run.STEPS
     check_paid(home, whole.home)
     shutil.rmtree(tmp_path)
-
-
-def test_a_run_goes_on_with_another_number_of_ranks(
-    group: LearnerGroup, model: Path, replay: Any, tmp_path: Path
-) -> None:
-    """Killed with one rank, continued with two and killed again, and ended with one."""
-    alone = Learner(model, killed_run.CONFIG)
-    whole = small_run.run(alone, replay, tmp_path / "one", steps=6)
-    small_run.kill(Learner(model, killed_run.CONFIG), replay, tmp_path / "several", after=3)
-    group.reset(killed_run.CONFIG)
-    small_run.kill(group, replay, tmp_path / "several", after=5)
-    last = Learner(model, killed_run.CONFIG)
-    ended = small_run.run(last, replay, tmp_path / "several", steps=6)
-    assert (ended.step, ended.rollouts, ended.tokens, ended.cursor) == (6, whole.rollouts, whole.tokens, whole.cursor)
-    for mine, other in zip(ended.evals, whole.evals, strict=True):
-        assert mine == pytest.approx(other, rel=1e-5)
-    apart = small_run.weights(last) - small_run.weights(alone)
-    assert float(apart.norm() / small_run.weights(alone).norm()) < 1e-6

@@ -50,14 +50,6 @@ def test_what_is_left_out_is_what_estimating_without_it_gives(problems: int, see
         np.testing.assert_allclose(getattr(whole, name)[1], getattr(without, name)[0], rtol=1e-9, atol=1e-9)
 
 
-def test_noise_alone_has_no_upper_end() -> None:
-    rng = np.random.default_rng(2)
-    halves = rng.normal(size=(30, 2, PARAMETERS))
-    noise = Noise.of(halves, responses=4)
-    assert noise.scale(8).upper is None
-    assert noise.first_guess().upper is None
-
-
 def test_problems_that_do_not_differ_leave_the_guess_open_and_the_scale_known() -> None:
     rng = np.random.default_rng(3)
     noise = Noise.of(made(rng, problems=200, responses=16, between=0.0, within=16.0), responses=16)

@@ -31,11 +31,6 @@ def test_a_tied_tensor_has_one_name_as_in_a_saved_model(tied_model: Path) -> Non
     assert torch.equal(policy.get_output_embeddings().weight, saved["model.embed_tokens.weight"] + 1)
 
 
-def test_every_tensor_of_an_untied_model_has_its_name(model: Path) -> None:
-    policy = load_policy(model, device="cpu")
-    assert tensors(policy).keys() == policy.state_dict().keys() == load_file(model / "model.safetensors").keys()
-
-
 def test_a_folder_that_is_not_there_or_has_no_config_is_refused(tmp_path: Path) -> None:
     assert "cannot be loaded" in refusal(tmp_path / "nothing")
     assert "cannot be loaded" in refusal(tmp_path)

@@ -151,17 +151,6 @@ def test_the_updates_of_a_batch_are_one_report() -> None:
     assert of_batch([first]) == first
 
 
-def test_reports_that_were_measured_on_another_machine_are_equal() -> None:
-    other = UpdateReport(objective={}, gradient_norm=1.0, learning_rate=0.1, machine_rate=1e9)
-    assert other == UpdateReport(objective={}, gradient_norm=1.0, learning_rate=0.1, machine_rate=2e9)
-
-
-def test_an_evaluation_logs_its_scores_and_its_seconds() -> None:
-    record = EvaluationRecord(step=3, rollouts=96, scores={"avg_at_4": 0.5}, evaluate_seconds=2.0)
-    assert record.metrics() == {"eval/avg_at_4": 0.5, "perf/evaluate_seconds": 2.0}
-    assert record.seconds() == {"evaluate": 2.0}
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -174,13 +163,6 @@ def test_a_record_written_as_json_is_read_as_it_was(record: StepRecord | Evaluat
     again = from_plain(json.loads(json.dumps(to_plain(record))))
     assert again == record
     assert again.metrics() == record.metrics()
-
-
-def test_names_of_metrics_are_ones_that_mlflow_takes() -> None:
-    named = step(update=UPDATE, responses=RESPONSES, sync_seconds=0.1).metrics()
-    groups = {name.partition("/")[0] for name in named}
-    assert groups == {"train", "perf", "health"}
-    assert not [name for name in named if not name.partition("/")[2].replace("_", "").isalnum()]
 
 
 def mean(*values: float) -> Mean:
@@ -260,17 +242,6 @@ def test_what_is_shown_is_made_of_sums_over_the_whole_batch() -> None:
     assert not any(name.endswith("_square") or set(name) & set("@=*") for name in found)
 
 
-GROUPS = st.lists(
-    st.lists(
-        st.tuples(st.floats(0, 1, width=32), st.integers(0, 9), st.sampled_from(["stop", "length"])),
-        min_size=2,
-        max_size=5,
-    ),
-    min_size=1,
-    max_size=4,
-)
-
-
 def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
     rows = [
         {"problem_id": f"p{i}", "reward": reward, "response_ids": [1] * length, "finish_reason": reason}
@@ -319,24 +290,6 @@ def test_a_batch_worked_out_by_hand() -> None:
     )
 
 
-@settings(max_examples=50)
-@given(GROUPS)
-def test_the_reward_spread_is_the_mean_over_groups_of_that_of_torch(groups: list[list[tuple[float, int, str]]]) -> None:
-    """What TRL logs as ``reward_std``."""
-    import torch
-
-    expected = torch.stack([torch.tensor([r for r, *_ in group], dtype=torch.float64).std() for group in groups]).mean()
-    found = response_statistics(batch(groups))
-    assert found is not None
-    assert found.reward_std == pytest.approx(float(expected), abs=1e-9)
-
-
-def test_a_group_of_one_has_no_spread() -> None:
-    found = response_statistics(batch([[(1.0, 2, "stop")], [(0.0, 2, "stop")]]))
-    assert found is not None
-    assert (found.reward, found.reward_std) == (0.5, 0.0)
-
-
 def test_equal_rewards_are_counted_in_groups_of_two_or_more() -> None:
     alone = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]]
     found = response_statistics(batch(alone))
@@ -378,17 +331,6 @@ def test_the_entropy_is_estimated_from_the_tokens_that_were_sampled() -> None:
     assert scored([[-99.0], []], [[False], []]) is None
 
 
-def test_the_estimate_of_the_entropy_has_no_bias() -> None:
-    """4,000 tokens of a known distribution; the tolerance is four standard errors of their mean."""
-    import numpy as np
-
-    shares = np.array([0.5, 0.3, 0.15, 0.05])
-    entropy = -(shares * np.log(shares)).sum()
-    error = np.sqrt((shares * np.log(shares) ** 2).sum() - entropy**2) / np.sqrt(4000)
-    drawn = np.log(shares)[np.random.default_rng(0).choice(4, size=4000, p=shares)]
-    assert scored([part.tolist() for part in drawn.reshape(100, 40)]) == pytest.approx(entropy, abs=4 * error)
-
-
 def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> None:
     by_response = pl.DataFrame({"advantage": [1.5, -0.5, -0.5, -0.5]})
     assert advantage_statistics(by_response) == AdvantageStatistics(advantage=0.0, advantage_std=0.75**0.5)
@@ -415,10 +357,6 @@ def test_each_phase_of_a_step_is_a_row() -> None:
         (1, "sync", 0.125, 0.5),
         (1, "update", 0.25, 1.0),
     ]
-
-
-def test_a_step_in_which_the_policy_diverged_has_no_sync() -> None:
-    assert timings_table([timed(1, 0.5, sync=None)], "r")["phase"].to_list() == ["sample", "update"]
 
 
 def test_a_step_that_was_taken_again_counts_once() -> None:

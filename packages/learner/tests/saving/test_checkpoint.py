@@ -32,16 +32,6 @@ def newest(folder: Path) -> Checkpoint:
     return found
 
 
-def test_the_newest_is_read_and_older_ones_go(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path / "c")
-    assert store.newest() is None
-    store.save(checkpoint(1))
-    store.save(checkpoint(12))
-    assert newest(tmp_path / "c").step == 12
-    assert newest(tmp_path / "c").tensors["w"].tolist() == [12.0] * 3
-    assert names(tmp_path / "c") == ["step-000000001", "step-000000012"]
-
-
 def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, keep=2)
     for step in (1, 9, 10, 11):
@@ -93,14 +83,6 @@ def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_wit
     assert names(tmp_path) == ["step-000000003"]
 
 
-def test_a_step_that_is_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(checkpoint(1))
-    store.save(checkpoint(1, value=7.0))
-    assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
-    assert names(tmp_path) == ["step-000000001"]
-
-
 def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,13 +129,12 @@ def flip(path: Path, *, at: float) -> None:
 
 
 @pytest.mark.parametrize("file", ["tensors-00000.safetensors", "state.json", "checksums.json"])
-@pytest.mark.parametrize("at", [0.3, 0.5, 0.95])
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
-    file: str, at: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Checkpoints(tmp_path)
     store.save(checkpoint(1))
-    flip(store.save(checkpoint(2)) / file, at=at)
+    flip(store.save(checkpoint(2)) / file, at=0.5)
     assert newest(tmp_path).step == 1
     assert "step-000000002: the checkpoint is damaged" in caplog.text
     assert "step-000000001 is read" in caplog.text
@@ -170,12 +151,6 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"step-000000002.*damaged"):
         store.newest()
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
-
-
-def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "c").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        Checkpoints(tmp_path / "c").save(checkpoint(1))
 
 
 def test_a_file_of_the_name_of_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
@@ -312,15 +287,6 @@ def test_an_error_of_the_system_is_the_error_that_was_asked_for(tmp_path: Path) 
         (aside / "nothing" / "file").write_text("")
     assert issubclass(CheckpointError, LearnerError)
     assert names(tmp_path) == []
-
-
-def test_what_an_earlier_kill_has_left_aside_is_no_part_of_the_folder(tmp_path: Path) -> None:
-    left = tmp_path / ".thing.writing"
-    left.mkdir()
-    (left / "torn").write_text("")
-    written(tmp_path / "thing")
-    assert names(tmp_path) == ["thing"]
-    assert names(tmp_path / "thing") == ["inner", "state.json"]
 
 
 def test_a_folder_that_is_removed_leaves_its_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,41 +49,11 @@ def of_tokens(config: LearnerConfig, tokens: int) -> LearnerConfig:
     return replace(config, compute=ComputeConfig(micro_batch_tokens=tokens))
 
 
-def test_on_policy_the_importance_ratio_is_one(learner: Learner, rollouts: pl.DataFrame) -> None:
-    report = learner.update(rollouts)
-    assert report.objective["importance_weight"].value == pytest.approx(1.0, abs=1e-4)
-    assert report.sync_error < 1e-4
-    assert report.objective["kl"].value == pytest.approx(0.0, abs=1e-6)
-
-
-def test_micro_batches_of_one_and_of_all_give_the_same_update(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
-) -> None:
-    one = Learner(model, of_tokens(config, 1))
-    all_at_once = Learner(model, of_tokens(config, 10**6))
-    first, second = one.update(rollouts), all_at_once.update(rollouts)
-    assert first.gradient_norm == pytest.approx(second.gradient_norm, rel=1e-5)
-    # Gradients, not weights: Adam's first step is a sign, which rounding decides where a gradient is 0.
-    assert torch.allclose(gradient(one), gradient(all_at_once), rtol=1e-4, atol=1e-7)
-
-
 NUMBERS = pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-6)])
 
 
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found - expected).norm() / expected.norm())
-
-
-@pytest.mark.slow
-@NUMBERS
-def test_the_gradient_is_that_of_a_plain_policy_gradient(model: Path, dtype: torch.dtype, most: float) -> None:
-    config = LearnerConfig(learning_rate=1e-2, optimizer=OptimizerConfig(gradient_clip=1e9))
-    learner, policy = (Learner(model, config, dtype=dtype) for _ in range(2))
-    numbers = pl.Float64 if dtype == torch.float64 else pl.Float32
-    batch = prepare(with_cohorts(scored(policy.policy, recorded(), numbers), config.batch), config)
-    expected, _, _ = written_out(policy.policy, learner.policy, batch, config)
-    assert learner.update(batch).gradient_norm == pytest.approx(float(expected.norm()), rel=most)
-    assert distance(gradient(learner), expected) < most
 
 
 @pytest.mark.slow
@@ -143,13 +113,6 @@ def test_inserted_tokens_are_context_for_the_gradient_and_for_the_report(
     assert worst > 0.01
 
 
-def test_marks_that_are_all_true_change_nothing(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
-    one, other = Learner(model, config), Learner(model, config)
-    marked = rollouts.with_columns(sampled=pl.col("response_ids").list.eval(pl.element() >= 0))
-    assert one.update(rollouts) == other.update(marked)
-    assert torch.equal(weights(one), weights(other))
-
-
 def test_a_batch_without_a_sampled_token_or_without_log_probabilities_teaches_nothing(
     learner: Learner, rollouts: pl.DataFrame
 ) -> None:
@@ -189,15 +152,6 @@ def test_a_tied_model_learns_is_synced_saved_and_continued(
     assert torch.equal(weights(learner), weights(Learner(tied_model, config)))
 
 
-def test_reset_goes_back_to_the_base_model(learner: Learner, rollouts: pl.DataFrame) -> None:
-    before = weights(learner).clone()
-    learner.update(rollouts)
-    assert not torch.equal(before, weights(learner))
-    learner.reset(learner.config)
-    assert torch.equal(before, weights(learner))
-    assert learner.version == 0
-
-
 def test_a_state_is_copied_when_it_is_taken_up(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
     first, second = Learner(model, config), Learner(model, config)
     first.update(rollouts)
@@ -207,13 +161,6 @@ def test_a_state_is_copied_when_it_is_taken_up(model: Path, config: LearnerConfi
     second.config = tolerant(config)
     second.update(rollouts)
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors.items())
-
-
-def test_a_state_of_another_model_is_refused(learner: Learner) -> None:
-    tensors, values = learner.state()
-    smaller = {name: tensor for name, tensor in tensors.items() if "layers.1" not in name}
-    with pytest.raises(LearnerError, match="not one of the model"):
-        learner.load_state(smaller, values)
 
 
 def test_every_response_is_compared(model: Path, config: LearnerConfig, rollouts: pl.DataFrame) -> None:
@@ -275,16 +222,6 @@ def test_responses_without_a_token_change_nothing(model: Path, config: LearnerCo
         one.agreement(none)
 
 
-def test_the_gradient_is_clipped_to_its_norm_and_warmed_up(
-    model: Path, config: LearnerConfig, rollouts: pl.DataFrame
-) -> None:
-    learner = Learner(model, replace(config, optimizer=OptimizerConfig(gradient_clip=1e-3, warmup_steps=4)))
-    report = learner.update(rollouts)
-    assert report.gradient_norm > 1e-3
-    assert float(gradient(learner).norm()) == pytest.approx(1e-3, rel=1e-3)
-    assert report.learning_rate == pytest.approx(config.learning_rate / 4)
-
-
 @pytest.mark.slow
 def test_a_process_group_of_somebody_else_is_left_alone(
     model: Path, config: LearnerConfig, rollouts: pl.DataFrame, tmp_path: Path
@@ -322,11 +259,10 @@ def test_a_sync_that_only_stamped_the_version_is_caught(learner: Learner, rollou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["layers.1.mlp.down_proj", "lm_head"])
-def test_a_layer_that_is_off_is_caught(learner: Learner, rollouts: pl.DataFrame, part: str) -> None:
+def test_a_layer_that_is_off_is_caught(learner: Learner, rollouts: pl.DataFrame) -> None:
     with torch.no_grad():
         for name, tensor in learner.policy.named_parameters():
-            if part in name:
+            if "lm_head" in name:
                 tensor += 1e-3
                 # A constant shift of the head moves all logits alike, which no sampler could see.
                 tensor[0] += 1e-2
@@ -452,11 +388,6 @@ def test_a_response_is_skipped_where_it_has_neither_an_advantage_nor_a_regularis
     assert found.tolist() == expected
 
 
-def test_marks_of_equal_rewards_may_be_numbers() -> None:
-    config = LearnerConfig(learning_rate=1.0, kl=KLConfig(coefficient=0.1, mask_zero_variance=True))
-    assert skipped(ADVANTAGES, ZERO_VARIANCE.astype(np.float64), config).tolist() == [True, False, False]
-
-
 OFF = SyncConfig(tolerance=1e9)
 
 PLAIN = LearnerConfig(learning_rate=1e-2, sync=OFF)
@@ -556,20 +487,6 @@ def test_in_float32_the_difference_is_rounding(
 
 
 @pytest.mark.slow
-def test_skipping_leaves_the_normaliser_as_it_is(model: Path, batch: pl.DataFrame) -> None:
-    compute = ComputeConfig(layout="padded", micro_batch_tokens=1)
-    skipping = Learner(model, replace(PLAIN, compute=compute))
-    whole = Learner(model, replace(PLAIN, compute=compute, entropy=EntropyConfig(measured=True)))
-    prepared = prepare(with_cohorts(batch, BatchConfig()), PLAIN)
-    some, every = skipping.update(prepared), whole.update(prepared)
-    assert (some.skipped.total, every.skipped.total) == (6, 0)
-    assert some.trained_tokens == every.trained_tokens
-    # To rounding: one of them computes entropies, too. A normaliser without the 6 of 16 would be another by 0.6.
-    assert float((moments(skipping) - moments(whole)).norm() / moments(whole).norm()) < 1e-6
-    assert some.objective["loss"].value == pytest.approx(every.objective["loss"].value, abs=1e-12)
-
-
-@pytest.mark.slow
 def test_a_batch_of_equal_rewards_moves_what_adam_remembers_and_before_that_nothing(
     model: Path, batch: pl.DataFrame
 ) -> None:
@@ -591,19 +508,6 @@ def test_a_batch_of_equal_rewards_moves_what_adam_remembers_and_before_that_noth
     report = learner.update(equal())
     assert (report.gradient_norm, report.optimizer_steps, learner.version) == (0, 1, 2)
     assert not any(torch.equal(a, b) for a, (_, b) in zip(moved, learner.weights(), strict=True))
-
-
-@pytest.mark.slow
-def test_on_policy_truncated_importance_sampling_changes_nothing(model: Path) -> None:
-    policy = LlamaForCausalLM.from_pretrained(model, dtype=torch.float64).eval()
-    rows = scored(policy, recorded(), numbers=pl.Float64)
-    expected = learnt(
-        Learner(model, replace(PLAIN, importance=ImportanceConfig(level="none")), dtype=torch.float64), rows
-    )
-    for level in ("token", "sequence"):
-        config = replace(PLAIN, importance=ImportanceConfig(level=level))
-        found = learnt(Learner(model, config, dtype=torch.float64), rows)
-        assert float((found - expected).norm() / expected.norm()) < 1e-12
 
 
 @pytest.mark.slow
