@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -18,14 +17,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 torch.set_num_threads(1)
+
 # Properties are tried without a limit of time: a machine may be busy.
 settings.register_profile("unhurried", deadline=None)
+
 settings.load_profile("unhurried")
 
 # Helpers of several files of tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from small_run import recorded, scored  # noqa: E402
+from small_run import exact_norm, recorded, scored  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -100,13 +101,8 @@ def cluster() -> Iterator[None]:
 def double() -> Iterator[None]:
     """Norms in float64, which are computed in float32 whatever the weights' type."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", _norm)
+        patch.setattr(LlamaRMSNorm, "forward", exact_norm)
         yield
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from isocompute.learner.records.steps import UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.loop import learn
 from isocompute.learner.updates.learner import Learner
-from small_run import RUN
+from small_run import RUN, exact_norm
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
@@ -114,7 +114,7 @@ def take(work: Updates, ranks: dist.ProcessGroup | None = None) -> Done:
     with pytest.MonkeyPatch.context() as patch:
         if work.dtype == torch.float64:
             # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit.
-            patch.setattr(Qwen3RMSNorm, "forward", _norm)
+            patch.setattr(Qwen3RMSNorm, "forward", exact_norm)
         if work.routed:
             patch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
         learner = InStep(work, ranks)
@@ -136,11 +136,6 @@ def take(work: Updates, ranks: dist.ProcessGroup | None = None) -> Done:
                 Checkpoints(work.save).save(saved)
     moved = {name: after[name] - before[name] for name in after}
     return Done(gradients=learner.gradients, norms=learner.norms, weights=after, moved=moved, held=learner.held())
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]

@@ -192,3 +192,9 @@ def written_out(
             entropy += float(spread.detach()) / tokens
             worst = max(worst, abs(float(own.detach()) - row["logprobs"][place]))
     return torch.cat([p.grad.flatten() for p in policy.parameters()]), entropy, worst
+
+
+def exact_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The forward pass of a norm, in the type of its input; transformers computes it in float32."""
+    scaled: torch.Tensor = norm.weight * hidden
+    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)

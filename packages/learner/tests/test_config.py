@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from isocompute.learner import config as named
@@ -148,18 +147,6 @@ def test_up_to_the_last_step_at_the_peak_a_decay_is_the_constant_rate(
     assert falling[-1] == 0.0
 
 
-@pytest.mark.parametrize(("decay", "build"), [("linear", "LinearLR"), ("cosine", "CosineAnnealingLR")])
-def test_a_decay_is_that_of_torch(decay: str, build: str) -> None:
-    config = OptimizerConfig(warmup_steps=0, decay=decay, decay_steps=19)
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    settings = {"T_max": 20} if decay == "cosine" else {"start_factor": 1.0, "end_factor": 0.0, "total_iters": 20}
-    schedule = getattr(torch.optim.lr_scheduler, build)(optimizer, **settings)
-    for step in range(1, 21):
-        optimizer.step()
-        schedule.step()
-        assert 0.3 * config.factor_at(step) == pytest.approx(schedule.get_last_lr()[0], abs=1e-12)
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -208,7 +195,7 @@ def test_only_a_weight_without_gradient_may_have_a_lower_bound_of_0() -> None:
             named.ObjectiveConfig(clip_low=1.0, **chosen)
 
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.ranks.group import LearnerGroup
@@ -87,26 +86,6 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     save_policy(learner.weights(), model, home / "policy")
     (home / "evals.json").write_text(json.dumps(ended.evals))
     (home / "totals.json").write_text(json.dumps(totals))
-
-
-class Engine:
-    """The sampler, for a process of its own."""
-
-    def __init__(self, model: Path) -> None:
-        self._sampler = sampler_of(model)
-
-    def process(self) -> int:
-        """Its process id."""
-        return os.getpid()
-
-    def sync(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Take over the weights."""
-        self._sampler.sync(weights.items(), version)
-
-    def sample(self, problems: pl.DataFrame, asked: dict[str, Any]) -> pl.DataFrame:
-        """The same tokens for the same seed and step, whatever the weights."""
-        found: pl.DataFrame = self._sampler.sample(problems, **asked)
-        return found
 
 
 def alone(home: Path, model: Path, dies_at: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Processes killed at random moments: the finished run equals the undisturbed one, bit for bit, ledger included.
 
-Five kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
+Four kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
 """
 
 import itertools
@@ -10,7 +10,6 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +23,6 @@ import polars as pl
 import pytest
 from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
-from isocompute.learner.updates.learner import Learner
 from sharded_ranks import forking
 
 pytestmark = pytest.mark.slow("processes that train and are killed")
@@ -32,10 +30,10 @@ pytestmark = pytest.mark.slow("processes that train and are killed")
 FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "2"))
 
 # The first two need no cluster.
-ONE_OF_EACH = ("write", "learner", "rank", "engine", "driver")
+ONE_OF_EACH = ("write", "learner", "rank", "driver")
 
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
-OFTEN = (*("learner", "write") * 3, "engine", *("learner", "write") * 3, "rank", "driver")
+OFTEN = (*("learner", "write") * 6, "rank", "driver")
 
 KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
 
@@ -160,59 +158,12 @@ def two_ranks(group: LearnerGroup, model: Path, tmp_path_factory: pytest.TempPat
     return undisturbed(home)
 
 
-def actor(name: str, *arguments: Any) -> Any:
-    """An object of the module beside this file, in a Ray worker, which is told where that lies."""
-    import ray
-
-    class Outside:
-        def __init__(self, folder: str, *arguments: Any) -> None:
-            from importlib import import_module
-
-            sys.path.insert(0, folder)
-            self.inner = getattr(import_module("killed_run"), name)(*arguments)
-
-        def call(self, method: str, *arguments: Any) -> Any:
-            return getattr(self.inner, method)(*arguments)
-
-    return ray.remote(num_cpus=1)(Outside).remote(str(Path(killed_run.__file__).parent), *arguments)
-
-
-class RemoteEngine:
-    """A sampler in a process of its own."""
-
-    def __init__(self, model: Path) -> None:
-        import ray
-
-        self._actor, self._get, self.weights_version = actor("Engine", model), ray.get, 0
-        self.process = int(ray.get(self._actor.call.remote("process")))
-
-    def sync(self, weights: Any, version: int) -> None:
-        self._get(self._actor.call.remote("sync", {name: tensor.clone() for name, tensor in weights}, version))
-        self.weights_version = version
-
-    def sample(self, problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
-        found: pl.DataFrame = self._get(self._actor.call.remote("sample", problems, asked))
-        return found
-
-
 def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arguments: Any) -> bool:
     process = spawn(target, home, *arguments)
     kill_later(process.pid, home, moment)
     code = exit_code(process)
     assert code in (0, -signal.SIGKILL)
     return code != 0
-
-
-def killed_engine(home: Path, model: Path, moment: Moment) -> bool:
-    import ray
-
-    engine = RemoteEngine(model)
-    kill_later(engine.process, home, moment)
-    try:
-        killed_run.run(home, model, Learner(model, killed_run.CONFIG), engine)
-    except ray.exceptions.RayActorError:
-        return True
-    return False
 
 
 def killed_rank(home: Path, model: Path, moment: Moment, group: LearnerGroup, rank: int) -> bool:
@@ -248,8 +199,6 @@ def of_cluster() -> tuple[str, dict[str, str]]:
 def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.Random, group: Any) -> bool:
     """Start a run and kill one of its processes; returns whether it was killed before it had ended."""
     moment = whole.moment(source)
-    if kind == "engine":
-        return killed_engine(home, model, moment)
     if kind == "rank":
         return killed_rank(home, model, moment, group, source.randrange(2))
     if kind == "driver":
@@ -268,8 +217,6 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     needed = {"rank": "two_ranks", "driver": "two_ranks"}
     whole: Undisturbed = request.getfixturevalue(needed.get(kind, "one_rank"))
     group = request.getfixturevalue("group") if kind in needed else None
-    if kind == "engine":
-        request.getfixturevalue("cluster")
     for attempt in range(9):
         # Where it had ended before the moment came, there is another.
         home = tmp_path / str(attempt)

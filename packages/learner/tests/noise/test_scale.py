@@ -50,15 +50,6 @@ def test_what_is_left_out_is_what_estimating_without_it_gives(problems: int, see
         np.testing.assert_allclose(getattr(whole, name)[1], getattr(without, name)[0], rtol=1e-9, atol=1e-9)
 
 
-def test_problems_that_do_not_differ_leave_the_guess_open_and_the_scale_known() -> None:
-    rng = np.random.default_rng(3)
-    noise = Noise.of(made(rng, problems=200, responses=16, between=0.0, within=16.0), responses=16)
-    assert noise.first_guess().upper is None
-    scale = noise.scale(4)
-    assert scale.upper is not None
-    assert scale.lower < 16.0 < scale.upper
-
-
 def test_too_few_problems_are_refused() -> None:
     with pytest.raises(ValueError, match="8 problems or more"):
         Noise.of(np.zeros((7, 2, 3)), responses=4)

@@ -168,18 +168,6 @@ def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: Lea
     }
 
 
-@pytest.mark.parametrize("level", TIS)
-def test_the_correction_for_the_sampler_weighs_the_policys_term_and_no_regulariser(level: str) -> None:
-    tokens = inputs([2, 3])
-    config = replace(WHOLE, importance=ImportanceConfig(level=level, cap=1.1))
-    _, metrics = objective(tokens, config)
-    weights = TIS[level](tokens.old_logprobs, tokens.sampler_logprobs, tokens.response, 2, cap=1.1)
-    assert metrics["importance_weight"].value == pytest.approx(float(weights.mean()))
-    _, without = objective(tokens, replace(WHOLE, importance=ImportanceConfig(level="none")))
-    regularisers = [m["loss"].value - m["policy_loss"].value for m in (metrics, without)]
-    assert regularisers[0] == pytest.approx(regularisers[1])
-
-
 def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() -> None:
     """What has happened since is the surrogate's ratio, which is clipped."""
     tokens = inputs([2, 3])
@@ -287,15 +275,6 @@ def test_a_responses_ratio_is_the_geometric_mean_of_its_tokens() -> None:
     assert found.clipped_high.tolist() == [False] * 4 + [True]
     # Inside a response ratios of 0.25 and 4 are not clipped, as each of them would be alone.
     assert gradient.tolist() == pytest.approx([-(1.1**0.5), -(1.1**0.5), -1.0, -1.0, 0.0])
-
-
-@given(TOKENS)
-def test_with_one_token_per_response_gspo_is_clip(tokens: list[tuple[float, float]]) -> None:
-    alone = list(range(len(tokens)))
-    gradient, found = tried("gspo", tokens, response=alone)
-    expected, clipped = tried("clip", tokens, response=alone)
-    assert torch.allclose(found.loss, clipped.loss)
-    assert torch.allclose(gradient, expected)
 
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12)

@@ -171,13 +171,6 @@ def test_what_is_missing_or_no_number_is_named() -> None:
             prepare(table({"a": [1.0, np.nan]}), chosen)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_nothing_to_learn_from_is_an_empty_batch(algorithm: str) -> None:
-    found = prepare(table().filter(pl.lit(value=False)), config(algorithm))
-    assert len(found) == 0
-    assert {"loss_weight", "advantages" if algorithm == "ppo" else "advantage"} <= set(found.columns)
-
-
 def in_updates(updates: int, epochs: int = 1, **more: object) -> LearnerConfig:
     objective = ObjectiveConfig(updates_per_batch=updates, epochs=epochs, **more)
     return LearnerConfig(learning_rate=1.0, objective=objective)

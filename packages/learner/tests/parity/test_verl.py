@@ -94,19 +94,6 @@ def test_generalised_advantage_estimates_with_a_kl_in_the_reward(
     assert found["returns"].explode().to_numpy() == pytest.approx(returns[rows.mask].numpy(), rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-@given(seed=SEEDS)
-@examples
-def test_advantages_of_groups_with_a_kl_in_the_reward(verl: Any, batch: Any, estimator: str, seed: int) -> None:
-    rows = batch(seed)
-    config = LearnerConfig(learning_rate=1.0, kl=KLConfig(coefficient=0.1, estimator=estimator, place="reward"))
-    found = prepare(table(rows), config)["advantage"].to_numpy()
-    mask = rows.mask.double()
-    rewards = at_the_end(rows) - 0.1 * verl.kl_penalty(rows.old, rows.reference, estimator) * mask
-    expected, _ = verl.compute_grpo_outcome_advantage(rewards, mask, rows.groups)
-    assert found == pytest.approx(expected[:, 0].numpy(), abs=1e-6)
-
-
 NONE = ImportanceConfig(level="none")
 
 AGREED = {"rtol": 1e-6, "atol": 1e-6}

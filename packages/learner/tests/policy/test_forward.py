@@ -9,11 +9,12 @@ from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy import attention
 from isocompute.learner.policy.forward import Forward
-from isocompute.learner.policy.loading import load_policy, reference_of
+from isocompute.learner.policy.loading import load_policy
 from tiny_models import micro_batches, of_learner, of_transformers, rollouts, tiny_config, tiny_model
 from transformers import OPTConfig, OPTForCausalLM
 
 SMALL = {"vocab_size": 12, "num_hidden_layers": 2, "n_layer": 2, "max_position_embeddings": 64, "n_positions": 64}
+
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
@@ -78,19 +79,6 @@ def test_rounding_to_bfloat16_does_not_look_like_another_meaning(tmp_path: Path,
     for name, tensor in (*policy.named_parameters(), *policy.named_buffers()):
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor, before[name])
-
-
-@pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_a_reference_is_run_as_its_policy_is(tmp_path: Path, layout: str) -> None:
-    save("llama", tmp_path)
-    compute = ComputeConfig(layout=layout, precision="bfloat16")
-    forward = Forward(load_policy(tmp_path, device="cpu"), compute, temperature=1.0, device="cpu")
-    base = reference_of(tmp_path, device="cpu", dtype=torch.bfloat16)
-    # Alone it would choose packed.
-    reference = Forward(base, ComputeConfig(precision="bfloat16"), temperature=1.0, device="cpu", like=forward)
-    assert reference.packs == forward.packs == (layout == "packed")
-    for batch in micro_batches(forward, rollouts()):
-        assert torch.allclose(reference.logprobs(batch), forward.logprobs(batch), atol=0.2)
 
 
 @pytest.fixture
@@ -203,19 +191,6 @@ def test_a_model_whose_logits_are_capped_is_refused(tmp_path: Path) -> None:
     tiny_model(tiny_config("gemma2")).save_pretrained(tmp_path)
     with pytest.raises(LearnerError, match="caps its logits"):
         load_policy(tmp_path, device="cpu")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["mistral", "llama4_text"])
-def test_responses_within_a_window_are_packed_still(family: str, tmp_path: Path) -> None:
-    settings = {"attn_temperature_tuning": False} if family == "llama4_text" else {}
-    tiny_model(tiny_config(family, limit=24, **settings)).save_pretrained(tmp_path)
-    forward = Forward(load_policy(tmp_path, device="cpu"), ComputeConfig(), temperature=1.0, device="cpu")
-    batches = micro_batches(forward, rollouts(groups=3, samples=6, longest=53))
-    packed = [max(block.shape[1] for block in batch.rows.blocks) for batch in batches if batch.rows is not None]
-    assert packed
-    assert max(packed) <= 24
-    assert any(batch.rows is None for batch in batches)
 
 
 @pytest.mark.slow

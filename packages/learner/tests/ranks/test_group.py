@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 import ray
 import torch
-from isocompute.learner.config import AdapterConfig, BatchConfig, LearnerConfig, ObjectiveConfig, SyncConfig
+from isocompute.learner.config import AdapterConfig, BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
 from isocompute.learner.ranks.group import LearnerGroup
 from isocompute.learner.saving.checkpoint import Checkpoints
@@ -49,18 +49,6 @@ def flat(tensors: dict[str, torch.Tensor], prefix: str = "", suffix: str = "") -
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Relative to the length of the first."""
     return float((a - b).norm() / a.norm())
-
-
-def test_two_ranks_judge_the_sampler_by_all_tokens_together(
-    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig
-) -> None:
-    off = rollouts.with_columns(pl.col("logprobs").list.eval(pl.element() - 0.01 * pl.element().cum_count()))
-    learner.config = replace(config, sync=SyncConfig(tolerance=None, mean=1.0))
-    two.reset(learner.config)
-    alone, together = learner.update(off), two.update(off)
-    for name in ("sync_error", "sync_mean", "sync_k3"):
-        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-3)
-    assert together.sync_quantile >= alone.sync_quantile > 0.01
 
 
 def test_two_ranks_hand_over_the_weights_with_the_adapter_and_the_state_without_the_model(

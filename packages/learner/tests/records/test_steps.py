@@ -10,10 +10,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner.config import BatchConfig
 from isocompute.learner.contract.tables import TableError
 from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.objective.loss import ObjectiveInputs, loss_metrics, objective
 from isocompute.learner.records.steps import (
     AdvantageStatistics,
     Average,
@@ -203,43 +202,17 @@ def test_ranks_are_added_up_in_one_message() -> None:
     assert reduced({}, all_reduce) == {}
 
 
-def test_what_is_shown_is_made_of_sums_over_the_whole_batch() -> None:
-    random = torch.Generator().manual_seed(0)
-    count = 40
-    columns = {name: torch.randn(count, generator=random, dtype=torch.float64) for name in ("a", "v", "r", "s")}
-    logprobs = -columns["s"].abs() - 1
-    response = torch.arange(count) // 4
-    config = LearnerConfig(learning_rate=1.0, objective=ObjectiveConfig(algorithm="ppo"))
-    totals = loss_metrics(config)
-    for first in (0, 4, 20):
-        last = {0: 4, 4: 20, 20: 40}[first]
-        part = slice(first, last)
-        _, metrics = objective(
-            ObjectiveInputs(
-                logprobs=logprobs[part],
-                sampler_logprobs=logprobs[part] + 0.1 * columns["a"][part],
-                advantages=columns["a"][part],
-                weights=torch.full((last - first,), 1 / count, dtype=torch.float64),
-                response=response[part] - response[first],
-                responses=int(response[last - 1] - response[first]) + 1,
-                zero_variance=torch.zeros(last - first, dtype=torch.bool),
-                values=columns["v"][part],
-                returns=columns["r"][part],
-            ),
-            config,
-        )
-        totals = added(totals, metrics)
-    found = numbers(totals)
-    assert found["advantage_std"] == pytest.approx(float(columns["a"].std(correction=0)))
-    residual = (columns["r"] - columns["v"]).var(correction=0)
-    assert found["explained_variance"] == pytest.approx(float(1 - residual / columns["r"].var(correction=0)))
-    ratio = (-0.1 * columns["a"]).exp()
-    assert found["effective_sample_size"] == pytest.approx(float(ratio.mean() ** 2 / ratio.square().mean()))
-    products = torch.stack([each.prod() for each in ratio.split(4)])
-    whole = float(products.mean() ** 2 / products.square().mean())
-    assert found["effective_sample_size_responses"] == pytest.approx(whole)
-    assert not {"token_ratio", "response_ratio", "value_error"} & set(found)
-    assert not any(name.endswith("_square") or set(name) & set("@=*") for name in found)
+@given(st.lists(st.tuples(st.floats(0.1, 4), st.floats(-3, 3), st.floats(-3, 3)), min_size=2, max_size=9))
+def test_what_is_shown_is_made_of_sums_over_the_whole_batch(rows: list[tuple[float, float, float]]) -> None:
+    ratio, value, target = np.array(rows).T
+    target[0] += 7
+    columns = {"token_ratio": ratio, "advantage": value, "return": target, "value_error": target - value}
+    squares = {f"{name}_square": column**2 for name, column in columns.items()}
+    found = numbers({name: mean(*column) for name, column in (columns | squares).items()})
+    assert found.keys() == {"advantage", "advantage_std", "return", "effective_sample_size", "explained_variance"}
+    assert found["advantage_std"] == pytest.approx(value.std(), abs=1e-6)
+    assert found["effective_sample_size"] == pytest.approx(ratio.mean() ** 2 / (ratio**2).mean())
+    assert found["explained_variance"] == pytest.approx(1 - (target - value).var() / target.var(), abs=1e-6)
 
 
 def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:

@@ -31,7 +31,7 @@ LAYERS = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    "num_attention_heads": 1,
     "num_key_value_heads": 1,
 }
 

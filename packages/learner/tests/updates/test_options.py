@@ -27,8 +27,10 @@ pytestmark = pytest.mark.slow("an update for each option")
 
 ROUNDING = 1e-6
 """Largest relative difference of what is the same but for the order of its sums, or for a column of float32."""
+
 ALWAYS = {"learning_rate", "temperature", "objective.epochs", "objective.updates_per_batch"}
 """Options that change what is measured or what it costs in every batch; in one case they change no gradient."""
+
 OF_RANKS = {"compute.sharding"}
 """Options that one learner alone has no use for: see ``tests/ranks/test_sharding.py``."""
 
@@ -75,37 +77,65 @@ def given(config: LearnerConfig, settings: dict[str, Any]) -> LearnerConfig:
 
 
 LEARNT = "policy gradient_norm loss policy_loss"
+
 GRADIENT, ADVANTAGE = "policy gradient_norm", f"advantages advantage advantage_std {LEARNT}"
+
 LOW, HIGH = "clip_fraction_low", "clip_fraction_high"
+
 CORRECTED = f"{LEARNT} importance_weight"
+
 SYNC = "sync_error sync_mean sync_k3 sync_quantile"
+
 RATIOS = "mismatch_kl mismatch_k3 effective_sample_size effective_sample_size_responses"
+
 TOKENS = f"advantage advantage_std importance_weight {RATIOS}"
 """Means over the tokens that pass through the model: which those are changes them."""
+
 STEPS, CRITIC = "policy_step critic_step", "critic loss value_loss"
+
 RETURNS = f"advantages {LEARNT} {CRITIC} return explained_variance"
 """Advantages of tokens are whitened: what changes them leaves their mean and their deviation as they are."""
+
 ROUNDED, SINGLE = {"rounding": True}, {"dtype": torch.float32, "most": 0.1}
+
 ALL_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 GRPO = given(LearnerConfig(learning_rate=5e-4), {"sync.tolerance": 1e9, "optimizer.warmup_steps": 0})
+
 WHOLE = given(GRPO, {"entropy.measured": True})
+
 UNSCALED = given(WHOLE, {"objective.scale": "none"})
+
 CONSTANT = given(GRPO, {"objective.aggregation": "constant", "objective.constant_length": 9})
+
 TERMS = given(GRPO, {"kl.coefficient": 0.1, "entropy.coefficient": 0.02})
+
 MASKED = given(GRPO, {"entropy.coefficient": 0.02, "entropy.mask_zero_variance": True})
+
 AGAIN = given(GRPO, {"objective.epochs": 2, "objective.constant_length": 9})
+
 HALF = given(GRPO, {"batch.trained_rollouts": 2})
+
 PPO = given(GRPO, {"objective.algorithm": "ppo"})
+
 PPO_AGAIN = given(PPO, {"objective.epochs": 2})
+
 THROUGH = given(PPO, {"critic.through_policy": True})
+
 AT_THE_END = given(PPO, {"optimizer.decay": "linear", "optimizer.decay_steps": 1})
+
 COSINE = given(PPO, {"optimizer.decay": "cosine", "optimizer.decay_steps": 10})
+
 WARMING = given(COSINE, {"optimizer.warmup_steps": 4})
+
 CLIPPED = given(PPO, {"optimizer.gradient_clip": 20.0})
+
 LOWER = given(GRPO, {"compute.precision": "bfloat16"})
+
 ADAPTED = given(GRPO, {"adapter": AdapterConfig(rank=4)})
+
 STILL = given(ADAPTED, {"optimizer.decay": "linear", "optimizer.decay_steps": 1})
+
 # Only responses that are learnt from are measured, and compared with the sampler.
 TO_PPO = f"{ADVANTAGE} {RETURNS} {TOKENS} {LOW} {HIGH} ratio value critic_step skipped_share passes logits"
 
@@ -441,18 +471,3 @@ def test_an_option_changes_what_it_should_and_nothing_else(model: Path, option: 
             last = option.rpartition(".")[2]
             named = f"above {option} = " if option.startswith("sync") else f"{last} is {case.value}"
             assert named in after["refused"]
-
-
-@pytest.mark.parametrize("config", [TERMS, PPO_AGAIN], ids=["one step", "two steps and a critic"])
-def test_an_update_is_the_optimizer_s_step_with_the_gradient_of_the_batch(model: Path, config: LearnerConfig) -> None:
-    learner, other = (Watched(model, config, dtype=torch.float64) for _ in range(2))
-    learner.watch()
-    learn(learner=learner, run=RUN, step=1, rollouts=with_cohorts(batch(model, "mixed"), config.batch))
-    optimizer = Optimizer(other.policy, other.critic, config)
-    for gradient in learner.gradients:
-        for name, parameter in other.trained().items():
-            parameter.grad = gradient[name].clone()
-        optimizer.clip()
-        optimizer.step(1)
-    assert learner.gradients
-    assert all(torch.equal(weight, other.trained()[name]) for name, weight in learner.trained().items())
