@@ -271,8 +271,6 @@ RUN = RunConfig(
 
 PER_OCTAVE = st.integers(1, 9)
 
-GROUP_SIZES = st.sampled_from([2, 4, 8, 16, 32, 64])
-
 
 def grid(run: RunConfig, budget: int) -> list[int]:
     """Rollouts at which a run of some budget is evaluated, step 0 included."""

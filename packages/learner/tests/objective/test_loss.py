@@ -311,8 +311,6 @@ def test_responses_without_tokens_change_nothing(name: str) -> None:
     assert len(AGGREGATIONS[name](np.zeros(0, int), np.zeros(0, int), constant_length=8)) == 0
 
 
-NATS = st.lists(st.floats(-8, 0, width=32), min_size=1, max_size=6)
-
 LEARNER = torch.tensor([-1.0, -2.0, -0.5, -0.1], dtype=torch.float64)
 
 SAMPLER = torch.tensor([-1.5, -1.0, -0.5, -30.0], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What the training loop needs from outside; any object of these shapes will do.
+"""Protocols of what the training loop is given; any object of these shapes will do.
 
 ``Sampler.sync``, ``Meter.charge`` and whatever takes one argument are called with positional arguments, all other
 methods with keyword arguments.

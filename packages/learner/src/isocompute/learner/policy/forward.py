@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Forward:
-    """How a policy is run: packed where that gives what the model gives, otherwise padded.
+    """The forward pass of a policy: packed where that gives what the model gives, otherwise padded.
 
     Args:
         policy: From ``load_policy``.
@@ -71,7 +71,7 @@ class Forward:
         self._config = config
 
     def without_adapter(self) -> Forward:
-        """How the model beneath the policy's adapter is run: the same policy, not a second one."""
+        """Return the forward pass of the model beneath the policy's adapter: the same policy, not a second one."""
         base = copy(self)
         base._adapted = False
         return base

@@ -1,12 +1,6 @@
-"""The hot loop of one run, from problems to sync. Everything it does to the policy is on this page.
+"""The hot loop of one run, from problems to sync: everything it does to the policy.
 
-What ``train`` does where it is given no meter, no checkpoints, no progress and nobody who watches.
-
-Learning from the responses of one step: in one optimizer step, or in several.
-
-Going on by itself where a rank dies.
-
-Where a run starts: at step 0, at its newest checkpoint, or as a branch at a checkpoint of another run.
+A run starts at step 0, at its newest checkpoint (``restore``), or at a checkpoint of another run (``branch``).
 """
 
 from __future__ import annotations
@@ -43,43 +37,10 @@ from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import check_sync
 from .run import ProblemOrder, Progress, settings_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSteps:
-    """A meter that admits a number of steps and keeps no record of what they cost.
-
-    Attributes:
-        limit: Steps of the whole run, those before a checkpoint that it continues from included.
-
-    Raises:
-        LearnerError: There is no step.
-    """
-
-    limit: int
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise LearnerError(f"limit is {self.limit}; a run must have 1 step or more")
-
-    def admit(self, *, step: int, rollouts: int) -> bool:
-        """Whether a step, counted from 1, may be taken."""
-        return step <= self.limit
-
-    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Keep no record."""
-
-    def sync(self) -> None:
-        """Have nothing to put on the disk."""
+logger = logging.getLogger(__name__)
 
 
-def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:
-    """As many steps as give each problem one turn.
-
-    Args:
-        problems: Number of problems; those that do not fill a batch have no turn.
-        problems_per_batch: B_p.
-    """
-    return UpdateSteps(limit=max(1, problems // problems_per_batch))
+Result = TypeVar("Result")
 
 
 def print_record(record: Record, stream: TextIO | None = None) -> None:
@@ -100,258 +61,6 @@ def print_record(record: Record, stream: TextIO | None = None) -> None:
     print(f"{what} {record.step}: {line}", file=stream or sys.stderr, flush=True)
 
 
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
-    """What became of a step's responses.
-
-    Attributes:
-        update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
-        advantages: The advantages learnt from; None where there is none.
-        measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
-            equal.
-        retries: How often an optimizer step was tried again.
-        diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
-            made; the version of the weights was not counted up.
-    """
-
-    update: UpdateReport | None = None
-    advantages: AdvantageStatistics | None = None
-    measure_seconds: float = field(default=0.0, compare=False)
-    retries: int = 0
-    diverged: bool = False
-
-
-def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
-    """Learn from a step's responses.
-
-    A batch of filtered groups only teaches nothing, and leaves the learner as it is. An optimizer step whose numbers
-    are not finite is tried once more on the same responses, since a device may err once; a policy that has diverged
-    errs again.
-
-    Args:
-        learner: Learns; its version is counted up by the last optimizer step of the batch.
-        rollouts: All of its responses, with the columns of ``with_cohorts``.
-
-    Raises:
-        SyncError: Other weights than the learner's sampled the responses.
-        LearnerError: No advantages or no update can be made of them.
-    """
-    config, tries = learner.config, _Tries(run.run_id)
-    if rollouts.filter(pl.col("cohort") == "trained").is_empty():
-        return Learnt()
-    began = perf_counter()
-    batch = _prepared(learner, rollouts, tries)
-    taken = perf_counter() - began if config.measures_first else 0.0
-    if batch is None:
-        return Learnt(measure_seconds=taken, retries=tries.retries, diverged=True)
-    advantages = advantage_statistics(batch)
-    parts = list(minibatches(batch, config, seed=run.seed, step=step))
-    reports = []
-    for number, part in enumerate(parts, start=1):
-        report = tries.attempt(partial(learner.update, part, advance=number == len(parts)))
-        if report is None:
-            return Learnt(advantages=advantages, measure_seconds=taken, retries=tries.retries, diverged=True)
-        reports.append(report)
-    return Learnt(update=of_batch(reports), advantages=advantages, measure_seconds=taken, retries=tries.retries)
-
-
-def _prepared(learner: Updater, rollouts: pl.DataFrame, tries: _Tries) -> pl.DataFrame | None:
-    """The batch, with what was measured of it where that is needed; None when the policy has diverged.
-
-    No response passes through the model for it that nothing needs: advantages that depend on what is measured need
-    the responses that they are computed from, others only those that are learnt from.
-    """
-    config = learner.config
-    if config.measures_for_advantages:
-        measured = tries.attempt(partial(learner.measure, estimated(rollouts, config)))
-        return None if measured is None else prepare(measured, config)
-    batch = prepare(rollouts, config)
-    return tries.attempt(partial(learner.measure, batch)) if config.measures_first else batch
-
-
-class _Tries:
-    """Tries a call twice, and counts how often the second one was needed."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self.retries = 0
-
-    def attempt(self, call: Callable[[], Result]) -> Result | None:
-        """Return the result of a call, or None when it found twice that the policy has diverged."""
-        for again in (True, False):
-            try:
-                return call()
-            except DivergenceError as error:
-                logger.warning("run %s: %s", self._run_id, error)
-                self.retries += again
-        return None
-
-
-def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, tries: int = 3) -> Result:
-    """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
-
-    Args:
-        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
-            ``train``; a meter that continues is part of it, too.
-        tries: How often it may end from one and the same checkpoint.
-
-    Returns:
-        What the last attempt does.
-
-    Raises:
-        RankError: It has, so often.
-    """
-    failed, step = 0, checkpoints.newest_step()
-    while True:
-        try:
-            return attempt()
-        except RankError as error:
-            reached = checkpoints.newest_step()
-            failed = 1 if reached != step else failed + 1
-            step = reached
-            if failed >= tries:
-                raise
-            logger.warning("%s; the run goes on from step %d with new ranks", error, reached or 0)
-
-
-OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
-"""Settings in which a branch may differ from its trunk."""
-
-
-def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
-    """Continue from the newest checkpoint that is whole, or start at step 0.
-
-    Args:
-        learner: Takes over the state of the checkpoint; left as it is where there is none.
-        run: The cell, as ``train`` is given it.
-        problems: Training problems, as ``train`` is given them.
-
-    Returns:
-        How far the run is.
-
-    Raises:
-        CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
-            problems.
-        LearnerError: It is one of another model.
-    """
-    saved = checkpoints.newest()
-    if saved is None:
-        return Progress(step=0, rollouts=0, tokens=0, evals=[])
-    changed = _changed(saved, run, learner.config, problems)
-    if changed:
-        raise CheckpointError(
-            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): "
-            "continue with those, or start the run in another folder"
-        )
-    return _continued(learner, saved, checkpoints.folder)
-
-
-def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
-    """Start a run whose rate decays from a checkpoint of one whose rate is constant, its trunk.
-
-    It is, bit for bit, what a run with these settings would be from its beginning, without the steps up to
-    ``optimizer.decay_after``, which the trunk has taken and paid for. A branch that was started continues with
-    ``restore`` from a folder of its own.
-
-    Args:
-        learner: Takes over the state of the trunk after step ``optimizer.decay_after`` of its settings. As a schedule
-            counts only batches that were learnt from, a decay begins later than the branch where the trunk has met
-            others.
-        trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
-        run: The branch, as ``train`` is given it: as the trunk but for its ``run_id``.
-        problems: Training problems, as ``train`` is given them.
-
-    Returns:
-        How far the trunk was after that step, without its evaluations.
-
-    Raises:
-        CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;
-            its rate was not constant, or settings other than those of the decay, or problems, are others.
-        LearnerError: It is one of another model.
-    """
-    schedule = learner.config.optimizer
-    if not schedule.decay_after:
-        raise CheckpointError(
-            f"a branch needs the step at which it leaves its trunk, and optimizer.decay_after is 0 (decay is "
-            f"{schedule.decay}): it must be the step of a checkpoint of {trunk.folder}"
-        )
-    saved = trunk.read(schedule.decay_after)
-    decay = saved.settings.get("optimizer.decay")
-    if decay != "constant":
-        raise CheckpointError(
-            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run whose decay is {decay}: a branch begins "
-            "from one whose decay is constant"
-        )
-    changed = _changed(saved, run, learner.config, problems, but=OF_A_BRANCH)
-    if changed:
-        raise CheckpointError(
-            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): a "
-            f"branch may differ from its trunk in {', '.join(OF_A_BRANCH)} only"
-        )
-    return replace(_continued(learner, saved, trunk.folder), evals=[])
-
-
-def _changed(
-    saved: Checkpoint, run: RunConfig, config: LearnerConfig, problems: pl.DataFrame, *, but: Collection[str] = ()
-) -> str:
-    """Say which settings of a checkpoint, but for some, are not those of a run; empty where all are."""
-    # Through JSON, as the others were.
-    now = json.loads(json.dumps(settings_of(run, config, problems)))
-    names = sorted((now.keys() | saved.settings.keys()) - set(but))
-    changed = [name for name in names if now.get(name) != saved.settings.get(name)]
-    return ", ".join(f"{name} was {saved.settings.get(name)!r} and is {now.get(name)!r}" for name in changed)
-
-
-def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
-    """Let the learner take over a checkpoint, and return how far its run was."""
-    try:
-        progress = Progress.restored(saved.step, saved.progress)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder}: the progress in the checkpoint of step {saved.step} cannot be read "
-            f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
-            "again"
-        ) from None
-    learner.load_state(saved.tensors, saved.values)
-    return progress
-
-
-__all__ = ["Progress", "RunConfig", "sync_and_check", "train"]
-
-
-def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities.
-
-    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
-    the same, and ends the run as it did the first time.
-
-    Args:
-        sampler: Takes them, and answers two times each of the first four problems.
-
-    Returns:
-        The responses, which were paid for, as a ``rollouts`` table.
-
-    Raises:
-        SyncError: The sampler does not hold the learner's weights.
-        DivergenceError: The log-probabilities of the base model itself are not finite.
-    """
-    sampler.sync(learner.weights(), learner.version)
-    few = problems.head(4)
-    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
-    check_sampled(rollouts, few, source=_answer_of(sampler))
-    try:
-        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
-    except DivergenceError:
-        if learner.version == 0:
-            raise
-    return rollouts
-
-
 def train(
     *,
     run: RunConfig,
@@ -367,11 +76,11 @@ def train(
     """Train until the meter admits no further step or the policy has diverged, and return the progress then.
 
     Args:
-        sampler: Answers problems; where ``progress`` is given it holds the learner's weights already (see ``sync_and_check``).
+        sampler: Answers problems; where ``progress`` is given it holds the learner's weights (``sync_and_check``).
         evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
         meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
         checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
-        progress: From ``restore`` or ``branch``; None to continue from the newest checkpoint, after a ``sync_and_check``.
+        progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``.
         watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
 
     Raises:
@@ -430,7 +139,7 @@ def _begun(
     checkpoints: Checkpoints | None,
     meter: Meter,
 ) -> Progress:
-    """How far a run is, with the sampler at the learner's weights."""
+    """Restore the progress of a run and sync the sampler."""
     progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
     if checkpoints is not None:
         progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
@@ -445,7 +154,7 @@ def _answer_of(sampler: Sampler) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loop:
-    """What ``train`` was given; its fields are described there. ``settings`` are those of ``settings_of``."""
+    """The arguments of ``train``, described there; ``settings`` are those of ``settings_of``."""
 
     run: RunConfig
     order: ProblemOrder
@@ -566,3 +275,282 @@ class _Loop:
                 settings=self.settings,
             )
         )
+
+
+def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
+    """Sync, answer a few problems and compare log-probabilities.
+
+    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
+    the same, and ends the run as it did the first time.
+
+    Args:
+        sampler: Takes them, and answers two times each of the first four problems.
+
+    Returns:
+        The responses, which were paid for, as a ``rollouts`` table.
+
+    Raises:
+        SyncError: The sampler does not hold the learner's weights.
+        DivergenceError: The log-probabilities of the base model itself are not finite.
+    """
+    sampler.sync(learner.weights(), learner.version)
+    few = problems.head(4)
+    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    check_sampled(rollouts, few, source=_answer_of(sampler))
+    try:
+        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
+    except DivergenceError:
+        if learner.version == 0:
+            raise
+    return rollouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """The outcome of learning from a step's responses.
+
+    Attributes:
+        update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
+        advantages: The advantages learnt from; None where there is none.
+        measure_seconds: Wall time of measuring the batch; 0 where that was not needed. Two that differ in it alone are
+            equal.
+        retries: How often an optimizer step was tried again.
+        diverged: Whether the policy has diverged. The optimizer steps of this batch before the one that failed were
+            made; the version of the weights was not counted up.
+    """
+
+    update: UpdateReport | None = None
+    advantages: AdvantageStatistics | None = None
+    measure_seconds: float = field(default=0.0, compare=False)
+    retries: int = 0
+    diverged: bool = False
+
+
+def learn(*, learner: Updater, run: RunConfig, step: int, rollouts: pl.DataFrame) -> Learnt:
+    """Learn from a step's responses.
+
+    A batch of filtered groups only teaches nothing, and leaves the learner as it is. An optimizer step whose numbers
+    are not finite is tried once more on the same responses, since a device may err once; a policy that has diverged
+    errs again.
+
+    Args:
+        learner: Learns; its version is counted up by the last optimizer step of the batch.
+        rollouts: All of its responses, with the columns of ``with_cohorts``.
+
+    Raises:
+        SyncError: Other weights than the learner's sampled the responses.
+        LearnerError: No advantages or no update can be made of them.
+    """
+    config, tries = learner.config, _Tries(run.run_id)
+    if rollouts.filter(pl.col("cohort") == "trained").is_empty():
+        return Learnt()
+    began = perf_counter()
+    batch = _prepared(learner, rollouts, tries)
+    taken = perf_counter() - began if config.measures_first else 0.0
+    if batch is None:
+        return Learnt(measure_seconds=taken, retries=tries.retries, diverged=True)
+    advantages = advantage_statistics(batch)
+    parts = list(minibatches(batch, config, seed=run.seed, step=step))
+    reports = []
+    for number, part in enumerate(parts, start=1):
+        report = tries.attempt(partial(learner.update, part, advance=number == len(parts)))
+        if report is None:
+            return Learnt(advantages=advantages, measure_seconds=taken, retries=tries.retries, diverged=True)
+        reports.append(report)
+    return Learnt(update=of_batch(reports), advantages=advantages, measure_seconds=taken, retries=tries.retries)
+
+
+def _prepared(learner: Updater, rollouts: pl.DataFrame, tries: _Tries) -> pl.DataFrame | None:
+    """The batch, with what was measured of it where that is needed; None when the policy has diverged.
+
+    No response passes through the model for it that nothing needs: advantages that depend on what is measured need
+    the responses that they are computed from, others only those that are learnt from.
+    """
+    config = learner.config
+    if config.measures_for_advantages:
+        measured = tries.attempt(partial(learner.measure, estimated(rollouts, config)))
+        return None if measured is None else prepare(measured, config)
+    batch = prepare(rollouts, config)
+    return tries.attempt(partial(learner.measure, batch)) if config.measures_first else batch
+
+
+class _Tries:
+    """Tries a call twice, and counts how often the second one was needed."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self.retries = 0
+
+    def attempt(self, call: Callable[[], Result]) -> Result | None:
+        """Return the result of a call, or None when it found twice that the policy has diverged."""
+        for again in (True, False):
+            try:
+                return call()
+            except DivergenceError as error:
+                logger.warning("run %s: %s", self._run_id, error)
+                self.retries += again
+        return None
+
+
+OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
+"""Settings in which a branch may differ from its trunk."""
+
+
+def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
+    """Continue from the newest checkpoint that is whole, or start at step 0.
+
+    Args:
+        learner: Takes over the state of the checkpoint; left as it is where there is none.
+        run: The cell, as ``train`` is given it.
+        problems: Training problems, as ``train`` is given them.
+
+    Raises:
+        CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
+            problems.
+        LearnerError: It is one of another model.
+    """
+    saved = checkpoints.newest()
+    if saved is None:
+        return Progress(step=0, rollouts=0, tokens=0, evals=[])
+    changed = _changed(saved, run, learner.config, problems)
+    if changed:
+        raise CheckpointError(
+            f"{checkpoints.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): "
+            "continue with those, or start the run in another folder"
+        )
+    return _continued(learner, saved, checkpoints.folder)
+
+
+def branch(*, learner: Updater, trunk: Checkpoints, run: RunConfig, problems: pl.DataFrame) -> Progress:
+    """Start a run whose rate decays from a checkpoint of one whose rate is constant, its trunk.
+
+    It is, bit for bit, what a run with these settings would be from its beginning, without the steps up to
+    ``optimizer.decay_after``, which the trunk has taken and paid for. A branch that was started continues with
+    ``restore`` from a folder of its own.
+
+    Args:
+        learner: Takes over the state of the trunk after step ``optimizer.decay_after`` of its settings. As a schedule
+            counts only batches that were learnt from, a decay begins later than the branch where the trunk has met
+            others.
+        trunk: Checkpoints of the trunk, with this step in ``keep_steps``; nothing is changed there.
+        run: The branch, as ``train`` is given it: as the trunk but for its ``run_id``.
+        problems: Training problems, as ``train`` is given them.
+
+    Returns:
+        How far the trunk was after that step, without its evaluations.
+
+    Raises:
+        CheckpointError: The settings name no such step; the checkpoint is missing, damaged or one of another version;
+            its rate was not constant, or settings other than those of the decay, or problems, are others.
+        LearnerError: It is one of another model.
+    """
+    schedule = learner.config.optimizer
+    if not schedule.decay_after:
+        raise CheckpointError(
+            f"a branch needs the step at which it leaves its trunk, and optimizer.decay_after is 0 (decay is "
+            f"{schedule.decay}): it must be the step of a checkpoint of {trunk.folder}"
+        )
+    saved = trunk.read(schedule.decay_after)
+    decay = saved.settings.get("optimizer.decay")
+    if decay != "constant":
+        raise CheckpointError(
+            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run whose decay is {decay}: a branch begins "
+            "from one whose decay is constant"
+        )
+    changed = _changed(saved, run, learner.config, problems, but=OF_A_BRANCH)
+    if changed:
+        raise CheckpointError(
+            f"{trunk.folder}: the checkpoint of step {saved.step} is of a run with other settings ({changed}): a "
+            f"branch may differ from its trunk in {', '.join(OF_A_BRANCH)} only"
+        )
+    return replace(_continued(learner, saved, trunk.folder), evals=[])
+
+
+def _changed(
+    saved: Checkpoint, run: RunConfig, config: LearnerConfig, problems: pl.DataFrame, *, but: Collection[str] = ()
+) -> str:
+    """Say which settings of a checkpoint, but for some, are not those of a run; empty where all are."""
+    # Through JSON, as the others were.
+    now = json.loads(json.dumps(settings_of(run, config, problems)))
+    names = sorted((now.keys() | saved.settings.keys()) - set(but))
+    changed = [name for name in names if now.get(name) != saved.settings.get(name)]
+    return ", ".join(f"{name} was {saved.settings.get(name)!r} and is {now.get(name)!r}" for name in changed)
+
+
+def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
+    """Let the learner take over a checkpoint, and return how far its run was."""
+    try:
+        progress = Progress.restored(saved.step, saved.progress)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: the progress in the checkpoint of step {saved.step} cannot be read "
+            f"({type(error).__name__}: {error}), as where another version wrote it; delete the folder to start the run "
+            "again"
+        ) from None
+    learner.load_state(saved.tensors, saved.values)
+    return progress
+
+
+def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, tries: int = 3) -> Result:
+    """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
+
+    Args:
+        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
+            ``train``; a meter that continues is part of it, too.
+        tries: How often it may end from one and the same checkpoint.
+
+    Returns:
+        What the last attempt does.
+
+    Raises:
+        RankError: It has, so often.
+    """
+    failed, step = 0, checkpoints.newest_step()
+    while True:
+        try:
+            return attempt()
+        except RankError as error:
+            reached = checkpoints.newest_step()
+            failed = 1 if reached != step else failed + 1
+            step = reached
+            if failed >= tries:
+                raise
+            logger.warning("%s; the run goes on from step %d with new ranks", error, reached or 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSteps:
+    """A meter that admits a number of steps and keeps no record of what they cost.
+
+    Attributes:
+        limit: Steps of the whole run, those before a checkpoint that it continues from included.
+
+    Raises:
+        LearnerError: There is no step.
+    """
+
+    limit: int
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise LearnerError(f"limit is {self.limit}; a run must have 1 step or more")
+
+    def admit(self, *, step: int, rollouts: int) -> bool:
+        """Return whether a step, counted from 1, may be taken."""
+        return step <= self.limit
+
+    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
+        """Keep no record."""
+
+    def sync(self) -> None:
+        """Have nothing to put on the disk."""
+
+
+def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:
+    """As many steps as give each problem one turn.
+
+    Args:
+        problems: Number of problems; those that do not fill a batch have no turn.
+        problems_per_batch: B_p.
+    """
+    return UpdateSteps(limit=max(1, problems // problems_per_batch))

@@ -1,7 +1,4 @@
-"""One run: its settings, and how far it is.
-
-The order in which problems are trained on: shuffled passes, from which solved problems may be dropped.
-"""
+"""One run: the order of its problems, the settings it depends on, and its progress."""
 
 from __future__ import annotations
 
@@ -117,12 +114,14 @@ def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
 CHANGES_NO_RESULT = ("sync.", "entropy.measured")
 """Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
 sums, as that of micro-batches, changes last digits and is none of them."""
+
+
 NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
 """Columns of problems that say how hard they were found to be."""
 
 
 def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
-    """What a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
+    """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
 
     Args:
         problems: Training problems, of which the hash counts; the order of rows and columns does not.
@@ -137,7 +136,7 @@ def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         step: Steps taken.
@@ -157,7 +156,7 @@ class Progress:
     diverged_at: int | None = None
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds beside its step, as plain values."""
+        """Return what a checkpoint holds beside its step, as plain values."""
         return {name: value for name, value in asdict(self).items() if name not in ("step", "diverged_at")}
 
     @classmethod

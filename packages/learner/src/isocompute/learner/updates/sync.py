@@ -10,7 +10,7 @@ The parity chain, engine = learner = reference, each link with the tests that ho
   and explicitly by ``loop.sync_and_check`` after the first sync and after a resume (``tests/updates/test_learner.py``,
   ``tests/training/test_loop.py``).
 * Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
-  same updates, the last bit for bit (``tests/updates/test_invariants.py``, ``tests/ranks/test_group.py``,
+  same updates, the last bit for bit (``tests/updates/test_learner.py``, ``tests/ranks/test_group.py``,
   ``tests/training/test_resume.py``).
 * Learner = reference: its gradient is that of a policy gradient written out token by token, without padding, and its
   updates are AdamW's steps with it (``tests/updates/test_learner.py``), its objective the formula
@@ -30,7 +30,7 @@ from ..records.steps import Agreement
 
 QUANTILE = 0.99
 BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)
-"""How a sampler agrees that gave a log-probability that is not finite."""
+"""The agreement of a sampler that gave a log-probability that is not finite."""
 
 Reduce = Callable[[torch.Tensor], None]
 """Combines a tensor over the ranks, in place."""
