@@ -30,7 +30,6 @@ class Updates:
     """Updates to take.
 
     Attributes:
-        batches: Rollouts, one table for each update, with their cohorts.
         empty: A rank whose share is empty; None: they are as the group cuts them.
         resume: A folder with a checkpoint to begin from.
         save: A folder for a checkpoint at the end.
@@ -53,8 +52,6 @@ class Done:
 
     Attributes:
         gradients: Of each optimizer step, whole and before it is clipped, by the parameter's name.
-        norms: Of each optimizer step.
-        weights: At the end, whole.
         moved: The weights' movement since the beginning.
         held: Bytes of parameters, gradients and moments that the rank itself held in the last step.
     """

@@ -64,7 +64,7 @@ def load_policy(
     except Exception as error:
         raise LearnerError(
             f"a {type(policy).__name__} does not give hidden states and logits as decoder-only models do "
-            f"({_reason(error)}): the base model {model} must be one"
+            f"({reason_of(error)}): the base model {model} must be one"
         ) from error
     if changed:
         raise LearnerError(
@@ -72,19 +72,6 @@ def load_policy(
             "reproduce: use a model whose head gives the logits"
         )
     return policy
-
-
-def reference_of(model: str | Path, *, device: str, dtype: torch.dtype, sharding: Sharding | None = None) -> Any:
-    """Load the base model as the reference of a KL: no gradient.
-
-    Args:
-        model: As for ``load_policy``.
-        sharding: As for ``load_policy``.
-
-    Raises:
-        LearnerError: As for ``load_policy``.
-    """
-    return load_policy(model, device=device, dtype=dtype, sharding=sharding).requires_grad_(False)
 
 
 def _whole(model: str | Path, device: str, dtype: torch.dtype) -> Any:
@@ -128,7 +115,7 @@ def _refused(model: str | Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise LearnerError(f"the base model {model} cannot be loaded ({_reason(error)})") from None
+        raise LearnerError(f"the base model {model} cannot be loaded ({reason_of(error)})") from None
 
 
 def _refuse_missing(model: str | Path, names: Collection[str]) -> None:
@@ -170,7 +157,8 @@ def _changes_logits(policy: Any, device: str) -> bool:
     return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -249,18 +237,6 @@ def learnt(policy: Any) -> dict[str, torch.Tensor]:
         for name, tensor in _held(policy).items()
         if not adapted or adapter.model_name(name, adapted) is None
     }
-
-
-def load_tensors(policy: Any, given: Mapping[str, torch.Tensor]) -> None:
-    """Give a policy other values, which are copied.
-
-    Args:
-        policy: From ``load_policy``.
-        given: Its ``tensors``, all of them or some.
-    """
-    mine = tensors(policy)
-    for name in given:
-        copy_into(mine[name], given[name])
 
 
 def _held(policy: Any) -> dict[str, torch.Tensor]:

@@ -94,9 +94,11 @@ def train(
     order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
     meter = meter or one_pass(len(problems), run.problems_per_batch)
     if progress is None:
-        progress = _begun(
-            run=run, problems=problems, sampler=sampler, learner=learner, checkpoints=checkpoints, meter=meter
-        )
+        progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+        if checkpoints is not None:
+            progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+        answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+        meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
     loop = _Loop(
         run=run,
         order=order,
@@ -127,24 +129,6 @@ def train(
     # A kill may have come between the last checkpoint and the deletion of those before.
     if checkpoints is not None:
         checkpoints.prune()
-    return progress
-
-
-def _begun(
-    *,
-    run: RunConfig,
-    problems: pl.DataFrame,
-    sampler: Sampler,
-    learner: Updater,
-    checkpoints: Checkpoints | None,
-    meter: Meter,
-) -> Progress:
-    """Restore the progress of a run and sync the sampler."""
-    progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
-    if checkpoints is not None:
-        progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-    answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
-    meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
     return progress
 
 
