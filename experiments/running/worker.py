@@ -35,8 +35,8 @@ from isocompute.learner import (
     LearnerGroup,
     Progress,
     Updater,
-    canary,
     restore,
+    sync_and_check,
     through_deaths,
     timings_table,
     train,
@@ -431,13 +431,13 @@ class Worker:
     def _try_sync(
         self, cell: Cell, home: Path, learner: Updater, validation: pl.DataFrame, *, resumed_from: int
     ) -> None:
-        """Run the canary and charge what it generates.
+        """Run the sync check and charge what it generates.
 
         That is paid for, but by construction lost: it is charged to an attempt that the training attempt replaces, so
         that the canonical ledger does not depend on restarts.
         """
         self._sampled = cell.origin.base
-        answered = canary(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
+        answered = sync_and_check(learner=learner, sampler=self._sampler, problems=validation, run_id=cell.run_id)
         with Ledger.open(home / "ledger.bin", run_id=cell.run_id, resumed_from=resumed_from) as ledger:
             ledger.charge(resumed_from + 1, answered.with_columns(cohort=pl.lit("eval")))
 

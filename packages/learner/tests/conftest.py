@@ -4,11 +4,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 import torch
+from hypothesis import settings
 from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.objective.prepare import prepare
@@ -18,10 +18,15 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 torch.set_num_threads(1)
 
+# Properties are tried without a limit of time: a machine may be busy.
+settings.register_profile("unhurried", deadline=None)
+
+settings.load_profile("unhurried")
+
 # Helpers of several files of tests.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recordings import recorded, scored  # noqa: E402
+from small_run import exact_norm, recorded, scored  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -96,13 +101,8 @@ def cluster() -> Iterator[None]:
 def double() -> Iterator[None]:
     """Norms in float64, which are computed in float32 whatever the weights' type."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LlamaRMSNorm, "forward", _norm)
+        patch.setattr(LlamaRMSNorm, "forward", exact_norm)
         yield
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 import transformers
-from forwards import of_learner, of_transformers, rollouts
 from isocompute.learner.config import ComputeConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.policy.forward import Forward
 from isocompute.learner.policy.loading import load_policy
-from tiny_models import tiny_config, tiny_model
+from tiny_models import of_learner, of_transformers, rollouts, tiny_config, tiny_model
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 LIMITS = (4, 24)

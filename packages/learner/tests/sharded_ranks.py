@@ -20,17 +20,16 @@ from isocompute.learner.records.steps import UpdateReport
 from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.training.loop import learn
 from isocompute.learner.updates.learner import Learner
-from small_run import RUN
+from small_run import RUN, exact_norm
 from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 
 @dataclass(kw_only=True)
-class Work:
+class Updates:
     """Updates to take.
 
     Attributes:
-        batches: Rollouts, one table for each update, with their cohorts.
         empty: A rank whose share is empty; None: they are as the group cuts them.
         resume: A folder with a checkpoint to begin from.
         save: A folder for a checkpoint at the end.
@@ -53,11 +52,8 @@ class Done:
 
     Attributes:
         gradients: Of each optimizer step, whole and before it is clipped, by the parameter's name.
-        norms: Of each optimizer step.
-        weights: At the end, whole.
         moved: The weights' movement since the beginning.
-        held: Bytes of parameters, gradients and moments that the rank itself held in the last step; those of an
-            adapter's policy are not all learnt.
+        held: Bytes of parameters, gradients and moments that the rank itself held in the last step.
     """
 
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
@@ -70,7 +66,7 @@ class Done:
 class InStep(Learner):
     """One of several learners that run the same loop, each with its share of every batch, as a group's ranks have."""
 
-    def __init__(self, work: Work, ranks: dist.ProcessGroup | None) -> None:
+    def __init__(self, work: Updates, ranks: dist.ProcessGroup | None) -> None:
         super().__init__(work.model, work.config, ranks=ranks, dtype=work.dtype)
         self._rank, self._size = (0, 1) if ranks is None else (ranks.rank(), ranks.size())
         self._empty, self.norms, self.gradients = work.empty, list[float](), list[dict[str, torch.Tensor]]()
@@ -110,42 +106,33 @@ class InStep(Learner):
         return self._clip()
 
 
-def take(work: Work, ranks: dist.ProcessGroup | None = None) -> Done:
+def take(work: Updates, ranks: dist.ProcessGroup | None = None) -> Done:
     """Take the updates, alone or as one of several ranks."""
     with pytest.MonkeyPatch.context() as patch:
         if work.dtype == torch.float64:
             # Its own is computed in float32 whatever the weights' type, and rounds what differs in the last digit.
-            patch.setattr(Qwen3RMSNorm, "forward", _norm)
+            patch.setattr(Qwen3RMSNorm, "forward", exact_norm)
         if work.routed:
             patch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
-        return _taken(work, ranks)
-
-
-def _taken(work: Work, ranks: dist.ProcessGroup | None) -> Done:
-    learner = InStep(work, ranks)
-    before = {name: tensor.clone() for name, tensor in learner.weights()}
-    if work.resume is not None:
-        saved = Checkpoints(work.resume).newest()
-        assert saved is not None
-        learner.load_state(saved.tensors, saved.values)
-    for batch in work.batches:
-        version = pl.lit(learner.version, dtype=pl.Int64)
-        learnt = learn(learner=learner, run=RUN, step=1, rollouts=batch.with_columns(weights_version=version))
-        assert not learnt.diverged
-    after = {name: tensor.clone() for name, tensor in learner.weights()}
-    if work.save is not None:
-        tensors, values = learner.state()
-        if learner._rank == 0:
-            Checkpoints(work.save).save(Checkpoint(step=learner.version, tensors=tensors, values=values))
-        else:
-            list(tensors.items())
+        learner = InStep(work, ranks)
+        before = {name: tensor.clone() for name, tensor in learner.weights()}
+        if work.resume is not None:
+            saved = Checkpoints(work.resume).newest()
+            assert saved is not None
+            learner.load_state(saved.tensors, saved.values)
+        for batch in work.batches:
+            version = pl.lit(learner.version, dtype=pl.Int64)
+            learnt = learn(learner=learner, run=RUN, step=1, rollouts=batch.with_columns(weights_version=version))
+            assert not learnt.diverged
+        after = {name: tensor.clone() for name, tensor in learner.weights()}
+        if work.save is not None:
+            tensors, values = learner.state()
+            # Every rank must read all of them.
+            saved = Checkpoint(step=learner.version, tensors=dict(tensors), values=values)
+            if learner._rank == 0:
+                Checkpoints(work.save).save(saved)
     moved = {name: after[name] - before[name] for name in after}
     return Done(gradients=learner.gradients, norms=learner.norms, weights=after, moved=moved, held=learner.held())
-
-
-def _norm(self: Any, hidden: torch.Tensor) -> torch.Tensor:
-    scaled: torch.Tensor = self.weight * hidden
-    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
 
 
 class Experts(torch.nn.Module):  # type: ignore[misc]
@@ -166,15 +153,8 @@ class Experts(torch.nn.Module):  # type: ignore[misc]
         return found
 
 
-def together(ranks: int, works: list[Work], folder: Path) -> list[list[Done]]:
-    """Take all works, one after the other, on every rank of a process group.
-
-    Args:
-        folder: A new one, for the rendezvous and the results.
-
-    Returns:
-        What came of each work, on each rank.
-    """
+def together(ranks: int, works: list[Updates], folder: Path) -> list[list[Done]]:
+    """Take all works, one after the other, on every rank of a process group; what came of each work, on each rank."""
     folder.mkdir()
     context = get_context("forkserver")
     started = [context.Process(target=_rank, args=(rank, ranks, works, folder)) for rank in range(ranks)]
@@ -187,7 +167,7 @@ def together(ranks: int, works: list[Work], folder: Path) -> list[list[Done]]:
     return [list(of_work) for of_work in zip(*done, strict=True)]
 
 
-def _rank(rank: int, ranks: int, works: list[Work], folder: Path) -> None:
+def _rank(rank: int, ranks: int, works: list[Updates], folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.save([take(work, dist.group.WORLD) for work in works], folder / str(rank))
@@ -195,12 +175,12 @@ def _rank(rank: int, ranks: int, works: list[Work], folder: Path) -> None:
 
 
 @contextmanager
-def forking() -> Iterator[None]:
-    """A process to fork ranks from, which has imported what they need."""
+def forking(module: str) -> Iterator[None]:
+    """A process to fork from, which has imported what is needed; another file of tests may have left another one."""
     forkserver._forkserver._stop()
-    get_context("forkserver").set_forkserver_preload(["sharded_ranks"])
+    get_context("forkserver").set_forkserver_preload([module])
     with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 does not hand the path on.
+        # Python 3.11 does not hand the path on, and says nothing of a module that it does not find.
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         forkserver.ensure_running()
     yield

@@ -1,17 +1,63 @@
-"""A run of the loop that takes a second: a sampler of recorded tokens, a meter of steps, evaluations of likelihood."""
+"""Runs of the loop that take a second: recorded rollouts, a meter of steps, evaluations of likelihood."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from isocompute.learner.config import LearnerConfig
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import branch, restore
 
+
+def recorded(*, groups: int = 4, n: int = 4, version: int = 0, step: int = 1, seed: int = 0) -> pl.DataFrame:
+    """Rollouts with random tokens and rewards; their log-probabilities are for ``scored`` to fill in."""
+    rng = np.random.default_rng([seed, step])
+    prompts = [rng.integers(0, 12, rng.integers(2, 6)).tolist() for _ in range(groups)]
+    return pl.DataFrame(
+        [
+            {
+                "run_id": "r",
+                "step": step,
+                "phase": "train",
+                "problem_id": f"p{g}",
+                "sample": s,
+                "prompt_ids": prompts[g],
+                "response_ids": rng.integers(0, 12, rng.integers(1, 8)).tolist(),
+                "reward": float(s < 1 + g % 2),
+                "finish_reason": "stop",
+                "weights_version": version,
+            }
+            for g in range(groups)
+            for s in range(n)
+        ]
+    )
+
+
+def scored(policy: torch.nn.Module, rollouts: pl.DataFrame, numbers: type[pl.DataType] = pl.Float32) -> pl.DataFrame:
+    """Rollouts with the log-probabilities that a model gives them, one response at a time."""
+    logprobs = []
+    for prompt, response in rollouts.select("prompt_ids", "response_ids").iter_rows():
+        with torch.no_grad():
+            scores = torch.log_softmax(policy(torch.tensor([prompt + response])).logits[0], -1)
+        logprobs.append([float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)])
+    return rollouts.with_columns(pl.Series("logprobs", logprobs, dtype=pl.List(numbers)))
+
+
+def moved(model: torch.nn.Module, size: float) -> torch.nn.Module:
+    """A model whose weights are all a little off, in place."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += size * torch.sin(torch.arange(parameter.numel())).view_as(parameter)
+    return model
+
+
 PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
+
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=32)
 
 
@@ -84,7 +130,7 @@ def run(
         progress = branch(learner=learner, trunk=Checkpoints(trunk), run=cell, problems=PROBLEMS)
     else:
         progress = restore(learner=learner, checkpoints=store, run=cell, problems=PROBLEMS)
-    loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    loop.sync_and_check(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     return loop.train(
         run=cell,
         problems=PROBLEMS,
@@ -111,3 +157,44 @@ def paid(meter: Steps) -> list[tuple[int, dict[str, Any]]]:
 
 def weights(learner: Any) -> torch.Tensor:
     return torch.cat([tensor.flatten() for _, tensor in learner.weights()])
+
+
+def written_out(
+    policy: Any, base: Any, batch: pl.DataFrame, config: LearnerConfig
+) -> tuple[torch.Tensor, float, float]:
+    """The gradient token by token, without padding or micro-batches; see the parity chain in ``sync``.
+
+    Args:
+        policy: The policy, whose gradients are filled in: its call returns logits.
+        base: The base model.
+        batch: Prepared rollouts.
+        config: The coefficients, and the cap of the importance weight.
+
+    Returns:
+        The gradient, the mean entropy (nats), and the largest difference from the sampler's log-probabilities (nats).
+    """
+    marks = batch["sampled"] if "sampled" in batch.columns else [[True] * len(r) for r in batch["response_ids"]]
+    tokens = sum(map(sum, marks))
+    entropy, worst = 0.0, 0.0
+    for row, sampled in zip(batch.iter_rows(named=True), marks, strict=True):
+        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
+        scores, known = (torch.log_softmax(m(ids).logits[0], -1) for m in (policy, base))
+        for place, token in enumerate(row["response_ids"]):
+            if not sampled[place]:
+                continue
+            i = len(row["prompt_ids"]) + place - 1
+            own, spread = scores[i, token], -(scores[i].exp() * scores[i]).sum()
+            weight = (own.detach() - row["logprobs"][place]).exp().clamp(max=config.importance.cap)
+            apart = known[i, token].detach() - own
+            term = -weight * row["advantage"] * own
+            term += config.kl.coefficient * (apart.exp() - apart - 1) - config.entropy.coefficient * spread
+            (term / tokens).backward(retain_graph=True)
+            entropy += float(spread.detach()) / tokens
+            worst = max(worst, abs(float(own.detach()) - row["logprobs"][place]))
+    return torch.cat([p.grad.flatten() for p in policy.parameters()]), entropy, worst
+
+
+def exact_norm(norm: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The forward pass of a norm, in the type of its input; transformers computes it in float32."""
+    scaled: torch.Tensor = norm.weight * hidden
+    return scaled * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)

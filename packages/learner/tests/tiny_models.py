@@ -1,69 +1,35 @@
-"""Tiny random models of any family that transformers knows, whose weights are all far from what would hide them."""
+"""Tiny random models of any family that transformers knows, and the log-probabilities of a few responses."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import torch
+from isocompute.learner.batch.packing import MicroBatch
+from isocompute.learner.batch.responses import read
+from isocompute.learner.policy.forward import Forward
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": None,
-    "n_positions": 256,
-    "n_embd": 32,
-    "n_layer": 4,
-    "n_head": 4,
-    "d_model": 32,
-    "n_layers": 4,
-    "n_heads": 4,
-    "ffn_dim": 48,
-    "d_ff": 48,
-    "decoder_layers": 4,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    "encoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "moe_intermediate_size": 16,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 16,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
-    "dropout": 0.0,
-    "mamba_d_ssm": 64,
-    "mamba_n_heads": 8,
-    "mamba_d_head": 8,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 8,
-    "mamba_chunk_size": 8,
-    "mamba_num_heads": 8,
-    "mamba_head_dim": 8,
-    "state_size": 8,
-    "ssm_state_size": 8,
-    "chunk_size": 8,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_head_dim": 8,
+NAMES = {
+    32: "vocab_size hidden_size n_embd d_model",
+    48: "intermediate_size ffn_dim d_ff decoder_ffn_dim encoder_ffn_dim",
+    4: "num_hidden_layers num_attention_heads n_layer n_head n_layers n_heads decoder_layers decoder_attention_heads "
+    "encoder_attention_heads num_experts num_local_experts n_routed_experts qk_rope_head_dim qk_nope_head_dim "
+    "linear_num_value_heads",
+    256: "max_position_embeddings n_positions",
+    16: "moe_intermediate_size kv_lora_rank q_lora_rank",
+    8: "head_dim v_head_dim mamba_n_heads mamba_d_head mamba_d_state mamba_chunk_size mamba_num_heads "
+    "mamba_head_dim state_size ssm_state_size chunk_size linear_key_head_dim linear_value_head_dim linear_head_dim",
+    2: "num_key_value_heads num_experts_per_tok linear_num_key_heads",
+    1: "encoder_layers n_group topk_group mamba_n_groups eos_token_id",
+    64: "mamba_d_ssm",
+    0: "bos_token_id",
 }
+SMALL: dict[str, Any] = {name: size for size, names in NAMES.items() for name in names.split()}
+SMALL |= {"pad_token_id": None, "dropout": 0.0}
 """Sizes, by every name that families have for them; a family takes those that it knows."""
+
 LIMITS = (
     "sliding_window",
     "attention_chunk_size",
@@ -129,3 +95,43 @@ def with_tokenizer(folder: Path) -> Path:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     tiny_model(LlamaConfig(vocab_size=len(words), eos_token_id=0, bos_token_id=None, **sizes)).save_pretrained(folder)
     return folder
+
+
+def rollouts(*, groups: int = 3, samples: int = 4, longest: int = 7) -> pl.DataFrame:
+    generator = np.random.default_rng(3)
+    prompts = [generator.integers(0, 12, 2 + g).tolist() for g in range(groups)]
+    responses = [generator.integers(0, 12, 1 + (5 * i) % longest).tolist() for i in range(groups * samples)]
+    return pl.DataFrame(
+        {
+            "problem_id": [f"p{i // samples}" for i in range(len(responses))],
+            "sample": list(range(len(responses))),
+            "prompt_ids": [prompts[i // samples] for i in range(len(responses))],
+            "response_ids": responses,
+            "logprobs": [[0.0] * len(r) for r in responses],
+        }
+    )
+
+
+def of_transformers(folder: Path, table: pl.DataFrame) -> torch.Tensor:
+    """Log-probabilities one response at a time."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    found = []
+    for prompt, response in table.select("prompt_ids", "response_ids").iter_rows():
+        with torch.no_grad():
+            scores = torch.log_softmax(model(torch.tensor([prompt + response])).logits[0] / 0.7, -1)
+        found += [float(scores[len(prompt) + i - 1, token]) for i, token in enumerate(response)]
+    return torch.tensor(found)
+
+
+def of_learner(forward: Forward, table: pl.DataFrame) -> torch.Tensor:
+    """Log-probabilities by the learner's way, response by response in the order of the table."""
+    responses = read(table, vocabulary=int(1e9))
+    found = torch.zeros(int(responses.counts.sum()))
+    for piece in forward.pieces(responses, np.arange(len(responses))):
+        found[responses.tokens_of(piece.rows)] = forward.logprobs(forward.micro_batch(responses, piece))
+    return found
+
+
+def micro_batches(forward: Forward, table: pl.DataFrame) -> list[MicroBatch]:
+    responses = read(table, vocabulary=12)
+    return [forward.micro_batch(responses, piece) for piece in forward.pieces(responses, np.arange(len(responses)))]

@@ -60,9 +60,3 @@ def test_what_cannot_be_compared_is_one_line(
         assert main(["check", *arguments]) == 2
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
         assert len(lines) == 1
-
-
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out.startswith("isocompute-learner ")

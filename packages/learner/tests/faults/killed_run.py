@@ -7,12 +7,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
 from isocompute.budget import Ledger, Limits, Meter
 from isocompute.learner.config import BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.ranks.group import LearnerGroup
@@ -22,10 +20,12 @@ from isocompute.learner.saving.export import save_policy
 from isocompute.learner.training import loop
 from isocompute.learner.training.loop import restore
 from isocompute.learner.updates.learner import Learner
+from small_run import PROBLEMS, LogLikelihood
 
 STEPS, EVERY = 8, 2
-PROBLEMS = pl.DataFrame({"problem_id": [f"p{i}" for i in range(8)]})
+
 RUN = loop.RunConfig(run_id="r", rollouts_per_problem=4, problems_per_batch=4, seed=3, evaluate_every=64)
+
 CONFIG = LearnerConfig(
     learning_rate=1e-2,
     objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
@@ -42,26 +42,6 @@ def sampler_of(model: Path) -> Any:
     sys.modules["learner_tests"] = module
     spec.loader.exec_module(module)
     return module.Replay(model)
-
-
-@dataclass
-class Evaluated:
-    """What the policy thinks of recorded answers, which a change of any weight changes."""
-
-    row: dict[str, Any]
-    rollouts_table: pl.DataFrame
-    scores: dict[str, float]
-
-
-def evaluator_of(sampler: Any) -> Callable[..., Evaluated]:
-    """An evaluator for the loop."""
-
-    def evaluate(*, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
-        table = sampler.sample(PROBLEMS.head(2), samples=2, seed=99, step=0, phase="eval", run_id="r")
-        score = float(table["logprobs"].explode().mean())
-        return Evaluated({"step": step, "rollouts": rollouts, "tokens": tokens, "score": score}, table, {})
-
-    return evaluate
 
 
 def count(sampler: Any, answers: Path) -> None:
@@ -83,7 +63,7 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     store = Checkpoints(home / "checkpoints", every_steps=EVERY, keep=2)
     progress = restore(learner=learner, checkpoints=store, run=RUN, problems=PROBLEMS)
     opened: dict[str, Any] = {"run_id": "r", "resumed_from": progress.step}
-    answered = loop.canary(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
+    answered = loop.sync_and_check(learner=learner, sampler=sampler, problems=PROBLEMS, run_id="r")
     # Paid for in an attempt that training replaces, so that the ledger of a run does not depend on its starts.
     with Ledger.open(home / "ledger.bin", **opened) as ledger:
         ledger.charge(progress.step + 1, answered.with_columns(cohort=pl.lit("eval")))
@@ -94,7 +74,7 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
             problems=PROBLEMS,
             sampler=sampler,
             learner=learner,
-            evaluator=evaluator_of(sampler),
+            evaluator=LogLikelihood(sampler),
             meter=Meter(ledger, Limits(rollouts=STEPS * RUN.batch_rollouts, counted="used")),
             checkpoints=store,
             progress=progress,
@@ -106,38 +86,6 @@ def run(home: Path, model: Path, learner: Any, sampler: Any) -> None:
     save_policy(learner.weights(), model, home / "policy")
     (home / "evals.json").write_text(json.dumps(ended.evals))
     (home / "totals.json").write_text(json.dumps(totals))
-
-
-class Worker:
-    """What a Ray worker runs."""
-
-    def process(self) -> int:
-        """Its process id."""
-        return os.getpid()
-
-    def run(self, home: Path, model: Path) -> None:
-        """Run to the end, or what is left of it."""
-        alone(home, model)
-
-
-class Engine:
-    """The sampler, for a process of its own."""
-
-    def __init__(self, model: Path) -> None:
-        self._sampler = sampler_of(model)
-
-    def process(self) -> int:
-        """Its process id."""
-        return os.getpid()
-
-    def sync(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Take over the weights."""
-        self._sampler.sync(weights.items(), version)
-
-    def sample(self, problems: pl.DataFrame, asked: dict[str, Any]) -> pl.DataFrame:
-        """The same tokens for the same seed and step, whatever the weights."""
-        found: pl.DataFrame = self._sampler.sample(problems, **asked)
-        return found
 
 
 def alone(home: Path, model: Path, dies_at: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Processes killed at random moments: the finished run equals the undisturbed one, bit for bit, ledger included.
 
-Six kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
+Four kinds of SIGKILL, of which two by default; ISOCOMPUTE_LEARNER_FAULTS says how many in all.
 """
 
 import itertools
@@ -10,12 +10,10 @@ import os
 import random
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -23,17 +21,20 @@ from typing import Any
 import killed_run
 import polars as pl
 import pytest
-import small_run
 from isocompute.learner.errors import RankError
 from isocompute.learner.ranks.group import LearnerGroup
-from isocompute.learner.updates.learner import Learner
+from sharded_ranks import forking
 
 pytestmark = pytest.mark.slow("processes that train and are killed")
 
 FAULTS = int(os.environ.get("ISOCOMPUTE_LEARNER_FAULTS", "2"))
-ONE_OF_EACH = ("write", "worker", "rank", "learner", "engine", "driver")
+
+# The first two need no cluster.
+ONE_OF_EACH = ("write", "learner", "rank", "driver")
+
 # In a long campaign those that need new processes of Ray, which take seconds to start, come less often.
-OFTEN = (*("learner", "write") * 3, "worker", "engine", *("learner", "write") * 3, "rank", "driver")
+OFTEN = (*("learner", "write") * 6, "rank", "driver")
+
 KINDS = list(itertools.islice(itertools.chain(ONE_OF_EACH, itertools.cycle(OFTEN)), FAULTS))
 
 forks = multiprocessing.get_context("forkserver")
@@ -41,15 +42,9 @@ forks = multiprocessing.get_context("forkserver")
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    """A process to fork from, where another file of tests may have left one that has imported something else."""
-    forkserver._forkserver._stop()
-    forks.set_forkserver_preload(["killed_run"])
-    with pytest.MonkeyPatch.context() as patch:
-        # Python 3.11 does not hand the path on, and says nothing of a module that it does not find.
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        forkserver.ensure_running()
-    yield
-    forkserver._forkserver._stop()
+    """A process to fork from."""
+    with forking("killed_run"):
+        yield
 
 
 @dataclass
@@ -62,7 +57,7 @@ class Moment:
 
 @dataclass
 class Undisturbed:
-    """A run that was left alone, and how long it took from the canary to the end (s)."""
+    """A run that was left alone, and how long it took from the sync check to the end (s)."""
 
     home: Path
     seconds: float
@@ -110,18 +105,18 @@ def outcome(home: Path) -> tuple[Any, ...]:
 
 
 def check_paid(home: Path, whole: Path) -> None:
-    """What a kill lost was paid for, too, and nothing twice: whole charges since a checkpoint, and each canary.
+    """What a kill lost was paid for, too, and nothing twice: whole charges since a checkpoint, and each sync check.
 
     Args:
         home: The folder of a run that was killed once.
         whole: That of the run left alone.
     """
-    batch, evaluation, canary = killed_run.RUN.batch_rollouts, 4, 8
+    batch, evaluation, check = killed_run.RUN.batch_rollouts, 4, 8
     mine, alone = (json.loads((path / "totals.json").read_text()) for path in (home, whole))
     assert mine["used"] == alone["used"] == killed_run.STEPS * batch
-    lost, canary_alone = (pl.read_parquet(path / "lost.parquet") for path in (home, whole))
-    assert canary_alone["rollouts"].to_list() == [canary]
-    assert mine["paid"] - alone["paid"] == lost["rollouts"].sum() - canary
+    lost, check_alone = (pl.read_parquet(path / "lost.parquet") for path in (home, whole))
+    assert check_alone["rollouts"].to_list() == [check]
+    assert mine["paid"] - alone["paid"] == lost["rollouts"].sum() - check
     trained = lost.filter(pl.col("cohort") == "trained")
     last = killed_run.EVERY * (int(trained["step"].min() or 1) // killed_run.EVERY)
     assert trained["step"].to_list() == list(range(last + 1, last + 1 + len(trained)))
@@ -129,12 +124,12 @@ def check_paid(home: Path, whole: Path) -> None:
     assert len(trained) <= killed_run.EVERY
     others = sorted(lost.filter(pl.col("cohort") == "eval")["rollouts"].to_list())
     # The canaries of both starts, unless the first was killed before, and at most one evaluation.
-    assert others in ([canary], [canary] * 2, [evaluation, canary], [evaluation, canary, canary])
+    assert others in ([check], [check] * 2, [evaluation, check], [evaluation, check, check])
     assert len(trained) + len(others) == len(lost)
     answered, answered_alone = ([int(n) for n in (path / "answers").read_text().split()] for path in (home, whole))
     assert sum(answered_alone) == alone["paid"]
     # A kill between an answer and its charge leaves that one unpaid.
-    assert sum(answered) - mine["paid"] in (0, batch, evaluation, canary)
+    assert sum(answered) - mine["paid"] in (0, batch, evaluation, check)
 
 
 def undisturbed(home: Path) -> Undisturbed:
@@ -163,72 +158,12 @@ def two_ranks(group: LearnerGroup, model: Path, tmp_path_factory: pytest.TempPat
     return undisturbed(home)
 
 
-def actor(name: str, *arguments: Any) -> Any:
-    """An object of the module beside this file, in a Ray worker, which is told where that lies."""
-    import ray
-
-    class Outside:
-        def __init__(self, folder: str, *arguments: Any) -> None:
-            import sys
-            from importlib import import_module
-
-            sys.path.insert(0, folder)
-            self.inner = getattr(import_module("killed_run"), name)(*arguments)
-
-        def call(self, method: str, *arguments: Any) -> Any:
-            return getattr(self.inner, method)(*arguments)
-
-    return ray.remote(num_cpus=1)(Outside).remote(str(Path(killed_run.__file__).parent), *arguments)
-
-
-class RemoteEngine:
-    """A sampler in a process of its own."""
-
-    def __init__(self, model: Path) -> None:
-        import ray
-
-        self._actor, self._get, self.weights_version = actor("Engine", model), ray.get, 0
-        self.process = int(ray.get(self._actor.call.remote("process")))
-
-    def sync(self, weights: Any, version: int) -> None:
-        self._get(self._actor.call.remote("sync", {name: tensor.clone() for name, tensor in weights}, version))
-        self.weights_version = version
-
-    def sample(self, problems: pl.DataFrame, **asked: Any) -> pl.DataFrame:
-        found: pl.DataFrame = self._get(self._actor.call.remote("sample", problems, asked))
-        return found
-
-
 def killed_process(target: Callable[..., None], home: Path, moment: Moment, *arguments: Any) -> bool:
     process = spawn(target, home, *arguments)
     kill_later(process.pid, home, moment)
     code = exit_code(process)
     assert code in (0, -signal.SIGKILL)
     return code != 0
-
-
-def killed_worker(home: Path, model: Path, moment: Moment) -> bool:
-    import ray
-
-    worker = actor("Worker")
-    kill_later(int(ray.get(worker.call.remote("process"))), home, moment)
-    try:
-        ray.get(worker.call.remote("run", home, model))
-    except ray.exceptions.RayActorError:
-        return True
-    return False
-
-
-def killed_engine(home: Path, model: Path, moment: Moment) -> bool:
-    import ray
-
-    engine = RemoteEngine(model)
-    kill_later(engine.process, home, moment)
-    try:
-        killed_run.run(home, model, Learner(model, killed_run.CONFIG), engine)
-    except ray.exceptions.RayActorError:
-        return True
-    return False
 
 
 def killed_rank(home: Path, model: Path, moment: Moment, group: LearnerGroup, rank: int) -> bool:
@@ -264,10 +199,6 @@ def of_cluster() -> tuple[str, dict[str, str]]:
 def kill(kind: str, home: Path, model: Path, whole: Undisturbed, source: random.Random, group: Any) -> bool:
     """Start a run and kill one of its processes; returns whether it was killed before it had ended."""
     moment = whole.moment(source)
-    if kind == "worker":
-        return killed_worker(home, model, moment)
-    if kind == "engine":
-        return killed_engine(home, model, moment)
     if kind == "rank":
         return killed_rank(home, model, moment, group, source.randrange(2))
     if kind == "driver":
@@ -286,8 +217,6 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     needed = {"rank": "two_ranks", "driver": "two_ranks"}
     whole: Undisturbed = request.getfixturevalue(needed.get(kind, "one_rank"))
     group = request.getfixturevalue("group") if kind in needed else None
-    if kind in ("worker", "engine"):
-        request.getfixturevalue("cluster")
     for attempt in range(9):
         # Where it had ended before the moment came, there is another.
         home = tmp_path / str(attempt)
@@ -305,21 +234,3 @@ def test_a_run_that_was_killed_and_started_again_is_the_run_left_alone(
     assert trained["rollouts"].to_list() == [killed_run.RUN.batch_rollouts] * killed_run.STEPS
     check_paid(home, whole.home)
     shutil.rmtree(tmp_path)
-
-
-def test_a_run_goes_on_with_another_number_of_ranks(
-    group: LearnerGroup, model: Path, replay: Any, tmp_path: Path
-) -> None:
-    """Killed with one rank, continued with two and killed again, and ended with one."""
-    alone = Learner(model, killed_run.CONFIG)
-    whole = small_run.run(alone, replay, tmp_path / "one", steps=6)
-    small_run.kill(Learner(model, killed_run.CONFIG), replay, tmp_path / "several", after=3)
-    group.reset(killed_run.CONFIG)
-    small_run.kill(group, replay, tmp_path / "several", after=5)
-    last = Learner(model, killed_run.CONFIG)
-    ended = small_run.run(last, replay, tmp_path / "several", steps=6)
-    assert (ended.step, ended.rollouts, ended.tokens, ended.place) == (6, whole.rollouts, whole.tokens, whole.place)
-    for mine, other in zip(ended.evals, whole.evals, strict=True):
-        assert mine == pytest.approx(other, rel=1e-5)
-    apart = small_run.weights(last) - small_run.weights(alone)
-    assert float(apart.norm() / small_run.weights(alone).norm()) < 1e-6

@@ -1,10 +1,16 @@
 """Noise within and between problems, against gradients that are made with both."""
 
+from pathlib import Path
+
 import numpy as np
+import polars as pl
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.learner.noise.scale import Noise
+from isocompute.learner import LearnerConfig
+from isocompute.learner.noise import scale
+from isocompute.learner.noise.scale import Noise, Sketch, halves
 
 PARAMETERS = 40
 
@@ -44,23 +50,67 @@ def test_what_is_left_out_is_what_estimating_without_it_gives(problems: int, see
         np.testing.assert_allclose(getattr(whole, name)[1], getattr(without, name)[0], rtol=1e-9, atol=1e-9)
 
 
-def test_noise_alone_has_no_upper_end() -> None:
-    rng = np.random.default_rng(2)
-    halves = rng.normal(size=(30, 2, PARAMETERS))
-    noise = Noise.of(halves, responses=4)
-    assert noise.scale(8).upper is None
-    assert noise.first_guess().upper is None
-
-
-def test_problems_that_do_not_differ_leave_the_guess_open_and_the_scale_known() -> None:
-    rng = np.random.default_rng(3)
-    noise = Noise.of(made(rng, problems=200, responses=16, between=0.0, within=16.0), responses=16)
-    assert noise.first_guess().upper is None
-    scale = noise.scale(4)
-    assert scale.upper is not None
-    assert scale.lower < 16.0 < scale.upper
-
-
 def test_too_few_problems_are_refused() -> None:
     with pytest.raises(ValueError, match="8 problems or more"):
         Noise.of(np.zeros((7, 2, 3)), responses=4)
+
+
+def rollouts() -> pl.DataFrame:
+    """Two problems with four responses each, of which the second's have equal rewards."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "problem_id": problem,
+            "sample": sample,
+            "reward": reward,
+            "finish_reason": "stop",
+            "weights_version": 0,
+            "prompt_ids": [3, 4, 5],
+            "response_ids": (ids := rng.integers(3, 12, size=2 + sample).tolist()),
+            "logprobs": [-1.0] * len(ids),
+        }
+        for problem, rewards in (("a", (1.0, 0.0, 0.0, 1.0)), ("b", (0.0, 0.0, 0.0, 0.0)))
+        for sample, reward in enumerate(rewards)
+    ]
+    return pl.DataFrame(rows)
+
+
+def test_a_group_has_the_gradient_of_its_objective(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(scale, "SKETCHED", 10**9)
+    config = LearnerConfig(learning_rate=1.0, temperature=1.0)
+    first, equal = scale.gradients(model, rollouts(), config, device="cpu")
+    policy = AutoModelForCausalLM.from_pretrained(model).eval()
+    group = rollouts().filter(pl.col("problem_id") == "a")
+    rewards = group["reward"].to_numpy()
+    advantages = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    tokens = group["response_ids"].list.len().sum()
+    loss = torch.zeros(())
+    for row, advantage in zip(group.iter_rows(named=True), advantages, strict=True):
+        ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
+        scores = policy(ids).logits[0, 2:-1].log_softmax(-1)
+        own = scores.gather(1, torch.tensor(row["response_ids"])[:, None]).sum()
+        loss = loss + advantage * own / tokens
+    loss.backward()
+    expected = torch.cat([each.grad.flatten() for each in policy.parameters() if each.grad is not None]).numpy()
+    np.testing.assert_allclose(first, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+    assert not equal.any()
+
+
+def test_the_halves_of_a_problem_are_groups_of_their_own() -> None:
+    split = halves(rollouts())
+    assert split["problem_id"].unique().sort().to_list() == ["a/0", "a/1", "b/0", "b/1"]
+    assert split.filter(pl.col("problem_id") == "a/1")["sample"].to_list() == [1, 3]
+
+
+def test_products_of_sketches_are_those_of_the_vectors() -> None:
+    rng = torch.Generator().manual_seed(0)
+    one, other = torch.randn(300_000, generator=rng), torch.randn(300_000, generator=rng)
+    sketch = Sketch(300_000, device="cpu")
+    a, b = sketch.of([one[:1000], one[1000:]]), sketch.of([other[:1000], other[1000:]])
+    assert len(a) == 2**16
+    # Standard error of a product: the lengths' product over the root of the sketch's length.
+    error = float(one.norm() * other.norm()) / 2**8
+    assert abs(float(a @ b) - float(one @ other)) < 4 * error
+    assert abs(float(a @ a) / float(one @ one) - 1) < 4 * 2**0.5 / 2**8

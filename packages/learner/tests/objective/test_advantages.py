@@ -1,39 +1,34 @@
+"""Advantages of responses and of tokens, and the cohorts that responses fall into."""
+
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isocompute.learner.config import BatchConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import (
     BASELINES,
     SCALES,
+    Ragged,
+    gae,
     group_advantages,
+    listed,
+    ragged,
     response_advantages,
+    whitened,
+    with_cohorts,
     zero_variance,
 )
 
 GROUPS = st.lists(st.lists(st.floats(0, 1, width=32), min_size=2, max_size=16), min_size=1, max_size=5)
-
 
 PAIRS = [(baseline, scale) for baseline in BASELINES for scale in SCALES if (baseline, scale) != ("batch", "group")]
 
 
 def joined(groups: list[list[float]]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(groups).astype(float), np.repeat(np.arange(len(groups)), [len(g) for g in groups])
-
-
-@pytest.mark.slow
-@given(st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=2, max_size=6), min_size=1, max_size=5))
-def test_advantages_are_centred_and_scaled_within_each_group(groups: list[list[float]]) -> None:
-    rewards, index = joined(groups)
-    advantages = group_advantages(rewards, index)
-    for i, group in enumerate(groups):
-        own = advantages[index == i]
-        assert own.mean() == pytest.approx(0.0, abs=1e-9)
-        if len(set(group)) == 1:
-            assert (own == 0.0).all()
-        else:
-            assert own.std(ddof=1) == pytest.approx(1.0, abs=1e-4)
 
 
 @pytest.mark.slow
@@ -56,15 +51,6 @@ def test_advantages_are_the_formula_written_out_with_torch(
         assert found[index == i] == pytest.approx((group / divisor).numpy(), abs=1e-6)
 
 
-def test_the_two_standard_deviations_differ_by_a_factor_that_depends_on_n() -> None:
-    rewards, group = np.array([1.0, 0.0, 0.0, 0.0]), np.zeros(4, dtype=int)
-    assert group_advantages(rewards, group) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
-    for n in (2, 4, 64):
-        rewards, group = np.arange(n) % 2 * 1.0, np.zeros(n, dtype=int)
-        ratio = group_advantages(rewards, group, std="population") / group_advantages(rewards, group)
-        assert ratio == pytest.approx(np.full(n, (n / (n - 1)) ** 0.5), rel=1e-5)
-
-
 @given(GROUPS, st.floats(0.1, 0.9))
 def test_equal_rewards_have_an_advantage_of_exactly_0(groups: list[list[float]], reward: float) -> None:
     """Though the mean of three times 0.1 is not 0.1."""
@@ -73,15 +59,6 @@ def test_equal_rewards_have_an_advantage_of_exactly_0(groups: list[list[float]],
         if baseline == "group":
             assert (response_advantages(rewards, index, scale=scale)[-3:] == 0.0).all()
         assert (response_advantages(np.full(7, reward), np.zeros(7), baseline=baseline, scale=scale) == 0.0).all()
-
-
-def test_the_order_of_rows_and_the_names_of_groups_do_not_matter() -> None:
-    rewards, groups = np.array([1.0, 0.0, 0.5, 0.25, 0.0]), np.array([7, 3, 7, 3, 3])
-    order = np.array([4, 2, 0, 1, 3])
-    for baseline, scale in PAIRS:
-        whole = response_advantages(rewards, groups, baseline=baseline, scale=scale)
-        moved = response_advantages(rewards[order], groups[order] * 10, baseline=baseline, scale=scale)
-        assert moved == pytest.approx(whole[order])
 
 
 def test_a_group_of_one_is_refused_where_its_mean_is_needed() -> None:
@@ -113,6 +90,131 @@ def test_the_middle_of_unequal_rewards_is_no_zero_variance() -> None:
     assert group_advantages(rewards, groups)[1] == 0.0
 
 
-def test_no_responses_have_no_advantages() -> None:
-    for baseline, scale in PAIRS:
-        assert len(response_advantages(np.zeros(0), np.zeros(0, int), baseline=baseline, scale=scale)) == 0
+NUMBERS = st.floats(-2, 2)
+
+PAIRS_OF_ROWS = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=6), min_size=1, max_size=5)
+
+SHARES = st.sampled_from([0.0, 0.5, 0.95, 1.0])
+
+
+def rows_of(rows: list[list[float]]) -> Ragged:
+    return Ragged(values=np.array([x for row in rows for x in row], float), lengths=np.array([len(r) for r in rows]))
+
+
+@given(PAIRS_OF_ROWS, SHARES, SHARES)
+def test_advantages_are_discounted_sums_of_temporal_differences(
+    rows: list[list[tuple[float, float]]], discount: float, gae_lambda: float
+) -> None:
+    """Equation 16 of the paper, written out row by row."""
+    rewards, values = (rows_of([[pair[i] for pair in row] for row in rows]) for i in (0, 1))
+    advantages, returns = gae(rewards, values, discount=discount, gae_lambda=gae_lambda)
+    expected = []
+    for row in rows:
+        following = [value for _, value in (*row[1:], (0.0, 0.0))][: len(row)]
+        deltas = [r + discount * v - value for (r, value), v in zip(row, following, strict=True)]
+        expected += [
+            sum((discount * gae_lambda) ** (later - here) * deltas[later] for later in range(here, len(row)))
+            for here in range(len(row))
+        ]
+    assert advantages.values == pytest.approx(np.array(expected), abs=1e-9)
+    assert returns.values == pytest.approx(advantages.values + values.values)
+    assert (advantages.lengths == rewards.lengths).all()
+
+
+@pytest.mark.parametrize(("std", "ddof"), [("sample", 1), ("population", 0)])
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=20).filter(lambda values: len(set(values)) > 1))
+def test_whitened_advantages_have_no_mean_and_a_variance_of_1(std: str, ddof: int, values: list[int]) -> None:
+    found = whitened(np.array(values, float), std=std)
+    assert found.mean() == pytest.approx(0.0, abs=1e-9)
+    assert found.var(ddof=ddof) == pytest.approx(1.0, abs=1e-6)
+    assert (np.argsort(found, kind="stable") == np.argsort(values, kind="stable")).all()
+
+
+LISTS = st.lists(st.lists(st.floats(-4, 4, width=32), max_size=5), min_size=1, max_size=6)
+
+
+@given(LISTS)
+def test_lists_are_read_and_written_again(rows: list[list[float]]) -> None:
+    table = pl.DataFrame({"values": pl.Series(rows, dtype=pl.List(pl.Float32))})
+    lengths = np.array([len(row) for row in rows])
+    found = ragged(table, "values", lengths)
+    assert listed("values", found).to_list() == rows
+    assert found.sums() == pytest.approx([sum(row) for row in rows])
+    matrix = found.padded()
+    assert (matrix[found.mask] == found.values).all()
+    assert not matrix[~found.mask].any()
+    assert [found.values[place] for place in found.last] == [row[-1] for row in rows if row]
+    # A part of a table, whose lists do not begin at the start of a buffer.
+    assert ragged(table[1:], "values", lengths[1:]).values.tolist() == [x for row in rows[1:] for x in row]
+
+
+def test_a_column_that_does_not_fit_is_refused() -> None:
+    table = pl.DataFrame({"values": [[1.0], None, [1.0, 2.0]]})
+    assert ragged(table, "values", np.array([1, 0, 2])).values.tolist() == [1.0, 1.0, 2.0]
+    with pytest.raises(LearnerError, match=r"row 2 .* 2 .* 1 "):
+        ragged(table, "values", np.array([1, 0, 1]))
+    with pytest.raises(LearnerError, match="column old_logprobs"):
+        ragged(table, "old_logprobs", np.array([1, 0, 2]))
+
+
+RESPONSES = st.lists(
+    st.tuples(
+        st.sampled_from([0.0, 1.0, float("nan"), float("inf")]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["stop", "length", "aborted"]),
+    ),
+    min_size=1,
+)
+
+CONFIGS = st.builds(
+    BatchConfig, filter_zero_variance=st.booleans(), trained_rollouts=st.none() | st.integers(min_value=1, max_value=4)
+)
+
+
+def table(rewards: list[float], problems: list[str], reasons: list[str]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"reward": rewards, "problem_id": problems, "finish_reason": reasons, "sample": range(len(rewards))}
+    )
+
+
+def cohorts(batch: pl.DataFrame, **settings: object) -> list[str]:
+    return with_cohorts(batch, BatchConfig(**settings))["cohort"].to_list()
+
+
+def test_cohorts_are_a_partition() -> None:
+    batch = table([1, 0, 1, 1, 0], ["a", "a", "b", "b", "b"], ["stop", "stop", "stop", "length", "aborted"])
+    assert cohorts(batch) == ["trained", "trained", "trained", "trained", "failed"]
+    assert cohorts(batch, filter_zero_variance=True) == ["trained", "trained", "filtered", "filtered", "failed"]
+    assert with_cohorts(batch, BatchConfig())["zero_variance"].to_list() == [False, False, True, True, False]
+
+
+def test_the_first_completed_responses_of_a_group_are_trained_on() -> None:
+    reasons = ["stop", "aborted", "stop", "stop", "stop", "stop", "stop"]
+    batch = table([1, 0, 1, 0, 1, 0, 1], ["a"] * 4 + ["b"] * 3, reasons)
+    expected = ["trained", "failed", "trained", "filtered", "trained", "trained", "filtered"]
+    assert cohorts(batch, trained_rollouts=2) == expected
+    # By their number, wherever they stand in the table.
+    assert cohorts(batch.reverse(), trained_rollouts=2) == expected[::-1]
+    assert cohorts(batch, trained_rollouts=9) == cohorts(batch)
+
+
+def test_a_group_that_is_trained_on_in_part_is_judged_as_a_whole() -> None:
+    """The first two of rewards 1, 1, 0 teach something: the baseline is that of all three."""
+    batch = table([1, 1, 0], ["a"] * 3, ["stop"] * 3)
+    found = with_cohorts(batch, BatchConfig(trained_rollouts=2, filter_zero_variance=True))
+    assert found["cohort"].to_list() == ["trained", "trained", "filtered"]
+    assert not found["zero_variance"].any()
+
+
+@pytest.mark.slow
+@given(RESPONSES, CONFIGS)
+def test_whatever_was_sampled_has_a_cohort(rows: list[tuple[float, str, str]], config: BatchConfig) -> None:
+    """Also where no advantage can be made of it: it was paid for."""
+    batch = with_cohorts(table(*map(list, zip(*rows, strict=True))), config)
+    assert [cohort == "failed" for cohort in batch["cohort"]] == [reason == "aborted" for _, _, reason in rows]
+    assert set(batch["cohort"]) <= {"trained", "filtered", "failed"}
+    trained = batch.filter(pl.col("cohort") == "trained")
+    if config.trained_rollouts is not None and len(trained):
+        assert trained["problem_id"].value_counts()["count"].max() <= config.trained_rollouts
+    if not config.filter_zero_variance and config.trained_rollouts is None:
+        assert "filtered" not in batch["cohort"]

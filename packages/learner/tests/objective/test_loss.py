@@ -1,15 +1,16 @@
-"""The objective on tensors alone."""
+"""The objective on tensors alone, and the functions that it is made of."""
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.learner.config import (
     ALGORITHMS,
-    KL_ESTIMATORS,
     LEVELS,
     CriticConfig,
     EntropyConfig,
@@ -19,18 +20,36 @@ from isocompute.learner.config import (
     ObjectiveConfig,
 )
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.objective.loss import TIS, ObjectiveInputs, loss_metrics, objective
+from isocompute.learner.objective.loss import (
+    AGGREGATIONS,
+    KL_ESTIMATORS,
+    SURROGATES,
+    TIS,
+    ObjectiveInputs,
+    Policies,
+    Surrogate,
+    kl_k1,
+    kl_k3,
+    loss_metrics,
+    mismatch,
+    objective,
+    value_loss,
+)
 from isocompute.learner.records.steps import Share, added
 
 PLAIN = LearnerConfig(learning_rate=1.0)
+
 WHOLE = LearnerConfig(
     learning_rate=1.0,
     kl=KLConfig(coefficient=0.1),
     entropy=EntropyConfig(coefficient=0.01),
     importance=ImportanceConfig(cap=1.5),
 )
+
 SEEDS = st.integers(0, 2**32 - 1)
+
 SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
+
 CONFIGS = [
     LearnerConfig(
         learning_rate=1.0,
@@ -149,58 +168,6 @@ def test_the_names_and_kinds_of_metrics_depend_on_the_settings_alone(config: Lea
     }
 
 
-def test_terms_that_are_off_add_nothing_and_need_nothing() -> None:
-    needless = {"entropy": None, "reference_logprobs": None, "values": None, "old_values": None, "returns": None}
-    tokens = replace(inputs([2, 3], on_policy=True), **needless)
-    loss, metrics = objective(tokens, PLAIN)
-    weights = (tokens.logprobs - tokens.sampler_logprobs).exp().clamp(max=2.0).detach()
-    assert loss.item() == pytest.approx(float((-tokens.weights * weights * tokens.advantages).sum()))
-    assert not {"kl", "entropy", "value_loss"} & set(metrics)
-    assert metrics["policy_loss"].value == metrics["loss"].value
-
-
-@pytest.mark.parametrize("regulariser", ["kl", "entropy"])
-def test_a_masked_regulariser_leaves_out_groups_of_equal_rewards_alone(regulariser: str) -> None:
-    settings_of = {"kl": KLConfig, "entropy": EntropyConfig}[regulariser]
-    losses = {}
-    for masked in (False, True):
-        tokens = inputs([2, 3, 1], on_policy=True)
-        config = LearnerConfig(
-            learning_rate=1.0, **{regulariser: settings_of(coefficient=0.1, mask_zero_variance=masked)}
-        )
-        loss, metrics = objective(tokens, config)
-        loss.backward()
-        losses[masked] = (tokens.logprobs.grad, metrics[regulariser].value)
-    plain = inputs([2, 3, 1], on_policy=True)
-    objective(plain, PLAIN)[0].backward()
-    inside = plain.response == 1
-    assert torch.equal(losses[True][0][inside], plain.logprobs.grad[inside])
-    assert torch.equal(losses[True][0][~inside], losses[False][0][~inside])
-    assert not torch.isclose(losses[False][0][inside], plain.logprobs.grad[inside]).any()
-    # What is measured is the mean over all tokens either way.
-    assert losses[True][1] == losses[False][1]
-
-
-def test_an_entropy_that_is_measured_changes_nothing_else() -> None:
-    one, other = inputs([2, 3]), inputs([2, 3])
-    loss, metrics = objective(one, LearnerConfig(learning_rate=1.0, entropy=EntropyConfig(measured=True)))
-    expected, _ = objective(other, PLAIN)
-    assert torch.equal(loss, expected)
-    assert metrics["entropy"].value == pytest.approx(float(one.entropy.detach().mean()))
-
-
-@pytest.mark.parametrize("level", TIS)
-def test_the_correction_for_the_sampler_weighs_the_policys_term_and_no_regulariser(level: str) -> None:
-    tokens = inputs([2, 3])
-    config = replace(WHOLE, importance=ImportanceConfig(level=level, cap=1.1))
-    _, metrics = objective(tokens, config)
-    weights = TIS[level](tokens.old_logprobs, tokens.sampler_logprobs, tokens.response, 2, cap=1.1)
-    assert metrics["importance_weight"].value == pytest.approx(float(weights.mean()))
-    _, without = objective(tokens, replace(WHOLE, importance=ImportanceConfig(level="none")))
-    regularisers = [m["loss"].value - m["policy_loss"].value for m in (metrics, without)]
-    assert regularisers[0] == pytest.approx(regularisers[1])
-
-
 def test_the_correction_is_for_the_policy_of_before_the_batchs_first_update() -> None:
     """What has happened since is the surrogate's ratio, which is clipped."""
     tokens = inputs([2, 3])
@@ -236,19 +203,211 @@ def test_what_the_settings_need_must_be_there() -> None:
             objective(replace(tokens, **{name: None}), critic)
 
 
-def test_float32_is_within_its_rounding_of_float64() -> None:
-    tokens = inputs([3, 5, 2])
-    single = replace(
-        tokens,
-        **{
-            field.name: getattr(tokens, field.name).float()
-            for field in fields(tokens)
-            if isinstance(getattr(tokens, field.name), torch.Tensor) and getattr(tokens, field.name).is_floating_point()
-        },
+RATIOS = st.floats(0.25, 4.0)
+
+TOKENS = st.lists(st.tuples(RATIOS, st.floats(-2, 2)), min_size=1, max_size=8)
+
+CLIPS = {"clip_low": 0.2, "clip_high": 0.3}
+
+
+def tried(
+    name: str, tokens: list[tuple[float, float]], *, on_policy: bool = False, response: list[int] | None = None
+) -> tuple[torch.Tensor, Surrogate]:
+    """A surrogate of tokens as (π/π_old, advantage), and the gradient of its sum by the log-probabilities."""
+    ratios, advantages = torch.tensor(tokens, dtype=torch.float64).T
+    old = torch.linspace(-2, -1, len(tokens), dtype=torch.float64)
+    logprobs = (old + ratios.log()).requires_grad_()
+    index = torch.tensor(response or [0] * len(tokens))
+    policies = Policies(
+        logprobs=logprobs, old_logprobs=None if on_policy else old, response=index, responses=int(index.max()) + 1
     )
-    for config in CONFIGS:
-        loss, metrics = objective(single, config)
-        expected, exact = objective(tokens, config)
-        assert loss.dtype == torch.float32
-        assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-        assert metrics["loss"].value == pytest.approx(exact["loss"].value, abs=1e-5)
+    found = SURROGATES[name](policies, advantages, **CLIPS)
+    found.loss.sum().backward()
+    return logprobs.grad, found
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@given(TOKENS)
+@settings(max_examples=25)
+def test_on_policy_all_have_the_policy_gradient(name: str, tokens: list[tuple[float, float]]) -> None:
+    gradient, found = tried(name, tokens, on_policy=True)
+    advantages = torch.tensor(tokens, dtype=torch.float64)[:, 1]
+    assert torch.allclose(gradient, -advantages, atol=1e-12)
+    assert torch.equal(found.ratio, torch.ones_like(found.ratio))
+    assert not (found.clipped_low | found.clipped_high).any()
+
+
+@given(RATIOS, st.floats(-2, 2).filter(lambda advantage: abs(advantage) > 0.01))
+def test_clipping_takes_the_gradient_of_a_token_that_went_too_far(ratio: float, advantage: float) -> None:
+    gradient, found = tried("clip", [(ratio, advantage)])
+    too_far = (advantage > 0 and ratio > 1.3) or (advantage < 0 and ratio < 0.8)
+    assert float(gradient) == pytest.approx(0.0 if too_far else -ratio * advantage, abs=1e-12)
+    assert bool(found.clipped_low | found.clipped_high) == too_far
+    assert float(found.loss.detach()) == pytest.approx(-min(ratio * advantage, min(max(ratio, 0.8), 1.3) * advantage))
+
+
+@given(RATIOS, st.floats(-2, 2))
+def test_cispo_keeps_the_gradient_of_every_token_and_bounds_its_weight(ratio: float, advantage: float) -> None:
+    gradient, found = tried("cispo", [(ratio, advantage)])
+    assert float(gradient) == pytest.approx(-min(max(ratio, 0.8), 1.3) * advantage, abs=1e-12)
+    assert bool(found.clipped_low) == (ratio < 0.8)
+    assert bool(found.clipped_high) == (ratio > 1.3)
+
+
+def test_no_bound_is_no_bound() -> None:
+    tokens = [(100.0, 1.0), (0.001, -1.0)]
+    ratios, advantages = torch.tensor(tokens, dtype=torch.float64).T
+    old = torch.full((2,), -9.0, dtype=torch.float64)
+    policies = Policies(
+        logprobs=old + ratios.log(), old_logprobs=old, response=torch.zeros(2, dtype=torch.long), responses=1
+    )
+    for name in ("clip", "cispo"):
+        found = SURROGATES[name](policies, advantages, clip_low=None, clip_high=None)
+        assert not (found.clipped_low | found.clipped_high).any()
+    # A lower bound of 1 or more is none either: ratios are above 0.
+    assert torch.equal(found.loss, SURROGATES["cispo"](policies, advantages, clip_low=1.5, clip_high=None).loss)
+
+
+def test_a_responses_ratio_is_the_geometric_mean_of_its_tokens() -> None:
+    tokens = [(1.1, 1.0), (1.0, 1.0), (0.25, 1.0), (4.0, 1.0), (3.0, 1.0)]
+    gradient, found = tried("gspo", tokens, response=[0, 0, 1, 1, 2])
+    assert found.ratio.tolist() == pytest.approx([1.1**0.5, 1.1**0.5, 1.0, 1.0, 3.0])
+    assert found.clipped_high.tolist() == [False] * 4 + [True]
+    # Inside a response ratios of 0.25 and 4 are not clipped, as each of them would be alone.
+    assert gradient.tolist() == pytest.approx([-(1.1**0.5), -(1.1**0.5), -1.0, -1.0, 0.0])
+
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=12)
+
+
+def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    tokens, groups = np.array(rows).T
+    return tokens, np.unique(groups, return_inverse=True)[1]
+
+
+def test_each_counts_what_its_name_says() -> None:
+    """Responses of 1, 3 and 4 tokens; the first two in one group."""
+    tokens, groups = np.array([1, 3, 4]), np.array([0, 0, 1])
+    assert AGGREGATIONS["token"](tokens, groups) == pytest.approx(np.full(3, 1 / 8))
+    assert AGGREGATIONS["sequence"](tokens, groups) == pytest.approx([1 / 3, 1 / 9, 1 / 12])
+    assert AGGREGATIONS["prompt"](tokens, groups) == pytest.approx(np.full(3, 1 / 8))
+    assert AGGREGATIONS["prompt"](tokens, np.array([0, 1, 1])) == pytest.approx([1 / 2, 1 / 14, 1 / 14])
+    assert AGGREGATIONS["constant"](tokens, groups, constant_length=10) == pytest.approx(np.full(3, 1 / 30))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["token", "sequence", "prompt"])
+@given(LENGTHS)
+def test_a_loss_of_1_for_every_token_is_1(name: str, rows: list[tuple[int, int]]) -> None:
+    tokens, groups = columns(rows)
+    assert (AGGREGATIONS[name](tokens, groups) * tokens).sum() == pytest.approx(1.0 if tokens.any() else 0.0)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_responses_without_tokens_change_nothing(name: str) -> None:
+    tokens, groups = np.array([2, 3]), np.array([0, 1])
+    more = AGGREGATIONS[name](np.array([2, 0, 3, 0]), np.array([0, 0, 1, 2]), constant_length=8)
+    assert more[[0, 2]] == pytest.approx(AGGREGATIONS[name](tokens, groups, constant_length=8))
+    assert len(AGGREGATIONS[name](np.zeros(0, int), np.zeros(0, int), constant_length=8)) == 0
+
+
+LEARNER = torch.tensor([-1.0, -2.0, -0.5, -0.1], dtype=torch.float64)
+
+SAMPLER = torch.tensor([-1.5, -1.0, -0.5, -30.0], dtype=torch.float64)
+
+RESPONSE = torch.tensor([0, 0, 2, 3])
+
+
+def test_a_responses_weight_is_the_product_of_its_tokens_and_that_of_each_of_them() -> None:
+    found = TIS["sequence"](LEARNER, SAMPLER, RESPONSE, 4, cap=2.0)
+    assert found.tolist() == pytest.approx([math.exp(-0.5), math.exp(-0.5), 1.0, 2.0])
+    one_each = TIS["sequence"](LEARNER, SAMPLER, torch.arange(4), 4, cap=2.0)
+    assert torch.equal(one_each, TIS["token"](LEARNER, SAMPLER, RESPONSE, 4, cap=2.0))
+
+
+@pytest.mark.parametrize("level", TIS)
+def test_weights_have_no_gradient_and_are_1_where_the_sampler_is_the_learner(level: str) -> None:
+    learner = LEARNER.clone().requires_grad_()
+    weights = TIS[level](learner, LEARNER, RESPONSE, 4, cap=2.0)
+    assert not weights.requires_grad
+    assert weights.tolist() == [1.0] * 4
+    assert TIS["none"](LEARNER, SAMPLER, RESPONSE, 4, cap=2.0).tolist() == [1.0] * 4
+
+
+def test_how_far_the_sampler_is() -> None:
+    found = mismatch(LEARNER, SAMPLER, RESPONSE, 5)
+    difference = LEARNER - SAMPLER
+    assert torch.equal(found.kl, -difference)
+    assert torch.allclose(found.k3, difference.exp() - difference - 1)
+    # A ratio beyond e^20 says no more than one of e^20.
+    assert found.token_ratio.tolist() == pytest.approx([math.exp(0.5), math.exp(-1), 1.0, math.exp(20)])
+    assert found.present.tolist() == [True, False, True, True, False]
+    assert found.response_ratio[found.present].tolist() == pytest.approx([math.exp(-0.5), 1.0, math.exp(20)])
+
+
+REFERENCE = torch.tensor([0.3, 0.3, 0.4], dtype=torch.float64).log()
+
+
+def of_logits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and the log-probabilities of three answers."""
+    logits = torch.tensor([1.2, 0.1, -0.6], dtype=torch.float64, requires_grad=True)
+    return logits, logits.log_softmax(0)
+
+
+def exact() -> tuple[float, torch.Tensor]:
+    """KL(policy ‖ reference) and its gradient."""
+    logits, policy = of_logits()
+    divergence = (policy.exp() * (policy - REFERENCE)).sum()
+    divergence.backward()
+    return float(divergence.detach()), logits.grad
+
+
+def expected_gradient(name: str) -> torch.Tensor:
+    """Mean, over the policy's own answers, of the gradient of an estimate."""
+    logits, policy = of_logits()
+    (policy.detach().exp() * KL_ESTIMATORS[name](policy, REFERENCE)).sum().backward()
+    return logits.grad
+
+
+@pytest.mark.parametrize("estimate", [kl_k1, kl_k3])
+def test_estimates_without_bias_under_the_policy(estimate: object) -> None:
+    policy = of_logits()[1].detach()
+    assert float((policy.exp() * estimate(policy, REFERENCE)).sum()) == pytest.approx(exact()[0], abs=1e-9)
+
+
+def test_k2_has_the_gradient_of_the_kl_and_k1_has_none() -> None:
+    assert torch.allclose(expected_gradient("k2"), exact()[1], atol=1e-12)
+    assert torch.allclose(expected_gradient("k1"), torch.zeros(3, dtype=torch.float64), atol=1e-12)
+
+
+def test_k3_has_the_gradient_of_the_other_direction() -> None:
+    logits, policy = of_logits()
+    (REFERENCE.exp() * (REFERENCE - policy)).sum().backward()
+    assert torch.allclose(expected_gradient("k3"), logits.grad, atol=1e-12)
+    assert not torch.allclose(expected_gradient("k3"), exact()[1], atol=1e-3)
+
+
+VALUES = st.floats(-3, 3)
+
+
+@given(VALUES, VALUES, VALUES)
+def test_a_value_near_its_old_one_is_drawn_to_the_return(value: float, old: float, target: float) -> None:
+    values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
+    loss = value_loss(values, torch.tensor([target], dtype=torch.float64), torch.tensor([old]), clip=10.0)
+    loss.sum().backward()
+    assert torch.equal(loss.detach(), 0.5 * (values.detach() - target) ** 2)
+    assert torch.allclose(values.grad, values.detach() - target)
+
+
+def test_a_value_that_moved_far_towards_its_return_has_no_gradient() -> None:
+    values = torch.tensor([0.8, -0.8, 0.8], requires_grad=True)
+    returns, old = torch.tensor([1.0, 1.0, 1.0]), torch.zeros(3)
+    loss = value_loss(values, returns, old, clip=0.5)
+    loss.sum().backward()
+    # The first has come near by more than 0.5; the second has gone away, and is drawn back.
+    assert loss.tolist()[0] == 0.5 * 0.5**2
+    assert values.grad[0] == 0
+    assert values.grad[1] == values[1] - 1
+    without = value_loss(values.detach(), returns, old)
+    assert torch.equal(without, value_loss(values.detach(), returns, clip=0.5))
+    assert torch.equal(without, 0.5 * (values.detach() - returns) ** 2)

@@ -1,12 +1,15 @@
+"""From the rollouts of a step to the responses of each update."""
+
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from isocompute.learner.config import BatchConfig, CriticConfig, KLConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
-from isocompute.learner.objective.prepare import estimated, prepare, sampled_counts
+from isocompute.learner.objective.prepare import estimated, minibatches, prepare, sampled_counts
 
-STDS = ("sample", "population")
 REWARDS = {"a": [1.0, 0.0, 0.0, 1.0], "b": [1.0, 1.0, 1.0, 1.0], "c": [0.0, 0.5, 1.0, 0.0]}
 
 
@@ -64,17 +67,6 @@ def test_responses_that_are_not_trained_on_sharpen_the_baseline() -> None:
     assert found["loss_weight"].to_list() == pytest.approx([1 / 9] * 6)
 
 
-def test_responses_that_failed_are_no_part_of_anything() -> None:
-    rows = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0]})
-    failed = rows.with_columns(
-        finish_reason=pl.when((pl.col("problem_id") == "a") & (pl.col("sample") == 2))
-        .then(pl.lit("aborted"))
-        .otherwise("finish_reason")
-    )
-    found = prepare(with_cohorts(failed.drop("cohort", "zero_variance"), BatchConfig()), config())
-    assert found["advantage"].to_list() == pytest.approx([0.5**0.5, -(0.5**0.5)] * 2, abs=1e-5)
-
-
 @pytest.mark.parametrize("order", [[5, 0, 3, 1, 2, 4, 7, 6, 11, 9, 8, 10]])
 def test_the_order_of_rows_does_not_matter(order: list[int]) -> None:
     for chosen in (config(), config(scale="batch"), config("ppo")):
@@ -126,13 +118,6 @@ def test_advantages_are_computed_from_what_they_need(chosen: LearnerConfig, expe
     assert found.select(pl.concat_str("problem_id", "sample")).to_series().to_list() == expected
 
 
-def test_a_kl_in_the_loss_is_no_part_of_the_reward() -> None:
-    plain = prepare(table().drop("old_logprobs", "reference_logprobs", "values"), config())
-    found = prepare(table(), config(kl=KLConfig(coefficient=0.1)))
-    assert found["advantage"].to_list() == plain["advantage"].to_list()
-    assert "kl" not in found.columns
-
-
 def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> None:
     rows = table({"a": [1.0], "b": [0.0]})
     found = prepare(rows, config("ppo", scale="none", critic=CriticConfig(gae_lambda=0.0)))
@@ -143,35 +128,15 @@ def test_a_critic_gives_advantages_to_tokens_and_groups_of_one_are_legal() -> No
     assert longer["advantages"].to_list() == [[-0.5], [0.0, 0.5]]
 
 
-def test_a_critic_s_advantages_are_whitened_by_the_deviation_that_is_asked_for() -> None:
-    sample, population = (prepare(table(), config("ppo", std=std))["advantages"].explode() for std in STDS)
-    assert (sample.mean(), sample.std(ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-6)
-    larger = (len(sample) / (len(sample) - 1)) ** 0.5
-    assert population.to_list() == pytest.approx([larger * value for value in sample], rel=1e-6)
-
-
-def test_with_the_batch_as_its_baseline_a_group_of_one_is_legal() -> None:
-    found = prepare(table({"a": [1.0], "b": [0.0]}), config(baseline="batch", scale="none"))
-    assert found["advantage"].to_list() == [0.5, -0.5]
-    with pytest.raises(LearnerError, match="rollouts_per_problem"):
-        prepare(table({"a": [1.0], "b": [0.0]}), config())
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "cispo"])
-def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run(algorithm: str) -> None:
+def test_a_group_whose_other_responses_failed_teaches_nothing_and_ends_no_run() -> None:
     aborted = pl.when((pl.col("problem_id") == "a") & (pl.col("sample") > 0)).then(pl.lit("aborted"))
     rollouts = table({"a": [1.0, 0.0, 0.0], "b": [1.0, 0.0, 0.0]}).drop("cohort", "zero_variance")
     rollouts = rollouts.with_columns(finish_reason=aborted.otherwise(pl.col("finish_reason")))
     rollouts = with_cohorts(rollouts, BatchConfig())
     assert rollouts["cohort"].to_list() == ["trained", "failed", "failed", "trained", "trained", "trained"]
-    found = prepare(rollouts, config(algorithm))["advantage"].to_list()
+    found = prepare(rollouts, config())["advantage"].to_list()
     assert found[0] == 0.0
     assert found[1] > 0 > found[2] == found[3]
-
-
-def test_where_no_group_has_two_completed_responses_the_reason_says_so() -> None:
-    with pytest.raises(LearnerError, match="two completed responses"):
-        prepare(table({"a": [1.0], "b": [0.0]}), config())
 
 
 def test_tokens_that_were_not_sampled_do_not_count() -> None:
@@ -206,8 +171,59 @@ def test_what_is_missing_or_no_number_is_named() -> None:
             prepare(table({"a": [1.0, np.nan]}), chosen)
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_nothing_to_learn_from_is_an_empty_batch(algorithm: str) -> None:
-    found = prepare(table().filter(pl.lit(value=False)), config(algorithm))
-    assert len(found) == 0
-    assert {"loss_weight", "advantages" if algorithm == "ppo" else "advantage"} <= set(found.columns)
+def in_updates(updates: int, epochs: int = 1, **more: object) -> LearnerConfig:
+    objective = ObjectiveConfig(updates_per_batch=updates, epochs=epochs, **more)
+    return LearnerConfig(learning_rate=1.0, objective=objective)
+
+
+def groups_of(groups: int, n: int = 3) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "problem_id": [f"p{g}" for g in range(groups) for _ in range(n)],
+            "sample": [s for _ in range(groups) for s in range(n)],
+            "response_ids": [[1] * (1 + g + s) for g in range(groups) for s in range(n)],
+            "loss_weight": [9.0] * groups * n,
+        }
+    )
+
+
+def test_a_batch_of_one_update_is_left_as_it_is() -> None:
+    batch = groups_of(4)
+    (found,) = minibatches(batch, in_updates(1), seed=0, step=1)
+    assert found is batch
+
+
+@pytest.mark.slow
+@given(st.integers(1, 9), st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
+def test_each_pass_has_every_group_once_and_whole(groups: int, updates: int, epochs: int, seed: int) -> None:
+    batch = groups_of(groups)
+    parts = list(minibatches(batch, in_updates(updates, epochs), seed=seed, step=3))
+    count = min(updates, groups) if updates * epochs > 1 else 1
+    assert len(parts) == count * epochs
+    for epoch in range(epochs):
+        of_epoch = parts[epoch * count : (epoch + 1) * count]
+        assert sorted(row for part in of_epoch for row in part.select("problem_id", "sample").rows()) == sorted(
+            batch.select("problem_id", "sample").rows()
+        )
+        sizes = [part["problem_id"].n_unique() for part in of_epoch]
+        assert max(sizes) - min(sizes) <= 1
+    for part in parts:
+        # Rows keep their order, and with it the prompt that a group shares.
+        assert part.select("problem_id", "sample").rows() == sorted(part.select("problem_id", "sample").rows())
+
+
+def test_the_split_depends_on_seed_step_and_pass_alone() -> None:
+    def split(seed: int, step: int, epochs: int = 2) -> list[list[str]]:
+        return [part["problem_id"].to_list() for part in minibatches(groups_of(8), in_updates(4, epochs), seed, step)]
+
+    assert split(1, 2) == split(1, 2)
+    assert len({str(split(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
+    first, second = split(1, 2)[:4], split(1, 2)[4:]
+    assert first != second
+    assert split(1, 2, epochs=1) == first
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt"])
+def test_each_update_has_weights_of_its_own(aggregation: str) -> None:
+    for part in minibatches(groups_of(5), in_updates(2, aggregation=aggregation), seed=0, step=1):
+        assert (part["loss_weight"] * part["response_ids"].list.len()).sum() == pytest.approx(1.0)

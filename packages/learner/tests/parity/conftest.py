@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 from isocompute.learner.config import LearnerConfig
 from isocompute.learner.objective.loss import AGGREGATIONS, ObjectiveInputs, objective
 from isocompute.learner.records.steps import Mean
-
-torch.set_num_threads(1)
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from isocompute.learner.errors import LearnerError
-from isocompute.learner.policy.loading import load_policy, load_tensors, tensors
+from isocompute.learner.policy.loading import load_policy, tensors
 from safetensors.torch import load_file, save_file
 from transformers import GraniteConfig, GraniteForCausalLM
 
@@ -27,13 +26,6 @@ def test_a_tied_tensor_has_one_name_as_in_a_saved_model(tied_model: Path) -> Non
     found = tensors(policy)
     assert found.keys() == saved.keys()
     assert "lm_head.weight" not in found
-    load_tensors(policy, {name: tensor + 1 for name, tensor in saved.items()})
-    assert torch.equal(policy.get_output_embeddings().weight, saved["model.embed_tokens.weight"] + 1)
-
-
-def test_every_tensor_of_an_untied_model_has_its_name(model: Path) -> None:
-    policy = load_policy(model, device="cpu")
-    assert tensors(policy).keys() == policy.state_dict().keys() == load_file(model / "model.safetensors").keys()
 
 
 def test_a_folder_that_is_not_there_or_has_no_config_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,14 @@ import polars as pl
 import pytest
 import ray
 import torch
-from isocompute.learner.config import AdapterConfig, LearnerConfig, ObjectiveConfig, SyncConfig
+from isocompute.learner.config import AdapterConfig, BatchConfig, LearnerConfig, ObjectiveConfig
 from isocompute.learner.errors import DivergenceError, LearnerError, RankError, SyncError
-from isocompute.learner.objective.prepare import minibatches, prepare
-from isocompute.learner.ranks import group as groups
-from isocompute.learner.ranks.group import LearnerGroup
-from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+from isocompute.learner.ranks.group import LearnerGroup, RankActor
+from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training.loop import through_deaths
 from isocompute.learner.updates.learner import Learner
 from ray.util.placement_group import placement_group, remove_placement_group
-from small_run import Steps, run
+from small_run import Steps, kill, run, weights
 
 pytestmark = [pytest.mark.slow("Ray"), pytest.mark.usefixtures("cluster")]
 
@@ -49,18 +48,6 @@ def flat(tensors: dict[str, torch.Tensor], prefix: str = "", suffix: str = "") -
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """Relative to the length of the first."""
     return float((a - b).norm() / a.norm())
-
-
-def test_two_ranks_judge_the_sampler_by_all_tokens_together(
-    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig
-) -> None:
-    off = rollouts.with_columns(pl.col("logprobs").list.eval(pl.element() - 0.01 * pl.element().cum_count()))
-    learner.config = replace(config, sync=SyncConfig(tolerance=None, mean=1.0))
-    two.reset(learner.config)
-    alone, together = learner.update(off), two.update(off)
-    for name in ("sync_error", "sync_mean", "sync_k3"):
-        assert getattr(together, name) == pytest.approx(getattr(alone, name), rel=1e-3)
-    assert together.sync_quantile >= alone.sync_quantile > 0.01
 
 
 def test_two_ranks_hand_over_the_weights_with_the_adapter_and_the_state_without_the_model(
@@ -110,39 +97,6 @@ def test_a_bundle_must_be_named_for_each_rank(model: Path) -> None:
         LearnerGroup(model, LearnerConfig(learning_rate=1.0), world_size=2, bundles=[0])
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
-def test_two_ranks_measure_and_take_several_updates_of_a_batch_as_one_does(
-    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, config: LearnerConfig, algorithm: str
-) -> None:
-    config = replace(config, objective=ObjectiveConfig(algorithm=algorithm, updates_per_batch=2))
-    moments = []
-    for taught in (learner, two):
-        taught.reset(config)
-        # What a sampler answered, without what another objective made of it.
-        batch = prepare(taught.measure(rollouts.drop("advantage", "loss_weight")), config)
-        first, last = minibatches(batch, config, seed=3, step=1)
-        taught.update(first, advance=False)
-        taught.update(last)
-        assert taught.version == 1
-        moments.append(taught.state()[0])
-    mine, theirs = moments
-    assert mine.keys() == theirs.keys()
-    for kind in ("exp_avg", "exp_avg_sq"):
-        assert distance(flat(mine, suffix=kind), flat(theirs, suffix=kind)) < 1e-6
-
-
-def test_two_ranks_train_through_the_loop_as_one_does(
-    two: LearnerGroup, learner: Learner, replay: Any, tmp_path: Path
-) -> None:
-    alone = run(learner, replay, tmp_path / "one", steps=6)
-    together = run(two, replay, tmp_path / "two", steps=6)
-    assert (together.step, together.rollouts, together.tokens) == (alone.step, alone.rollouts, alone.tokens)
-    # Sums in another order differ in their last bit, which Adam then carries on.
-    assert distance(flat(dict(learner.weights())), flat(dict(two.weights()))) < 1e-6
-    for mine, theirs in zip(alone.evals, together.evals, strict=True):
-        assert theirs == pytest.approx(mine, rel=1e-5)
-
-
 def test_a_group_continues_from_its_checkpoint_bit_for_bit(
     two: LearnerGroup, replay: Any, config: LearnerConfig, tmp_path: Path
 ) -> None:
@@ -156,60 +110,6 @@ def test_a_group_continues_from_its_checkpoint_bit_for_bit(
     again = two.state()
     assert again[1] == straight[1] == {"version": 4}
     assert all(torch.equal(tensor, again[0][name]) for name, tensor in straight[0].items())
-
-
-def test_a_state_passes_from_a_group_to_one_learner_through_a_checkpoint(
-    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame, tmp_path: Path
-) -> None:
-    two.update(rollouts)
-    tensors, values = two.state()
-    Checkpoints(tmp_path).save(Checkpoint(step=1, tensors=tensors, values=values))
-    saved = Checkpoints(tmp_path).newest()
-    assert saved is not None
-    learner.load_state(saved.tensors, saved.values)
-    assert learner.version == 1
-    mine = learner.state()[0]
-    assert mine.keys() == tensors.keys()
-    assert all(torch.equal(tensor, mine[name]) for name, tensor in tensors.items())
-
-
-def test_a_rank_without_a_rollout_takes_the_update_of_the_others(
-    two: LearnerGroup, learner: Learner, rollouts: pl.DataFrame
-) -> None:
-    one = rollouts.head(1)
-    alone, together = learner.update(one), two.update(one)
-    assert together.gradient_norm == pytest.approx(alone.gradient_norm, rel=1e-5)
-    # One rank sums in another order than two: float32 gradients then differ by about 1e-7 of their length.
-    mine, theirs = learner.state()[0], two.state()[0]
-    assert mine.keys() == theirs.keys()
-    for kind in ("exp_avg", "exp_avg_sq"):
-        assert distance(flat(mine, suffix=kind), flat(theirs, suffix=kind)) < 1e-5
-    assert distance(flat(dict(learner.weights())), flat(dict(two.weights()))) < 1e-6
-
-
-def test_responses_that_are_skipped_are_no_part_of_what_a_rank_is_given_to_do(
-    two: LearnerGroup, rollouts: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two of four groups have equal rewards: each rank has about half of the others."""
-    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(epochs=2))
-    given, cut = [], groups.shares
-
-    def shares(*arguments: Any, **settings: Any) -> list[pl.DataFrame]:
-        given.append(cut(*arguments, **settings))
-        return given[-1]
-
-    monkeypatch.setattr(groups, "shares", shares)
-    two.reset(config)
-    equal = pl.col("problem_id").is_in(["p0", "p1"])
-    batch = rollouts.with_columns(
-        zero_variance=equal, advantage=pl.when(equal).then(0.0).otherwise(pl.col("sample") - 1.5)
-    )
-    two.update(two.measure(batch))
-    (measured, updated), tokens = given, pl.col("response_ids").list.len().sum()
-    for parts in (measured, updated):
-        costs = [part.filter(pl.col("advantage") != 0).select(tokens).item() for part in parts]
-        assert sum(costs) == batch.filter(~equal).select(tokens).item()
-        assert min(costs) > 0.3 * sum(costs)
 
 
 def test_an_error_of_the_ranks_is_the_error_of_one_learner(two: LearnerGroup, rollouts: pl.DataFrame) -> None:
@@ -328,3 +228,38 @@ def test_ranks_of_which_one_does_not_answer_are_named_by_what_was_waited_for_and
     room = placement_group([{"CPU": 2.0}])
     assert room.wait(60)
     remove_placement_group(room)
+
+
+def test_the_store_is_reached_at_the_address_of_its_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    rank = RankActor(0, 1, "cpu", 5.0, False)
+    machine, port = rank.host()
+    socket.create_connection((machine, port), timeout=5).close()
+    # Another address of this machine, on which a store that listens everywhere would answer.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(
+    two: LearnerGroup, learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    """Killed with one rank, continued with two and killed again, and ended with one."""
+    config = LearnerConfig(
+        learning_rate=1e-2,
+        objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2),
+        batch=BatchConfig(drop_above=0.5),
+    )
+    for each in (learner, two):
+        each.reset(config)
+    whole = run(learner, replay, tmp_path / "one", steps=6)
+    expected = weights(learner).clone()
+    learner.reset(config)
+    kill(learner, replay, tmp_path / "several", after=3)
+    kill(two, replay, tmp_path / "several", after=5)
+    learner.reset(config)
+    ended = run(learner, replay, tmp_path / "several", steps=6)
+    assert (ended.step, ended.rollouts, ended.tokens, ended.cursor) == (6, whole.rollouts, whole.tokens, whole.cursor)
+    for mine, other in zip(ended.evals, whole.evals, strict=True):
+        assert mine == pytest.approx(other, rel=1e-5)
+    # Sums in another order differ in their last bit, which Adam then carries on.
+    assert distance(expected, weights(learner)) < 1e-6

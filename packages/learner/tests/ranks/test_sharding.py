@@ -1,15 +1,6 @@
-"""Ranks that share a policy take the updates that one learner takes, with a part of the memory.
+"""Two ranks that share a policy take the updates that one learner takes, with half of the memory."""
 
-By default on two ranks, and on three of which one has nothing to do; ISOCOMPUTE_SHARDING=all takes every objective on
-two to four.
-"""
-
-import os
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import product
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,99 +18,88 @@ from isocompute.learner.config import (
 from isocompute.learner.errors import LearnerError
 from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.policy.sharding import Sharding, shard
-from recordings import recorded, scored
-from sharded_ranks import Done, Experts, Work, forking, take, together
+from sharded_ranks import Done, Experts, Updates, forking, take, together
+from small_run import recorded, scored
 from tiny_models import tiny_config, tiny_model
 from torch.distributed.fsdp import FSDPModule
 from transformers.models.qwen3 import modeling_qwen3
 
 pytestmark = pytest.mark.slow("ranks in processes of their own")
 
-ALL = os.environ.get("ISOCOMPUTE_SHARDING") == "all"
-UPDATES = 5 if ALL else 3
-DIVIDED = 12
-"""Rank of adapters: of the rows of A each of 2, 3 or 4 ranks has an equal part."""
+UPDATES = 2
+RANK = 12
 COMMON = LearnerConfig(
     learning_rate=1e-3, compute=ComputeConfig(micro_batch_tokens=30), sync=SyncConfig(tolerance=None, mean=100.0)
 )
 TERMS = replace(COMMON, kl=KLConfig(coefficient=0.01), entropy=EntropyConfig(coefficient=0.01))
-CONFIGS = {
-    "grpo with its terms": TERMS,
-    "ppo, whose critic teaches the policy": replace(
-        TERMS, objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2), critic=CriticConfig(through_policy=True)
-    ),
-    "grpo with its terms, its head untied": TERMS,
-    "gspo, decoupled": replace(
-        COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2)
-    ),
-    "an adapter": replace(TERMS, adapter=AdapterConfig(rank=DIVIDED)),
-    "dr_grpo": replace(COMMON, objective=ObjectiveConfig(algorithm="dr_grpo", constant_length=8)),
-    "cispo": replace(COMMON, objective=ObjectiveConfig(algorithm="cispo", updates_per_batch=2)),
-    "dapo, filtered": replace(
-        COMMON, objective=ObjectiveConfig(algorithm="dapo", epochs=2), batch=BatchConfig(filter_zero_variance=True)
-    ),
-    "grpo with a KL in the reward": replace(COMMON, kl=KLConfig(coefficient=0.01, place="reward")),
-    "an adapter, checkpointed": replace(
-        TERMS, adapter=AdapterConfig(rank=DIVIDED), compute=replace(COMMON.compute, gradient_checkpointing=True)
-    ),
-    "grpo, checkpointed": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
-    "grpo, checkpointed, its head untied": replace(TERMS, compute=replace(COMMON.compute, gradient_checkpointing=True)),
-    "grpo, padded": replace(TERMS, compute=replace(COMMON.compute, layout="padded")),
-}
-ROUNDED = {
-    "an adapter on a model in bfloat16": replace(
-        CONFIGS["an adapter"], compute=replace(COMMON.compute, precision="bfloat16", float32_head=False)
-    )
-}
-DEFAULT = list(CONFIGS)[:5]
-CASES = (
-    list(product(CONFIGS, (2, 3, 4), (None, 1)))
-    if ALL
-    else [*product(DEFAULT, (2,), (None,)), (DEFAULT[0], 3, 1), (DEFAULT[1], 3, 1)]
+ADAPTED = replace(TERMS, adapter=AdapterConfig(rank=RANK))
+LOWER = replace(COMMON.compute, precision="bfloat16", float32_head=False)
+PPO = replace(
+    TERMS, objective=ObjectiveConfig(algorithm="ppo", updates_per_batch=2), critic=CriticConfig(through_policy=True)
 )
+GSPO = replace(COMMON, objective=ObjectiveConfig(algorithm="gspo"), batch=BatchConfig(trained_rollouts=2))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def server() -> Iterator[None]:
-    with forking():
-        yield
+@dataclass(frozen=True)
+class Case:
+    """A config, and the model that it is for."""
+
+    config: LearnerConfig
+    dtype: torch.dtype = torch.float64
+    empty: int | None = None
+    tied: bool = True
+    routed: bool = False
 
 
-def policy_of(name: str) -> Any:
-    """A Qwen3 whose head is its embedding, unless the case's name says otherwise."""
-    return tiny_model(tiny_config("qwen3", tie_word_embeddings="untied" not in name))
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of models by the names of the cases."""
-    folder = tmp_path_factory.mktemp("qwen3")
-    for name in (*CONFIGS, *ROUNDED):
-        policy_of(name).save_pretrained(folder / name)
-    return folder
-
-
-def work_of(models: Path, name: str, dtype: torch.dtype = torch.float64, empty: int | None = None) -> Work:
-    """A few updates."""
-    config = {**CONFIGS, **ROUNDED}[name]
-    policy = policy_of(name)
-    batches = [with_cohorts(scored(policy, recorded(step=step)), config.batch) for step in range(UPDATES)]
-    return Work(model=models / name, config=config, batches=batches, dtype=dtype, empty=empty)
+SAME = {
+    "grpo with its terms": Case(TERMS),
+    "grpo, a rank with nothing to do": Case(TERMS, empty=1),
+    "ppo, whose critic teaches the policy": Case(PPO),
+    "gspo, decoupled, its head untied": Case(GSPO, tied=False),
+    "an adapter": Case(ADAPTED),
+}
+ROUTED = {"experts": Case(TERMS, routed=True), "an adapter on experts": Case(ADAPTED, routed=True)}
+SINGLE = Case(TERMS, dtype=torch.float32)
+ROUNDED = Case(replace(ADAPTED, compute=LOWER), dtype=torch.float32)
+CASES = {**SAME, **ROUTED, "in float32": SINGLE, "an adapter on a model in bfloat16": ROUNDED}
 
 
 @pytest.fixture(scope="module")
-def runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[object, ...], tuple[Done, list[Done]]]:
-    """Of each case what one learner and what each rank came to; the processes of a group take all of its cases."""
-    keys = [(*case, torch.float64) for case in CASES]
-    keys += [(name, 2, None, torch.float32) for name in (DEFAULT[0], *ROUNDED)]
-    alone = {key: take(work_of(models, *key)) for key in {(name, dtype) for name, _, _, dtype in keys}}
-    found = {}
-    for ranks in sorted({ranks for _, ranks, _, _ in keys}):
-        mine = [key for key in keys if key[1] == ranks]
-        works = [work_of(models, name, dtype, empty) for name, _, empty, dtype in mine]
-        all_done = together(ranks, works, tmp_path_factory.mktemp("ranks") / str(ranks))
-        found |= {key: (alone[key[0], key[3]], done) for key, done in zip(mine, all_done, strict=True)}
-    return found
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Done, list[Done]]]:
+    """Of each case what one learner and what each of two ranks came to; one group of ranks takes all of them.
+
+    ``resumed`` is a run alone, and one whose first step two ranks took and whose second one learner; ``shared`` one
+    whose first step one learner took and whose second two ranks.
+    """
+    folder = tmp_path_factory.mktemp("ranks")
+    works: dict[str, Updates] = {}
+    for name, case in CASES.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if case.routed:
+                patch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
+            policy = tiny_model(tiny_config("qwen3", tie_word_embeddings=case.tied, num_hidden_layers=2))
+            policy.save_pretrained(folder / name)
+            batches = [with_cohorts(scored(policy, recorded(step=step)), case.config.batch) for step in range(UPDATES)]
+        works[name] = Updates(
+            model=folder / name,
+            config=case.config,
+            batches=batches,
+            dtype=case.dtype,
+            empty=case.empty,
+            routed=case.routed,
+        )
+    whole = works["ppo, whose critic teaches the policy"]
+    begun, ended = (replace(whole, batches=batches) for batches in (whole.batches[:1], whole.batches[1:]))
+    take(replace(begun, save=folder / "alone"))
+    alone = {name: take(work) for name, work in works.items()}
+    works["begun"] = replace(begun, save=folder / "shared")
+    works["shared"] = replace(ended, resume=folder / "alone")
+    with forking("sharded_ranks"):
+        found = dict(zip(works, together(2, list(works.values()), folder / "results"), strict=True))
+    resumed = [take(replace(ended, resume=folder / "shared"))]
+    straight = alone["ppo, whose critic teaches the policy"]
+    later = {"resumed": (straight, resumed), "shared": (straight, found["shared"])}
+    return {name: (alone[name], found[name]) for name in CASES} | later
 
 
 def flat(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -134,96 +114,59 @@ def apart(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> flo
 
 def check_same(alone: Done, rank: Done, *, gradients: float) -> None:
     """Every gradient and norm, and the weights by how far they moved."""
-    assert len(rank.gradients) == len(alone.gradients) >= UPDATES
-    for mine, theirs in zip(alone.gradients, rank.gradients, strict=True):
+    steps = len(rank.gradients)
+    assert steps > 0
+    for mine, theirs in zip(alone.gradients[-steps:], rank.gradients, strict=True):
         assert apart(mine, theirs) < gradients
-    assert rank.norms == pytest.approx(alone.norms, rel=gradients)
+    assert rank.norms == pytest.approx(alone.norms[-steps:], rel=gradients)
     assert float(flat(alone.moved).norm()) > 0
     assert apart(alone.moved, rank.moved) < 1e-5
 
 
-@pytest.mark.parametrize(("name", "ranks", "empty"), CASES)
+@pytest.mark.parametrize("name", [*SAME, *ROUTED])
 def test_ranks_that_share_a_policy_take_the_updates_of_one_learner(
-    runs: dict[tuple[object, ...], tuple[Done, list[Done]]], name: str, ranks: int, empty: int | None
+    runs: dict[str, tuple[Done, list[Done]]], name: str
 ) -> None:
-    alone, shared = runs[name, ranks, empty, torch.float64]
+    """Also where they route to different experts: a rank waits for no gradient that another one does not have."""
+    alone, shared = runs[name]
+    assert len(alone.gradients) == len(shared[0].gradients) >= UPDATES
     for rank in shared:
         check_same(alone, rank, gradients=1e-9)
         assert all(torch.equal(rank.weights[each], weight) for each, weight in shared[0].weights.items())
+        assert 2 * rank.held == pytest.approx(alone.held, rel=0.15)
+    unused = [each for each, gradient in alone.gradients[0].items() if "experts" in each and not gradient.any()]
+    assert bool(unused) == (name in ROUTED)
 
 
-def test_in_float32_they_differ_by_rounding(runs: dict[tuple[object, ...], tuple[Done, list[Done]]]) -> None:
-    alone, shared = runs[DEFAULT[0], 2, None, torch.float32]
+def test_in_float32_they_differ_by_rounding(runs: dict[str, tuple[Done, list[Done]]]) -> None:
+    alone, shared = runs["in float32"]
     check_same(alone, shared[0], gradients=1e-5)
 
 
-def test_beneath_an_adapter_they_share_a_model_in_bfloat16(
-    runs: dict[tuple[object, ...], tuple[Done, list[Done]]],
-) -> None:
+def test_beneath_an_adapter_they_share_a_model_in_bfloat16(runs: dict[str, tuple[Done, list[Done]]]) -> None:
     """Alone the layers between are in float32, so that they agree to what bfloat16 rounds."""
-    alone, shared = runs[(*ROUNDED, 2, None, torch.float32)]
+    alone, shared = runs["an adapter on a model in bfloat16"]
     assert {gradient.dtype for step in shared[0].gradients for gradient in step.values()} == {torch.float32}
     assert shared[0].norms == pytest.approx(alone.norms, rel=0.1)
     assert all(torch.equal(shared[1].weights[name], weight) for name, weight in shared[0].weights.items())
-    model, adapter = parts(alone.weights, rank=DIVIDED)
+    model = sum(weight.numel() for weight in alone.weights.values())
+    adapter = sum(RANK * sum(weight.shape) for name, weight in alone.weights.items() if "_proj" in name)
     # Two bytes a weight, and beside each number of A and B its gradient and two moments in float32.
     assert alone.held == pytest.approx(2 * model + 16 * adapter, rel=0.01)
 
 
-def parts(weights: dict[str, torch.Tensor], *, rank: int) -> tuple[int, int]:
-    """Numbers of a model, and of an adapter on all of its layers."""
-    layers = [weight for name, weight in weights.items() if "_proj" in name]
-    return sum(w.numel() for w in weights.values()), sum(rank * (w.shape[0] + w.shape[1]) for w in layers)
-
-
-def test_a_rank_holds_its_part_of_weights_gradients_and_moments(
-    runs: dict[tuple[object, ...], tuple[Done, list[Done]]],
+@pytest.mark.parametrize("name", ["resumed", "shared"])
+def test_another_number_of_ranks_continues_from_a_checkpoint(
+    runs: dict[str, tuple[Done, list[Done]]], name: str
 ) -> None:
-    for (name, ranks, _, _), (alone, shared) in runs.items():
-        for rank in shared:
-            assert rank.held * ranks == pytest.approx(alone.held, rel=0.15), name
+    straight, continued = runs[name]
+    for rank in continued:
+        assert len(rank.gradients) == len(straight.gradients) // 2
+        check_same(straight, rank, gradients=1e-9)
 
 
-def test_another_number_of_ranks_continues_from_a_checkpoint(models: Path, tmp_path: Path) -> None:
-    whole = work_of(models, DEFAULT[1])
-    first = replace(whole, batches=whole.batches[:2], save=tmp_path / "checkpoints")
-    last = replace(whole, batches=whole.batches[2:], resume=tmp_path / "checkpoints")
-    straight = take(whole)
-    together(2, [first], tmp_path / "first")
-    ((again, *_),) = together(3, [last], tmp_path / "last")
-    alone = take(last)
-    for found in (again, alone):
-        steps = len(found.gradients)
-        for mine, theirs in zip(straight.gradients[-steps:], found.gradients, strict=True):
-            assert apart(mine, theirs) < 1e-9
-        assert apart(straight.moved, found.moved) < 1e-5
-
-
-def test_ranks_that_route_to_different_experts_take_the_updates_of_one_learner(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the model and of an adapter on it: a rank waits for no gradient that another one does not have."""
+def test_experts_that_this_torch_cannot_share_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_qwen3, "Qwen3MLP", Experts)
-    policy = tiny_model(tiny_config("qwen3"))
-    policy.save_pretrained(tmp_path / "model")
-    names = ("grpo with its terms", "an adapter")
-    batches = [scored(policy, recorded(step=step)) for step in range(3)]
-    works = [
-        Work(
-            model=tmp_path / "model",
-            config=CONFIGS[name],
-            routed=True,
-            batches=[with_cohorts(batch, CONFIGS[name].batch) for batch in batches],
-        )
-        for name in names
-    ]
-    for work, (first, second) in zip(works, together(2, works, tmp_path / "ranks"), strict=True):
-        alone = take(work)
-        for rank in (first, second):
-            assert rank.norms == pytest.approx(alone.norms, rel=1e-9)
-            assert apart(alone.moved, rank.moved) < 1e-5
-        unused = [name for name, gradient in alone.gradients[0].items() if "experts" in name and not gradient.any()]
-        assert unused
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
     with pytest.raises(LearnerError, match=r"Qwen3For.*sharding"):
-        shard(policy, Sharding(ranks=None, device="cpu"))
+        shard(tiny_model(tiny_config("qwen3")), Sharding(ranks=None, device="cpu"))

@@ -1,19 +1,35 @@
+"""What is logged of a step: sums and counts, statistics of responses, timings."""
+
 import json
 import math
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isocompute.learner.config import BatchConfig
+from isocompute.learner.contract.tables import TableError
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import (
     AdvantageStatistics,
     Average,
     EvaluationRecord,
+    Mean,
     ResponseStatistics,
+    Share,
     StepRecord,
     UpdateReport,
+    added,
+    advantage_statistics,
     from_plain,
+    numbers,
     of_batch,
+    reduced,
+    response_statistics,
+    timings_table,
     to_plain,
 )
 
@@ -28,6 +44,7 @@ UPDATE = UpdateReport(
     operations=3e9,
     machine_rate=5e10,
 )
+
 RESPONSES = ResponseStatistics(
     reward=0.25,
     reward_std=0.5,
@@ -37,6 +54,7 @@ RESPONSES = ResponseStatistics(
     response_length_max=9,
     sampled_entropy=0.7,
 )
+
 NUMBERS = st.floats(-1e6, 1e6)
 
 
@@ -95,7 +113,7 @@ def test_what_a_step_does_not_have_is_not_logged() -> None:
     assert "skipped_share" not in nothing
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(NUMBERS, st.integers(1, 1000)), min_size=1, max_size=6))
 def test_the_mean_over_updates_is_that_over_all_their_tokens(parts: list[tuple[float, int]]) -> None:
     found = of_batch([report(total, count) for total, count in parts])
@@ -132,17 +150,6 @@ def test_the_updates_of_a_batch_are_one_report() -> None:
     assert of_batch([first]) == first
 
 
-def test_reports_that_were_measured_on_another_machine_are_equal() -> None:
-    other = UpdateReport(objective={}, gradient_norm=1.0, learning_rate=0.1, machine_rate=1e9)
-    assert other == UpdateReport(objective={}, gradient_norm=1.0, learning_rate=0.1, machine_rate=2e9)
-
-
-def test_an_evaluation_logs_its_scores_and_its_seconds() -> None:
-    record = EvaluationRecord(step=3, rollouts=96, scores={"avg_at_4": 0.5}, evaluate_seconds=2.0)
-    assert record.metrics() == {"eval/avg_at_4": 0.5, "perf/evaluate_seconds": 2.0}
-    assert record.seconds() == {"evaluate": 2.0}
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -157,8 +164,181 @@ def test_a_record_written_as_json_is_read_as_it_was(record: StepRecord | Evaluat
     assert again.metrics() == record.metrics()
 
 
-def test_names_of_metrics_are_ones_that_mlflow_takes() -> None:
-    named = step(update=UPDATE, responses=RESPONSES, sync_seconds=0.1).metrics()
-    groups = {name.partition("/")[0] for name in named}
-    assert groups == {"train", "perf", "health"}
-    assert not [name for name in named if not name.partition("/")[2].replace("_", "").isalnum()]
+def mean(*values: float) -> Mean:
+    numbers_of = torch.tensor(values, dtype=torch.float64)
+    return Mean(total=numbers_of.sum(), count=torch.tensor(float(len(values)), dtype=torch.float64))
+
+
+@given(st.lists(st.lists(st.floats(-9, 9), max_size=5), min_size=1, max_size=4).filter(any))
+def test_a_mean_is_that_of_all_values_and_not_of_means(parts: list[list[float]]) -> None:
+    whole = {"x": mean()}
+    for part in parts:
+        whole = added(whole, {"x": mean(*part)})
+    assert whole["x"].value == pytest.approx(np.mean([value for part in parts for value in part]))
+
+
+def test_shares_add_up_and_a_mean_of_nothing_is_no_number() -> None:
+    half = torch.tensor(0.5, dtype=torch.float64)
+    two = Share(total=half, count=half * 6) + Share(total=half, count=half * 2)
+    assert isinstance(two, Share)
+    assert two.value == 1.0
+    assert math.isnan(mean().value)
+    assert numbers({"x": mean(), "y": mean(1.0, 2.0)}) == {"y": 1.5}
+
+
+def test_ranks_are_added_up_in_one_message() -> None:
+    mine = {"x": mean(1.0, 2.0), "loss": Share(total=torch.tensor(0.5).double(), count=torch.tensor(2.0).double())}
+    sent = []
+
+    def all_reduce(sums: torch.Tensor) -> None:
+        sent.append(sums.clone())
+        # The other rank has the same.
+        sums.mul_(2)
+
+    found = reduced(mine, all_reduce)
+    assert len(sent) == 1
+    assert (found["x"].value, float(found["x"].count)) == (1.5, 4.0)
+    assert found["loss"].value == 1.0
+    assert reduced({}, all_reduce) == {}
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 4), st.floats(-3, 3), st.floats(-3, 3)), min_size=2, max_size=9))
+def test_what_is_shown_is_made_of_sums_over_the_whole_batch(rows: list[tuple[float, float, float]]) -> None:
+    ratio, value, target = np.array(rows).T
+    target[0] += 7
+    columns = {"token_ratio": ratio, "advantage": value, "return": target, "value_error": target - value}
+    squares = {f"{name}_square": column**2 for name, column in columns.items()}
+    found = numbers({name: mean(*column) for name, column in (columns | squares).items()})
+    assert found.keys() == {"advantage", "advantage_std", "return", "effective_sample_size", "explained_variance"}
+    assert found["advantage_std"] == pytest.approx(value.std(), abs=1e-6)
+    assert found["effective_sample_size"] == pytest.approx(ratio.mean() ** 2 / (ratio**2).mean())
+    assert found["explained_variance"] == pytest.approx(1 - (target - value).var() / target.var(), abs=1e-6)
+
+
+def batch(groups: list[list[tuple[float, int, str]]]) -> pl.DataFrame:
+    rows = [
+        {"problem_id": f"p{i}", "reward": reward, "response_ids": [1] * length, "finish_reason": reason}
+        for i, group in enumerate(groups)
+        for reward, length, reason in group
+    ]
+    schema = {
+        "problem_id": pl.String,
+        "reward": pl.Float32,
+        "response_ids": pl.List(pl.Int32),
+        "finish_reason": pl.String,
+    }
+    return with_cohorts(pl.DataFrame(rows, schema=schema), BatchConfig())
+
+
+def scored(logprobs: list[list[float] | None], sampled: list[list[bool] | None] | None = None) -> float | None:
+    """The entropy estimate of one group whose tokens have these log-probabilities."""
+    table = batch([[(0.0, len(given or []), "stop") for given in logprobs]])
+    table = table.with_columns(logprobs=pl.Series(logprobs, dtype=pl.List(pl.Float32)))
+    if sampled is not None:
+        table = table.with_columns(sampled=pl.Series(sampled, dtype=pl.List(pl.Boolean)))
+    found = response_statistics(table)
+    assert found is not None
+    return found.sampled_entropy
+
+
+def test_a_batch_worked_out_by_hand() -> None:
+    first = [(1.0, 2, "stop"), (0.0, 4, "stop"), (0.0, 6, "stop"), (0.0, 8, "length")]
+    found = response_statistics(batch([first]))
+    assert found == ResponseStatistics(
+        reward=0.25,
+        reward_std=0.5,
+        zero_variance_share=0.0,
+        response_length=5.0,
+        truncated_share=0.25,
+        response_length_max=8,
+    )
+    solved = response_statistics(batch([first, [(1.0, 1, "stop")] * 4]))
+    assert solved == ResponseStatistics(
+        reward=0.625,
+        reward_std=0.25,
+        zero_variance_share=0.5,
+        response_length=3.0,
+        truncated_share=0.125,
+        response_length_max=8,
+    )
+
+
+def test_equal_rewards_are_counted_in_groups_of_two_or_more() -> None:
+    alone = [[(1.0, 2, "stop")], [(0.0, 2, "stop")]]
+    found = response_statistics(batch(alone))
+    assert found is not None
+    assert found.zero_variance_share is None
+    assert "zero_variance_share" not in found.metrics()
+    pair, mixed = [(1.0, 2, "stop"), (1.0, 2, "stop")], [(1.0, 2, "stop"), (0.0, 2, "stop")]
+    found = response_statistics(batch([*alone, pair, mixed, mixed]))
+    assert found is not None
+    assert found.zero_variance_share == pytest.approx(1 / 3)
+
+
+def test_failed_responses_are_left_out() -> None:
+    group = [(1.0, 2, "stop"), (0.0, 4, "length")]
+    with_failed = response_statistics(batch([[*group, (0.0, 0, "aborted")]]))
+    assert with_failed == response_statistics(batch([group]))
+    assert response_statistics(batch([[(0.0, 0, "aborted")] * 2])) is None
+
+
+def test_broken_verifiers_and_interrupted_responses_are_shares_of_the_completed_ones() -> None:
+    four = batch([[(1.0, 2, "stop"), (0.0, 3, "stop"), (0.0, 1, "stop"), (0.0, 1, "length")]])
+    noted = four.with_columns(
+        score_error=pl.Series([None, None, "deadline", None], dtype=pl.String),
+        sampled=pl.Series([[True] * 2, [True, False, True], [True], None]),
+    )
+    found = response_statistics(noted)
+    assert found is not None
+    assert (found.score_error_share, found.interrupted_share) == (0.25, 0.25)
+    plain = response_statistics(four)
+    assert plain is not None
+    assert (plain.score_error_share, plain.interrupted_share) == (0.0, 0.0)
+
+
+def test_the_entropy_is_estimated_from_the_tokens_that_were_sampled() -> None:
+    assert scored([[-1.0, -2.0], [-3.0]]) == pytest.approx(2.0)
+    # Tokens, and not responses, are averaged; what was forced upon the policy does not count.
+    assert scored([[-1.0, -99.0, -2.0], [-3.0], []], [[True, False, True], None, []]) == pytest.approx(2.0)
+    assert scored([None, []]) is None
+    assert scored([[-99.0], []], [[False], []]) is None
+
+
+def test_advantages_are_described_by_response_or_with_a_critic_by_token() -> None:
+    by_response = pl.DataFrame({"advantage": [1.5, -0.5, -0.5, -0.5]})
+    assert advantage_statistics(by_response) == AdvantageStatistics(advantage=0.0, advantage_std=0.75**0.5)
+    by_token = pl.DataFrame({"advantages": [[1.0, 3.0], [2.0], []]}, schema={"advantages": pl.List(pl.Float32)})
+    assert advantage_statistics(by_token) == AdvantageStatistics(advantage=2.0, advantage_std=(2 / 3) ** 0.5)
+    assert advantage_statistics(by_response.head(0)) is None
+
+
+def evaluation(step: int, seconds: float) -> EvaluationRecord:
+    return EvaluationRecord(step=step, rollouts=32 * step, scores={"avg_at_4": 0.1}, evaluate_seconds=seconds)
+
+
+def timed(step: int, sample: float, update: float = 0.25, sync: float | None = 0.125) -> StepRecord:
+    return StepRecord(step=step, rollouts=32 * step, sample_seconds=sample, update_seconds=update, sync_seconds=sync)
+
+
+def test_each_phase_of_a_step_is_a_row() -> None:
+    table = timings_table([evaluation(0, 2.0), timed(1, 0.5), evaluation(1, 3.0)], "r", devices=4)
+    assert table["run_id"].unique().to_list() == ["r"]
+    assert table.drop("run_id").rows() == [
+        (0, "evaluate", 2.0, 8.0),
+        (1, "evaluate", 3.0, 12.0),
+        (1, "sample", 0.5, 2.0),
+        (1, "sync", 0.125, 0.5),
+        (1, "update", 0.25, 1.0),
+    ]
+
+
+def test_a_step_that_was_taken_again_counts_once() -> None:
+    table = timings_table([timed(1, 9.0), timed(1, 1.0)], "r")
+    assert table["seconds"].to_list() == [1.0, 0.125, 0.25]
+
+
+def test_a_run_without_records_or_with_seconds_that_are_not_finite_is_one_error() -> None:
+    with pytest.raises(TableError, match=r"run r: .* no rows"):
+        timings_table([], "r")
+    with pytest.raises(TableError, match=r"column seconds"):
+        timings_table([timed(1, float("nan"))], "r")

@@ -1,3 +1,6 @@
+"""Folders and checkpoints are whole after a kill or a power cut, or not there."""
+
+import os
 import resource
 import shutil
 from pathlib import Path
@@ -5,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from isocompute.learner.errors import CheckpointError
-from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
+from isocompute.learner.errors import CheckpointError, LearnerError
+from isocompute.learner.saving import checkpoint as saving
+from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints, remove_folder, whole_folder
 
 
 def checkpoint(step: int, value: float | None = None) -> Checkpoint:
@@ -26,16 +30,6 @@ def newest(folder: Path) -> Checkpoint:
     found = Checkpoints(folder).newest()
     assert found is not None
     return found
-
-
-def test_the_newest_is_read_and_older_ones_go(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path / "c")
-    assert store.newest() is None
-    store.save(checkpoint(1))
-    store.save(checkpoint(12))
-    assert newest(tmp_path / "c").step == 12
-    assert newest(tmp_path / "c").tensors["w"].tolist() == [12.0] * 3
-    assert names(tmp_path / "c") == ["step-000000001", "step-000000012"]
 
 
 def test_as_many_of_the_newest_are_kept_as_asked_for(tmp_path: Path) -> None:
@@ -89,14 +83,6 @@ def test_a_checkpoint_that_was_being_written_or_deleted_is_not_seen_and_goes_wit
     assert names(tmp_path) == ["step-000000003"]
 
 
-def test_a_step_that_is_saved_again_replaces_what_was_there(tmp_path: Path) -> None:
-    store = Checkpoints(tmp_path)
-    store.save(checkpoint(1))
-    store.save(checkpoint(1, value=7.0))
-    assert newest(tmp_path).tensors["w"].tolist() == [7.0] * 3
-    assert names(tmp_path) == ["step-000000001"]
-
-
 def test_between_the_two_renames_of_a_replacement_the_old_one_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,13 +129,12 @@ def flip(path: Path, *, at: float) -> None:
 
 
 @pytest.mark.parametrize("file", ["tensors-00000.safetensors", "state.json", "checksums.json"])
-@pytest.mark.parametrize("at", [0.3, 0.5, 0.95])
 def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_read(
-    file: str, at: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Checkpoints(tmp_path)
     store.save(checkpoint(1))
-    flip(store.save(checkpoint(2)) / file, at=at)
+    flip(store.save(checkpoint(2)) / file, at=0.5)
     assert newest(tmp_path).step == 1
     assert "step-000000002: the checkpoint is damaged" in caplog.text
     assert "step-000000001 is read" in caplog.text
@@ -166,12 +151,6 @@ def test_where_all_checkpoints_are_damaged_the_newest_is_named(tmp_path: Path) -
     with pytest.raises(CheckpointError, match=r"step-000000002.*damaged"):
         store.newest()
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
-
-
-def test_a_folder_that_cannot_be_written_to_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "c").write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match="cannot be written"):
-        Checkpoints(tmp_path / "c").save(checkpoint(1))
 
 
 def test_a_file_of_the_name_of_a_checkpoint_is_left_as_it_is(tmp_path: Path) -> None:
@@ -242,3 +221,86 @@ def test_a_step_without_a_checkpoint_and_a_damaged_one_are_named(tmp_path: Path)
     with pytest.raises(CheckpointError, match=r"0001: .*tensors-00000"):
         store.read(1)
     assert names(tmp_path) == ["step-000000001", "step-000000002"]
+
+
+def written(folder: Path, text: str = "new") -> None:
+    with whole_folder(folder, what="the thing", error=CheckpointError) as aside:
+        (aside / "state.json").write_text(text)
+        (aside / "inner").mkdir()
+        (aside / "inner" / "tensors").write_bytes(b"1234")
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_all_is_flushed_before_the_rename_and_the_name_after_it(
+    replaces: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final = tmp_path / "thing"
+    if replaces:
+        written(final, "old")
+    done: list[tuple[str, str]] = []
+    flush, rename = os.fsync, Path.rename
+
+    def flushed(handle: int) -> None:
+        done.append(("flush", os.path.relpath(Path(f"/proc/self/fd/{handle}").readlink(), tmp_path)))
+        flush(handle)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append(("rename", f"{self.name} {target.name}"))
+        return rename(self, target)
+
+    monkeypatch.setattr(saving.os, "fsync", flushed)
+    monkeypatch.setattr(Path, "rename", renamed)
+    written(final)
+    monkeypatch.undo()
+    aside = ".thing.writing"
+    place = done.index(("rename", f"{aside} thing"))
+    before, after = done[:place], done[place + 1 :]
+    whole = [aside, f"{aside}/state.json", f"{aside}/inner", f"{aside}/inner/tensors"]
+    assert sorted(name for what, name in before if what == "flush") == sorted(whole)
+    # What is replaced goes only when the name of the new one is safe.
+    assert after[0] == ("flush", ".")
+    assert [pair for pair in done if pair[0] == "rename"][:-1] == (
+        [("rename", "thing thing.before"), ("rename", f"{aside} thing")] if replaces else []
+    )
+    assert names(tmp_path) == ["thing"]
+    assert (final / "state.json").read_text() == "new"
+
+
+def test_a_block_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    def half_written() -> None:
+        with whole_folder(tmp_path / "thing", what="the thing", error=CheckpointError) as aside:
+            (aside / "state.json").write_text("half")
+            raise KeyError
+
+    written(tmp_path / "thing", "old")
+    with pytest.raises(KeyError):
+        half_written()
+    assert names(tmp_path) == ["thing"]
+    assert (tmp_path / "thing" / "state.json").read_text() == "old"
+
+
+def test_an_error_of_the_system_is_the_error_that_was_asked_for(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CheckpointError, match=r"thing cannot be written"),
+        whole_folder(tmp_path / "thing", what="the thing", error=CheckpointError) as aside,
+    ):
+        (aside / "nothing" / "file").write_text("")
+    assert issubclass(CheckpointError, LearnerError)
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_removed_leaves_its_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while it is being deleted leaves no half of it that could be read."""
+    written(tmp_path / "thing")
+    seen: list[list[str]] = []
+    remove = saving.shutil.rmtree
+
+    def removed(folder: Path, **named: bool) -> None:
+        seen.append(names(tmp_path))
+        remove(folder, **named)
+
+    monkeypatch.setattr(saving.shutil, "rmtree", removed)
+    remove_folder(tmp_path / "thing")
+    remove_folder(tmp_path / "thing")
+    assert "thing" not in seen[-1]
+    assert names(tmp_path) == []

@@ -1,5 +1,6 @@
 """The hot loop with a real model, a sampler of recorded tokens and a meter of steps."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,17 +8,23 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from isocompute.learner.config import BatchConfig, EntropyConfig, KLConfig, LearnerConfig, ObjectiveConfig
+from isocompute.learner import RunConfig, UpdateSteps, train
+from isocompute.learner.config import (
+    BatchConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+)
 from isocompute.learner.errors import DivergenceError, LearnerError, SyncError
+from isocompute.learner.objective.advantages import with_cohorts
 from isocompute.learner.records.steps import timings_table
 from isocompute.learner.saving.checkpoint import Checkpoints
 from isocompute.learner.training import loop
+from isocompute.learner.training.loop import Learnt, learn
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, LogLikelihood, Steps, paid, run, weights
 
 pytestmark = pytest.mark.slow("runs that train")
-
-OF_A_BATCH = ObjectiveConfig(baseline="batch", scale="batch")
 
 
 def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -29,12 +36,6 @@ def test_a_run_evaluates_on_the_grid_and_stops_with_its_budget(learner: Learner,
     assert [record.step for record in records] == [0, 1, 2, 2, 3, 4, 4, 5]
     phases = timings_table(records, "r").group_by("phase").len().sort("phase").rows()
     assert phases == [("evaluate", 3), ("sample", 5), ("sync", 5), ("update", 5)]
-
-
-def test_a_run_evaluates_on_a_grid_of_octaves(learner: Learner, replay: Any, tmp_path: Path) -> None:
-    octaves = replace(RUN, evaluate_every=16, evaluations_per_octave=2)
-    progress = run(learner, replay, tmp_path, steps=7, cell=octaves)
-    assert [row["step"] for row in progress.evals] == [0, 1, 2, 3, 4, 6]
 
 
 def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
@@ -60,7 +61,7 @@ def test_a_batch_of_equal_rewards_is_paid_for_and_teaches_and_syncs_nothing(
     assert (progress.step, learner.version, replay.weights_version) == (2, 0, 0)
     assert records[1].responses.zero_variance_share == 1.0
     assert (records[1].update, records[1].sync_seconds) == (None, None)
-    # The step after it is learnt from as ever, and one sync is for the canary of each start.
+    # The step after it is learnt from as ever, and one sync is for the check of each start.
     progress = run(learner, replay, tmp_path, steps=3)
     assert (progress.step, learner.version, replay.weights_version, synced) == (3, 1, 1, [0, 0, 1])
     assert not torch.equal(before, weights(learner))
@@ -158,29 +159,25 @@ def test_an_evaluation_that_was_charged_elsewhere_is_not_charged(
     assert [(step, counts) for step, counts in meter.charged if "eval" in counts] == [(2, {"eval": 4})]
 
 
-def test_the_canary_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
+def test_the_sync_check_lets_a_policy_that_diverged_end_as_it_did(learner: Learner, replay: Any) -> None:
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.fill_(float("inf"))
     learner.version = 3
-    assert len(loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")) == 8
+    assert len(loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")) == 8
     learner.version = 0
     with pytest.raises(DivergenceError, match="before step 1"):
-        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
+        loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
-def test_the_canary_has_a_phase_of_its_own(learner: Learner, replay: Any) -> None:
-    assert loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")["phase"].unique().to_list() == [
-        "canary"
-    ]
-
-
-def test_a_sampler_that_takes_no_weights_is_caught_by_the_canary(learner: Learner, replay: Any, tmp_path: Path) -> None:
+def test_a_sampler_that_takes_no_weights_is_caught_by_the_sync_check(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
     run(learner, replay, tmp_path, steps=2)
     replay.sync = lambda weights, version: None
     learner.reset(learner.config)
     with pytest.raises(SyncError, match="before step 1"):
-        loop.canary(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
+        loop.sync_and_check(learner=learner, sampler=replay, problems=PROBLEMS, run_id="r")
 
 
 def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: Any, tmp_path: Path) -> None:
@@ -198,79 +195,238 @@ def test_a_sampler_that_misses_one_sync_stops_the_run(learner: Learner, replay: 
     assert learner.version == 2
 
 
+PASS = RunConfig(problems_per_batch=4, rollouts_per_problem=4)
+
+
+def test_it_takes_one_pass_and_prints_a_line_for_each_step(
+    learner: Learner, replay: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    progress = train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner)
+    assert (progress.step, progress.rollouts, progress.evals) == (2, 32, [])
+    lines = capfd.readouterr().err.splitlines()
+    pattern = r"step \d: [\d,]+ rollouts, reward \S+, gradient norm \S+, [\d.]+ s"
+    assert len(lines) == 2
+    assert all(re.fullmatch(pattern, line) for line in lines), lines
+
+
+def test_the_sync_check_is_charged_as_an_evaluation_and_the_newest_checkpoint_is_continued(
+    learner: Learner, replay: Any, tmp_path: Path
+) -> None:
+    settings = {"run": PASS, "problems": PROBLEMS, "sampler": replay, "checkpoints": Checkpoints(tmp_path)}
+    meter, records = Steps(1), []
+    train(**settings, learner=learner, meter=meter)
+    charged = [(step, counts) for step, counts in meter.charged if "synced" not in counts]
+    assert charged == [(0, {"eval": 8}), (1, {"trained": 16})]
+    progress = train(**settings, learner=learner, meter=UpdateSteps(limit=3), watch=records.append)
+    assert progress.step == 3
+    assert [record.step for record in records] == [2, 3]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"rollouts_per_problem": 0}, "a problem needs 1 or more"),
-        ({"problems_per_batch": 0}, "a batch needs 1 or more"),
-        ({"evaluate_every": 24}, "not a multiple of the batch of 16"),
-        ({"evaluate_every": 0}, "not a multiple of the batch of 16"),
-        ({"evaluations_per_octave": 0}, "evaluations_per_octave is 0: it must be 1 or more, or None"),
+        (
+            lambda table: table.with_columns(reward=pl.lit("1")),
+            "the column reward of what Replay.sample returned is of",
+        ),
+        (
+            lambda table: table.with_columns(logprobs=pl.lit(-1.0)),
+            "the column logprobs of .* must be a list of numbers",
+        ),
+        (lambda table: table.with_columns(problem_id=pl.lit("p99")), "answers problem p99, which was not among those"),
+        (lambda table: table.drop("finish_reason"), r"no column finish_reason \("),
+        (lambda table: table.to_dicts(), r"Replay.sample.* a list"),
     ],
 )
-def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: str) -> None:
+def test_a_wrong_answer_of_the_sampler_is_named_before_anything_is_learnt(
+    learner: Learner, replay: Any, changed: Any, message: str
+) -> None:
+    answered = replay.sample
+    replay.sample = lambda *args, **settings: changed(answered(*args, **settings))
     with pytest.raises(LearnerError, match=message):
-        replace(RUN, **changed)
+        train(run=PASS, problems=PROBLEMS, sampler=replay, learner=learner)
+    assert learner.version == 0
 
 
 @pytest.mark.parametrize(
-    ("n", "settings", "message"),
+    ("cell", "settings", "message"),
     [
-        (1, {}, "the advantage of grpo is relative to its group: it must be 2 or more"),
-        (
-            1,
-            {"objective": ObjectiveConfig(algorithm="ppo"), "batch": BatchConfig(filter_zero_variance=True)},
-            "every group has equal rewards, and batch.filter_zero_variance is on: it must be off",
-        ),
-        (
-            1,
-            {"objective": ObjectiveConfig(algorithm="ppo", baseline="group")},
-            "the advantage of ppo is relative to its group",
-        ),
-        (
-            1,
-            {"objective": OF_A_BATCH, "kl": KLConfig(coefficient=0.1, mask_zero_variance=True)},
-            "every group has equal rewards, and kl.mask_zero_variance is on",
-        ),
-        (
-            1,
-            {"objective": OF_A_BATCH, "entropy": EntropyConfig(coefficient=0.1, mask_zero_variance=True)},
-            "every group has equal rewards, and entropy.mask_zero_variance is on",
-        ),
-        (4, {"batch": BatchConfig(trained_rollouts=5)}, "trained_rollouts is 5"),
+        ({"rollouts_per_problem": 1}, {}, "the advantage of grpo is relative to its group: it must be 2 or more"),
+        ({"evaluate_every": None}, {}, "evaluate_every is None"),
+        ({}, {"batch": BatchConfig(trained_rollouts=5)}, "trained_rollouts is 5"),
     ],
 )
 def test_a_run_that_the_learner_cannot_learn_from_is_refused_before_anything_is_paid_for(
-    n: int, settings: dict[str, Any], message: str, model: Path, replay: Any, tmp_path: Path
+    cell: dict[str, Any], settings: dict[str, Any], message: str, model: Path, replay: Any
 ) -> None:
     meter, learner = Steps(2), Learner(model, LearnerConfig(learning_rate=1e-2, **settings))
+    named = {"run": replace(RUN, **cell), "problems": PROBLEMS, "sampler": replay, "learner": learner}
     with pytest.raises(LearnerError, match=message):
-        loop.train(
-            run=replace(RUN, rollouts_per_problem=n),
-            problems=PROBLEMS,
-            sampler=replay,
-            learner=learner,
-            evaluator=LogLikelihood(replay),
-            meter=meter,
-            checkpoints=Checkpoints(tmp_path),
-            progress=loop.Progress(step=0, rollouts=0, tokens=0, evals=[]),
-            watch=[].append,
-        )
+        train(**named, evaluator=LogLikelihood(replay), meter=meter)
     assert meter.charged == []
 
 
+PPO = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(algorithm="ppo"))
+
+
+def sampled(sampler: Any, config: LearnerConfig, samples: int = 4) -> pl.DataFrame:
+    """A step's responses with their cohorts."""
+    asked = {"samples": samples, "seed": 3, "step": 1, "phase": "train", "run_id": "r"}
+    return with_cohorts(sampler.sample(PROBLEMS.head(4), **asked), config.batch)
+
+
+def learn_from(learner: Learner, rollouts: pl.DataFrame) -> Learnt:
+    return learn(learner=learner, run=RUN, step=1, rollouts=rollouts)
+
+
+class Erring(Learner):
+    """A learner whose device errs in some of its optimizer steps, counted with those that were tried again."""
+
+    errs_at: tuple[int, ...] = ()
+    tries = 0
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> Any:
+        self.tries += 1
+        if self.tries in self.errs_at:
+            batch = batch.with_columns(pl.lit(float("nan")).alias("loss_weight"))
+        return super().update(batch, advance=advance)
+
+
+def erring(model: Path, config: LearnerConfig, *errs_at: int) -> Erring:
+    learner = Erring(model, config)
+    learner.errs_at = errs_at
+    return learner
+
+
+@pytest.mark.parametrize(("updates", "epochs", "steps"), [(2, 1, 2), (2, 2, 4), (9, 1, 4)])
+def test_a_batch_is_learnt_from_in_several_steps_of_one_version(
+    updates: int, epochs: int, steps: int, model: Path, replay: Any
+) -> None:
+    """Four groups make at most four updates."""
+    objective = ObjectiveConfig(updates_per_batch=updates, epochs=epochs)
+    config = LearnerConfig(learning_rate=1e-2, objective=objective)
+    learner = Learner(model, config)
+    rollouts = sampled(replay, config)
+    found = learn_from(learner, rollouts)
+    assert found.update is not None
+    assert (found.update.optimizer_steps, learner.version, found.retries) == (steps, 1, 0)
+    assert found.update.trained_tokens == epochs * rollouts["response_ids"].list.len().sum()
+    assert found.advantages is not None
+    assert found.advantages.advantage == pytest.approx(0.0, abs=1e-6)
+
+
+class Passing(Learner):
+    """A learner that counts the responses which it measures, and those of them that pass through the model."""
+
+    measured = passed = 0
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        self.measured += len(rollouts)
+        return super().measure(rollouts)
+
+    def _passes(self, responses: Any, rows: Any, *, least: int = 0) -> Any:
+        for piece, batch in super()._passes(responses, rows, least=least):
+            # An update has at least one pass.
+            self.passed += 0 if least else batch.responses
+            yield piece, batch
+
+
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "measured", "passed"),
     [
-        {"objective": OF_A_BATCH},
-        # Masks of terms that are off.
-        {
-            "objective": OF_A_BATCH,
-            "kl": KLConfig(mask_zero_variance=True),
-            "entropy": EntropyConfig(mask_zero_variance=True),
-        },
-        {"objective": ObjectiveConfig(algorithm="ppo"), "kl": KLConfig(coefficient=0.1)},
+        ({"objective": ObjectiveConfig(updates_per_batch=2)}, 16, 12),
+        ({"objective": ObjectiveConfig(epochs=2), "batch": BatchConfig(trained_rollouts=2)}, 8, 6),
+        # The baseline needs the KL of every response, but of those that are filtered.
+        ({"kl": KLConfig(coefficient=0.1, place="reward"), "batch": BatchConfig(trained_rollouts=2)}, 16, 16),
     ],
 )
-def test_one_rollout_of_each_problem_is_legal_where_no_group_is_needed(settings: dict[str, Any]) -> None:
-    replace(RUN, rollouts_per_problem=1).check(LearnerConfig(learning_rate=1e-2, **settings))
+def test_no_response_is_measured_that_nothing_needs(
+    settings: dict[str, Any], measured: int, passed: int, model: Path, replay: Any
+) -> None:
+    """One of four groups has equal rewards."""
+    config = LearnerConfig(learning_rate=1e-2, **settings)
+    rollouts = sampled(replay, config)
+    reward = pl.when(pl.col("problem_id") == rollouts["problem_id"][0]).then(0.0).otherwise(pl.col("sample") % 2)
+    rollouts = with_cohorts(rollouts.with_columns(reward=reward), config.batch)
+    learner = Passing(model, config)
+    assert learn_from(learner, rollouts).update is not None
+    assert (learner.measured, learner.passed) == (measured, passed)
+
+
+@pytest.mark.parametrize("errs_at", [(1,), (2,), (3,), (1, 3)])
+def test_an_optimizer_step_that_fails_once_is_tried_again_and_changes_nothing(
+    errs_at: tuple[int, ...], model: Path, replay: Any
+) -> None:
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(updates_per_batch=3))
+    steady, flickering = Learner(model, config), erring(model, config, *errs_at)
+    rollouts = sampled(replay, config)
+    expected, found = learn_from(steady, rollouts), learn_from(flickering, rollouts)
+    assert found == replace(expected, retries=len(errs_at))
+    assert torch.equal(weights(steady), weights(flickering))
+    assert flickering.version == 1
+
+
+def test_an_optimizer_step_that_fails_twice_ends_the_batch_without_another_version(
+    model: Path, replay: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(updates_per_batch=3))
+    learner = erring(model, config, 2, 3)
+    found = learn_from(learner, sampled(replay, config))
+    assert (found.update, found.diverged, found.retries) == (None, True, 1)
+    assert (learner.version, learner.tries) == (0, 3)
+    assert caplog.text.count("run r: step 1 has a") == 2
+
+
+def test_a_policy_that_diverged_is_found_where_the_batch_is_measured(model: Path, replay: Any) -> None:
+    learner, rollouts = erring(model, PPO), sampled(replay, PPO)
+    with torch.no_grad():
+        for parameter in learner.policy.parameters():
+            parameter.fill_(float("inf"))
+    found = learn_from(learner, rollouts)
+    assert (found.diverged, found.retries, learner.tries) == (True, 1, 0)
+
+
+def test_responses_that_only_sharpen_the_baseline_are_measured_against_and_not_learnt_from(
+    model: Path, replay: Any
+) -> None:
+    config = LearnerConfig(learning_rate=1e-2, batch=BatchConfig(trained_rollouts=2))
+    rollouts = sampled(replay, config)
+    assert sorted(rollouts["cohort"].value_counts().iter_rows()) == [("filtered", 8), ("trained", 8)]
+    assert rollouts.filter(pl.col("cohort") == "trained")["sample"].unique().sort().to_list() == [0, 1]
+    learner = Learner(model, config)
+    found = learn_from(learner, rollouts)
+    assert found.update is not None
+    trained = rollouts.filter(pl.col("cohort") == "trained")
+    assert found.update.trained_tokens == trained["response_ids"].list.len().sum()
+    # Rewards 1 0 0 0 and 1 1 0 0: relative to their own mean, those of the first two would be 0 in every second group.
+    assert found.advantages is not None
+    assert found.advantages.advantage > 0.5
+
+
+def test_failed_responses_are_neither_measured_nor_learnt_from(model: Path, replay: Any) -> None:
+    """Though they have tokens and log-probabilities."""
+    config = LearnerConfig(learning_rate=1e-2, kl=KLConfig(coefficient=0.1, place="reward"))
+    learner, other = Learner(model, config), Learner(model, config)
+    rollouts = sampled(replay, config)
+    failed = rollouts.head(2).with_columns(
+        cohort=pl.lit("failed"), finish_reason=pl.lit("aborted"), reward=pl.lit(float("nan")), sample=pl.lit(99)
+    )
+    assert failed["response_ids"].list.len().min() > 0
+    rows = pl.concat([rollouts, failed], how="vertical_relaxed")
+    assert learn_from(learner, rows) == learn_from(other, rollouts)
+    assert torch.equal(weights(learner), weights(other))
+
+
+def test_nothing_but_failed_or_filtered_responses_teaches_nothing(model: Path, replay: Any) -> None:
+    learner, rollouts = erring(model, PPO), sampled(replay, PPO)
+    assert learn_from(learner, rollouts.with_columns(cohort=pl.lit("filtered"))) == Learnt()
+    assert learn_from(learner, rollouts.with_columns(cohort=pl.lit("failed"))) == Learnt()
+    assert learner.tries == learner.version == 0
+
+
+def test_stale_responses_end_the_run_and_are_not_tried_again(model: Path, replay: Any) -> None:
+    learner = erring(model, LearnerConfig(learning_rate=1e-2))
+    stale = sampled(replay, learner.config).with_columns(weights_version=pl.lit(7, pl.Int64))
+    with pytest.raises(SyncError, match=r"weights version \[7\]"):
+        learn_from(learner, stale)
+    assert learner.tries == 1

@@ -1,4 +1,4 @@
-"""A run that was killed, extended or ended by its divergence goes on as if nothing had happened, bit for bit."""
+"""A run that was killed, extended, branched or ended by its divergence goes on bit for bit."""
 
 import json
 from dataclasses import replace
@@ -12,7 +12,6 @@ from isocompute.learner.config import (
     AdapterConfig,
     BatchConfig,
     ComputeConfig,
-    KLConfig,
     LearnerConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -20,7 +19,7 @@ from isocompute.learner.config import (
 )
 from isocompute.learner.errors import CheckpointError
 from isocompute.learner.saving.checkpoint import Checkpoints, write_checksums
-from isocompute.learner.training.loop import restore
+from isocompute.learner.training.loop import branch, restore
 from isocompute.learner.updates.learner import Learner
 from small_run import PROBLEMS, RUN, Steps, kill, paid, run, weights
 
@@ -29,9 +28,6 @@ pytestmark = pytest.mark.slow("runs that train, again and again")
 SETTINGS: dict[str, dict[str, Any]] = {
     "grpo with all regularisers": {},
     "ppo": {"objective": ObjectiveConfig(algorithm="ppo", epochs=2)},
-    "cispo in two updates": {"objective": ObjectiveConfig(algorithm="cispo", updates_per_batch=2)},
-    "KL in the reward": {"kl": KLConfig(coefficient=0.1, place="reward", estimator="k1")},
-    "fewer trained than sampled": {"batch": BatchConfig(trained_rollouts=2)},
     "an adapter": {"adapter": AdapterConfig(rank=4)},
 }
 
@@ -50,21 +46,20 @@ def test_a_run_that_was_cut_off_goes_on_bit_for_bit(
     assert torch.equal(weights(straight), weights(resumed))
 
 
-@pytest.mark.parametrize("after", [2, 3, 4])
 def test_a_run_that_drops_problems_goes_on_bit_for_bit(
-    after: int, model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
-    """Killed within a pass from which problems were dropped, and between two of them."""
+    """Killed within a pass from which problems were dropped."""
     config = replace(config, batch=BatchConfig(drop_above=0.5))
     records: list[Any] = []
     straight = Learner(model, config)
     every = {"every_evaluations": None, "every_steps": 1}
     whole = run(straight, replay, tmp_path / "straight", steps=6, records=records)
     assert [record.dropped_problems for record in records if hasattr(record, "update")] == [0, 0, 4, 4, 4, 4]
-    kill(Learner(model, config), replay, tmp_path / "cut", after=after, every=every)
+    kill(Learner(model, config), replay, tmp_path / "cut", after=3, every=every)
     resumed, meter = Learner(model, config), Steps(6)
     assert run(resumed, replay, tmp_path / "cut", steps=6, meter=meter, every=every) == whole
-    assert [step for step, _ in paid(meter)] == list(range(after + 1, 7))
+    assert [step for step, _ in paid(meter)] == [4, 5, 6]
     assert torch.equal(weights(straight), weights(resumed))
 
 
@@ -76,7 +71,6 @@ def steps_of(folder: Path) -> list[int]:
     ("every", "steps", "kept"),
     [
         ({"every_evaluations": 2, "keep": 9}, 6, [0, 4, 6]),
-        ({"every_evaluations": None, "every_steps": 3, "keep": 9}, 7, [3, 6, 7]),
         ({"every_evaluations": None, "every_steps": 3, "keep": 2}, 8, [6, 8]),
     ],
 )
@@ -142,22 +136,6 @@ def test_a_run_that_diverges_ends_with_its_evaluations_and_does_so_again_when_re
         assert run(Hot(model, config), replay, tmp_path / folder, steps=9) == ended
 
 
-def test_the_critic_is_in_a_checkpoint_and_never_in_the_weights(model: Path, replay: Any, tmp_path: Path) -> None:
-    ppo = LearnerConfig(learning_rate=1e-2, objective=ObjectiveConfig(algorithm="ppo"))
-    learner = Learner(model, ppo)
-    run(learner, replay, tmp_path, steps=2)
-    saved = Checkpoints(tmp_path).newest()
-    assert saved is not None
-    critic = [name for name in saved.tensors if name.startswith("critic.")]
-    assert critic
-    assert any(saved.tensors[name].any() for name in critic)
-    handed_over = {name for name, _ in learner.weights()}
-    assert {f"policy.{name}" for name in handed_over} == {n for n in saved.tensors if n.startswith("policy.")}
-    other = Learner(model, ppo)
-    other.load_state(saved.tensors, saved.values)
-    assert all(torch.equal(other.state()[0][name], saved.tensors[name]) for name in saved.tensors)
-
-
 def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_it_is(
     model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
@@ -165,11 +143,11 @@ def test_a_checkpoint_of_another_version_is_one_error_and_leaves_the_learner_as_
     run(learner, replay, tmp_path, steps=2)
     state = tmp_path / "step-000000002" / "state.json"
     plain = json.loads(state.read_text())
-    del plain["progress"]["place"]
+    del plain["progress"]["cursor"]
     state.write_text(json.dumps(plain))
     write_checksums(state.parent)
     fresh = Learner(model, config)
-    with pytest.raises(CheckpointError, match=r"of step 2 .*place"):
+    with pytest.raises(CheckpointError, match=r"of step 2 .*cursor"):
         restore(learner=fresh, checkpoints=Checkpoints(tmp_path), run=RUN, problems=PROBLEMS)
     assert fresh.version == 0
 
@@ -180,10 +158,8 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"objective": ObjectiveConfig(algorithm="cispo")}},
         "objective.algorithm was 'grpo' and is 'cispo'",
     ),
-    "weight decay": ({"config": {"optimizer": OptimizerConfig(weight_decay=0.01)}}, "optimizer.weight_decay was 0.0"),
     "micro-batch": ({"config": {"compute": ComputeConfig(micro_batch_tokens=64)}}, "compute.micro_batch_tokens was"),
     "n": ({"run": {"rollouts_per_problem": 8}}, "rollouts_per_problem was 4 and is 8"),
-    "B_p": ({"run": {"problems_per_batch": 2}}, "problems_per_batch was 4 and is 2"),
     "seed": ({"run": {"seed": 4}}, "seed was 3 and is 4"),
     "problems": ({"problems": PROBLEMS.head(7)}, r"problems was '8 with hash \w+' and is '7 with hash \w+'"),
     "a prompt": ({"problems": PROBLEMS.with_columns(prompt=pl.lit("?"))}, r"problems was '8 with hash \w+'"),
@@ -212,13 +188,138 @@ def test_a_run_under_other_settings_does_not_continue_and_they_are_named(
     assert found.step == fresh.version == 2
 
 
-def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
-    model: Path, config: LearnerConfig, replay: Any, tmp_path: Path
+CONSTANT = OptimizerConfig(warmup_steps=2)
+
+BRANCH = replace(RUN, run_id="b")
+
+
+def decaying(config: LearnerConfig, *, after: int = 4, last: int = 8) -> LearnerConfig:
+    """The same with a rate that falls from a step on."""
+    return replace(config, optimizer=replace(config.optimizer, decay="linear", decay_after=after, decay_steps=last))
+
+
+@pytest.fixture
+def constant(config: LearnerConfig) -> LearnerConfig:
+    """Settings of a trunk."""
+    return replace(config, optimizer=CONSTANT)
+
+
+def grow(model: Path, constant: LearnerConfig, replay: Any, folder: Path, *, steps: int = 4, at: int = 4) -> Learner:
+    """Train a trunk, or go on, and keep its checkpoint of a step."""
+    learner = Learner(model, constant)
+    run(learner, replay, folder, steps=steps, every={"keep": 1, "keep_steps": {at}})
+    return learner
+
+
+@pytest.mark.parametrize(
+    ("after", "settings"),
+    [(3, {}), (4, {"objective": ObjectiveConfig(algorithm="ppo", epochs=2), "batch": BatchConfig(drop_above=0.5)})],
+)
+def test_a_branch_is_the_run_at_once_bit_for_bit(
+    after: int, settings: dict[str, Any], model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
 ) -> None:
+    """Begun after an evaluation of its trunk, and between two."""
+    constant = replace(constant, **settings)
+    config = decaying(constant, after=after)
+    at_once, at_once_paid = Learner(model, config), Steps(9)
+    whole = run(at_once, replay, tmp_path / "at once", steps=9, meter=at_once_paid)
+    # The trunk is longer than what the branch has of it.
+    trunk = grow(model, constant, replay, tmp_path / "trunk", steps=6, at=after)
+    branched, branch_paid = Learner(model, config), Steps(9)
+    found = run(
+        branched, replay, tmp_path / "branch", steps=9, meter=branch_paid, cell=BRANCH, trunk=tmp_path / "trunk"
+    )
+    assert [row["step"] for row in found.evals] == [step for step in (4, 6, 8) if step > after]
+    assert found == replace(whole, evals=[row for row in whole.evals if row["step"] > after])
+    assert paid(branch_paid) == paid(at_once_paid)[after:]
+    assert torch.equal(weights(at_once), weights(branched))
+    assert not torch.equal(weights(trunk), weights(branched))
+
+
+def test_a_branch_of_a_trunk_that_learnt_nothing_from_a_batch_is_the_run_at_once(
+    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    constant = replace(constant, batch=BatchConfig(filter_zero_variance=True))
+    answered = replay.sample
+
+    def wrong_in_the_second_step(problems: pl.DataFrame, *, step: int, **settings: Any) -> pl.DataFrame:
+        rollouts: pl.DataFrame = answered(problems, step=step, **settings)
+        return rollouts.with_columns(reward=pl.lit(0.0)) if step == 2 else rollouts
+
+    replay.sample = wrong_in_the_second_step
+    at_once, records = Learner(model, decaying(constant)), []
+    whole = run(at_once, replay, tmp_path / "at once", steps=8, records=records)
+    rates = [record.update.learning_rate for record in records if getattr(record, "update", None)]
+    # The decay begins after four batches that were learnt from, and the fifth is the sixth of the run.
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01, 0.008, 0.006, 0.004])
+    grow(model, constant, replay, tmp_path / "trunk")
+    branched = Learner(model, decaying(constant))
+    found = run(branched, replay, tmp_path / "branch", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
+    assert (found.step, branched.version) == (8, 7)
+    assert found.evals == whole.evals[3:]
+    assert torch.equal(weights(at_once), weights(branched))
+
+
+@pytest.mark.parametrize("after", [5, 7])
+def test_a_branch_that_was_killed_goes_on_bit_for_bit(
+    after: int, model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    """Before it has a checkpoint of its own, so that it begins again, and after, so that it is restored."""
+    config = decaying(constant)
+    grow(model, constant, replay, tmp_path / "trunk")
+    as_branch = {"cell": BRANCH, "trunk": tmp_path / "trunk"}
     straight = Learner(model, config)
-    whole = run(straight, replay, tmp_path / "straight", steps=6)
-    run(Learner(model, config), replay, tmp_path / "cut", steps=4)
-    (tmp_path / "cut" / "step-000000004" / "tensors-00000.safetensors").write_bytes(b"no")
-    resumed = Learner(model, config)
-    assert run(resumed, replay, tmp_path / "cut", steps=6) == whole
+    whole = run(straight, replay, tmp_path / "straight", steps=8, **as_branch)
+    kill(Learner(model, config), replay, tmp_path / "cut", after=after, **as_branch)
+    resumed, meter = Learner(model, config), Steps(8)
+    assert run(resumed, replay, tmp_path / "cut", steps=8, meter=meter, **as_branch) == whole
+    assert [step for step, _ in paid(meter)] == ([5, 6, 7, 8] if after == 5 else [7, 8])
     assert torch.equal(weights(straight), weights(resumed))
+
+
+def test_a_trunk_is_extended_as_if_it_had_no_branch_and_more_of_them_begin_there(
+    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    straight = Learner(model, constant)
+    whole = run(straight, replay, tmp_path / "straight", steps=10)
+    grow(model, constant, replay, tmp_path / "trunk")
+    files = {path: path.read_bytes() for path in (tmp_path / "trunk").rglob("*") if path.is_file()}
+    first = Learner(model, decaying(constant))
+    run(first, replay, tmp_path / "first", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
+    assert {path: path.read_bytes() for path in (tmp_path / "trunk").rglob("*") if path.is_file()} == files
+    extended = grow(model, constant, replay, tmp_path / "trunk", steps=10)
+    assert torch.equal(weights(extended), weights(straight))
+    saved = Checkpoints(tmp_path / "trunk").newest()
+    assert saved is not None
+    assert (saved.step, saved.progress["evals"]) == (10, whole.evals)
+    # Six steps and three checkpoints later, of which one is kept, the one of step 4 is there.
+    again = Learner(model, decaying(constant))
+    run(again, replay, tmp_path / "again", steps=8, cell=BRANCH, trunk=tmp_path / "trunk")
+    assert torch.equal(weights(again), weights(first))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a constant rate": ({"config": {"optimizer": CONSTANT}}, r"decay_after is 0 \(decay is constant\): it must be"),
+    "no step": ({"decay": {"after": 0}}, r"optimizer.decay_after is 0 \(decay is linear\)"),
+    "a step without a checkpoint": ({"decay": {"after": 3}}, r"no checkpoint of step 3 \(.*step-000000004\)"),
+    "rate": ({"config": {"learning_rate": 0.5}}, r"learning_rate was 0\.01 and is 0\.5"),
+    "n": ({"run": {"rollouts_per_problem": 8}}, "rollouts_per_problem was 4 and is 8"),
+    "seed": ({"run": {"seed": 4}}, "seed was 3 and is 4"),
+    "grid": ({"run": {"evaluations_per_octave": 2}}, r"\(evaluations_per_octave was None and is 2\)"),
+    "problems": ({"problems": PROBLEMS.head(7)}, r"problems was '8 with hash \w+' and is '7 with hash \w+'"),
+}
+
+
+def test_a_branch_of_another_run_than_its_trunk_is_refused(
+    model: Path, constant: LearnerConfig, replay: Any, tmp_path: Path
+) -> None:
+    grow(model, constant, replay, tmp_path)
+    trunk = Checkpoints(tmp_path)
+    for others, message in REFUSED.values():
+        fresh = Learner(model, replace(decaying(constant, **others.get("decay", {})), **others.get("config", {})))
+        before = weights(fresh)
+        own = replace(BRANCH, **others.get("run", {}))
+        with pytest.raises(CheckpointError, match=message):
+            branch(learner=fresh, trunk=trunk, run=own, problems=others.get("problems", PROBLEMS))
+        assert fresh.version == 0
+        assert torch.equal(weights(fresh), before)

@@ -16,14 +16,14 @@ from isocompute.learner.saving.checkpoint import Checkpoint, Checkpoints
 from isocompute.learner.saving.export import save_adapter, save_policy
 from isocompute.learner.updates.learner import Learner
 from peft import PeftModel
-from recordings import recorded, scored
+from small_run import recorded, scored, written_out
 from tiny_models import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
-from written_out import written_out
 
 pytestmark = pytest.mark.slow("runs that train")
 
 ADAPTER = AdapterConfig(rank=4, alpha=6.0)
+
 CONFIG = LearnerConfig(
     learning_rate=1e-2,
     adapter=ADAPTER,
@@ -101,18 +101,7 @@ def test_updates_are_those_of_a_low_rank_change_written_out(model: Path) -> None
     assert all(torch.allclose(merged[name], tensor, rtol=1e-9, atol=0) for name, tensor in policy.weights().items())
 
 
-def test_the_first_update_is_on_policy_and_teaches_b_alone(model: Path) -> None:
-    learner = Learner(model, replace(CONFIG, sync=SyncConfig()))
-    report = learner.update(batch(LlamaForCausalLM.from_pretrained(model), CONFIG, 0))
-    assert report.objective["kl"].value == 0
-    assert report.objective["importance_weight"].value == pytest.approx(1, abs=1e-4)
-    moments = {name: tensor for name, tensor in learner.state()[0].items() if name.endswith(".exp_avg")}
-    assert len(moments) == 28
-    for name, moment in moments.items():
-        assert bool(moment.any()) == (".lora_B." in name), name
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "qwen3"])
 def test_weights_are_those_that_peft_merges_under_the_names_of_the_base_model(family: str, tmp_path: Path) -> None:
     """Of GPT-2 the weights lie the other way round; Qwen's head is its embedding."""
     base = tmp_path / "base"
@@ -170,19 +159,6 @@ def test_the_reference_is_the_base_model_and_no_second_one(place: str, model: Pa
     assert not measured["old_logprobs"].equals(expected)
 
 
-def test_the_kl_in_the_loss_is_the_one_to_a_reference_that_is_loaded(model: Path, tmp_path: Path) -> None:
-    """That of a policy whose own weights are the merged ones, to a base model beside it."""
-    learner = trained(model)
-    whole = save_policy(learner.weights(), model, tmp_path / "policy")
-    policy = LlamaForCausalLM.from_pretrained(whole, dtype=torch.float32)
-    given = batch(policy, CONFIG, learner.version)
-    other = Learner(model, replace(CONFIG, adapter=None))
-    other.load_state({f"policy.{name}": tensor for name, tensor in learner.weights()}, {"version": learner.version})
-    mine, theirs = (each.update(given).objective["kl"].value for each in (learner, other))
-    assert theirs > 1e-4
-    assert mine == pytest.approx(theirs, rel=1e-4)
-
-
 def test_a_checkpoint_holds_the_adapter_and_its_moments_alone(model: Path, tmp_path: Path) -> None:
     learner = trained(model)
     tensors, values = learner.state()
@@ -236,12 +212,6 @@ def test_in_bfloat16_the_frozen_model_is_rounded_and_what_is_learnt_is_not(model
     # The base model is the one that is rounded, so that a policy that is it has no KL at all.
     again = Learner(model, config).update(batch(LlamaForCausalLM.from_pretrained(model), CONFIG, 0))
     assert again.objective["kl"].value == 0
-
-
-def test_gradient_checkpointing_gives_the_same_updates(model: Path) -> None:
-    checkpointed = replace(CONFIG, compute=ComputeConfig(gradient_checkpointing=True))
-    one, other = (factors(trained(model, config, dtype=torch.float64)) for config in (CONFIG, checkpointed))
-    assert torch.allclose(flat(one), flat(other), rtol=1e-9, atol=1e-12)
 
 
 def test_layers_that_are_not_there_are_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from isocompute.learner import Learner, LearnerConfig, SyncConfig, SyncError, prepare, with_cohorts
 from isocompute.learner.records.steps import Agreement
 from isocompute.learner.updates.sync import agreement, check_sync, compare
+from small_run import recorded, scored
 from transformers import LlamaForCausalLM
 
 FLOAT32 = LearnerConfig(learning_rate=1e-2)
+
 BFLOAT16 = replace(FLOAT32, sync=SyncConfig(tolerance=None, mean=0.03, k3=0.003, quantile=0.2))
+
 PAIRS = st.lists(st.tuples(st.floats(-9, 0, width=32), st.floats(-9, 0, width=32)), min_size=1, max_size=300)
 
 
@@ -45,13 +48,6 @@ def test_the_figures_are_their_formulas(pairs: list[tuple[float, float]]) -> Non
     assert min(abs(d - found.quantile) for d in differences) < 1e-5
 
 
-def test_one_stray_token_of_a_thousand_moves_the_maximum_and_not_the_quantile() -> None:
-    found = figures([(-1.0, -1.01)] * 999 + [(-1.0, -4.0)])
-    assert found.maximum == pytest.approx(3.0)
-    assert found.quantile == pytest.approx(0.01, rel=1e-4)
-    assert found.mean == pytest.approx((999 * 0.01 + 3) / 1000, rel=1e-4)
-
-
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
 def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(value: float) -> None:
     found = figures([(-1.0, -1.0), (-1.0, value)])
@@ -64,19 +60,9 @@ def test_a_log_probability_of_the_sampler_that_is_not_finite_is_no_agreement(val
 def test_the_message_names_all_four_figures_and_those_that_are_above() -> None:
     found = Agreement(maximum=0.5, mean=0.02, k3=0.001, quantile=0.3)
     config = replace(BFLOAT16, sync=replace(BFLOAT16.sync, tolerance=0.4, k3=None))
-    with pytest.raises(SyncError) as error:
+    named = r"step 7 .*above sync.tolerance = 0.4.*0.02 \(sync.mean.*above sync.quantile = 0.2.*sync.k3 is off"
+    with pytest.raises(SyncError, match=named):
         check_sync(found, config, step=7)
-    message = str(error.value)
-    assert message.startswith(
-        "before step 7 the sampler's log-probabilities differ from the learner's by up to 0.5 nats"
-    )
-    for part in (
-        "above sync.tolerance = 0.4",
-        "0.02 (sync.mean = 0.03)",
-        "0.3 (above sync.quantile = 0.2)",
-        "0.001 (sync.k3 is off)",
-    ):
-        assert part in message
     check_sync(found, replace(config, sync=replace(config.sync, tolerance=0.6, quantile=0.4)), step=7)
 
 
@@ -102,42 +88,12 @@ def test_ranks_together_have_the_figures_of_all_tokens() -> None:
         assert found.quantile >= whole.quantile
 
 
-def sampled_in_bfloat16(policy: LlamaForCausalLM, *, groups: int = 4, samples: int = 16) -> pl.DataFrame:
-    """What transformers samples with the policy's weights in bfloat16, with the log-probabilities of its own."""
+def sampled_in_bfloat16(policy: LlamaForCausalLM) -> pl.DataFrame:
+    """Responses with the log-probabilities that transformers gives them with the policy's weights in bfloat16."""
     sampler = LlamaForCausalLM(policy.config).eval()
     sampler.load_state_dict(policy.state_dict())
-    sampler.to(torch.bfloat16)
-    torch.manual_seed(5)
-    prompts = torch.randint(3, 12, (groups, 4)).repeat_interleave(samples, 0)
-    # A probability of 0 for the tokens that would pad or end: all responses have one length.
-    found = sampler.generate(
-        prompts,
-        attention_mask=torch.ones_like(prompts),
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=24,
-        min_new_tokens=24,
-        eos_token_id=None,
-        pad_token_id=0,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    scores = torch.stack(found.logits, 1).float().log_softmax(-1)
-    tokens = found.sequences[:, 4:]
-    logprobs = scores.gather(-1, tokens[..., None]).squeeze(-1)
-    rows = pl.DataFrame(
-        {
-            "problem_id": [f"p{g}" for g in range(groups) for _ in range(samples)],
-            "sample": list(range(samples)) * groups,
-            "prompt_ids": prompts.tolist(),
-            "response_ids": tokens.tolist(),
-            "logprobs": logprobs.tolist(),
-            "reward": [float(s % 3 == 0) for s in range(samples)] * groups,
-            "finish_reason": "length",
-            "weights_version": 0,
-        }
-    )
-    return prepare(with_cohorts(rows, FLOAT32.batch), FLOAT32)
+    rows = recorded(groups=16, n=16)
+    return prepare(with_cohorts(scored(sampler.to(torch.bfloat16), rows), FLOAT32.batch), FLOAT32)
 
 
 def test_a_healthy_sampler_in_bfloat16_passes_its_tolerances_and_a_stale_one_does_not(model: Path) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from .records.steps import EvaluationRecord, ResponseStatistics, StepRecord, UpdateReport, timings_table
     from .saving.checkpoint import Checkpoints
     from .saving.export import save_adapter, save_policy
-    from .training.loop import UpdateSteps, branch, canary, restore, through_deaths, train
+    from .training.loop import UpdateSteps, branch, restore, sync_and_check, through_deaths, train
     from .training.run import Progress
     from .updates.learner import Learner
 
@@ -48,7 +48,7 @@ _MODULES = {
     "records.steps": ("EvaluationRecord", "ResponseStatistics", "StepRecord", "UpdateReport", "timings_table"),
     "saving.checkpoint": ("Checkpoints",),
     "saving.export": ("save_adapter", "save_policy"),
-    "training.loop": ("UpdateSteps", "branch", "canary", "restore", "through_deaths", "train"),
+    "training.loop": ("UpdateSteps", "branch", "restore", "sync_and_check", "through_deaths", "train"),
     "training.run": ("Progress",),
     "updates.learner": ("Learner",),
 }
@@ -87,7 +87,6 @@ __all__ = [
     "UpdateSteps",
     "Updater",
     "branch",
-    "canary",
     "flags",
     "group_advantages",
     "judged",
@@ -95,6 +94,7 @@ __all__ = [
     "restore",
     "save_adapter",
     "save_policy",
+    "sync_and_check",
     "through_deaths",
     "timings_table",
     "train",

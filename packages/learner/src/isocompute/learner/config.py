@@ -1,21 +1,4 @@
-"""Settings of the learner, validated when they are made.
-
-What a setting may be: one sentence for each that may not.
-
-A low-rank adapter that is learnt in place of the model's own weights.
-
-Which of the responses generated are learnt from.
-
-How an update is computed: what it takes of memory and time, and nothing of what is learnt but rounding.
-
-What is maximised: the algorithm and its parts, the regularisers, the correction for the sampler, the critic.
-
-AdamW and the schedule of its learning rate.
-
-When a sampler counts as holding the learner's weights.
-
-A run.
-"""
+"""Settings of the learner and of a run, validated when they are made."""
 
 from __future__ import annotations
 
@@ -28,13 +11,13 @@ from .errors import LearnerError
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     # YAML reads 1e-3, without a point, as text.
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is a whole number."""
+    """Return whether a value is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -169,14 +152,20 @@ class BatchConfig:
 
 
 LAYOUTS = ("auto", "packed", "padded")
+
+
 PRECISIONS = ("float32", "bfloat16")
+
+
 SHARDINGS = ("auto", "none")
+
+
 ATTENDED = 4
 """Most tokens that attention sees in a micro-batch, for each token of ``micro_batch_tokens``."""
 
 
 def fits(tokens: int, *, positions: int, attended: int) -> bool:
-    """Whether so much may pass through the model together.
+    """Return whether so much may pass through the model together.
 
     Args:
         tokens: ``ComputeConfig.micro_batch_tokens``.
@@ -187,7 +176,7 @@ def fits(tokens: int, *, positions: int, attended: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeConfig:
-    """How an update is computed.
+    """The computation of an update: its memory and time, and nothing of what is learnt but rounding.
 
     Attributes:
         micro_batch_tokens: Most tokens per forward and backward pass of a rank, prompts and padding included;
@@ -230,12 +219,26 @@ class ComputeConfig:
 
 
 SURROGATES = ("policy_gradient", "clip", "cispo", "gspo")
+
+
 BASELINES = ("group", "batch", "gae")
+
+
 SCALES = ("none", "group", "batch")
+
+
 STDS = ("sample", "population")
+
+
 AGGREGATIONS = ("token", "sequence", "prompt", "constant")
+
+
 KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
 KL_PLACES = ("loss", "reward")
+
+
 LEVELS = ("none", "token", "sequence")
 
 
@@ -348,7 +351,7 @@ class ObjectiveConfig:
 
     @property
     def off_policy(self) -> bool:
-        """Whether some updates use responses of an earlier policy."""
+        """Return whether some updates use responses of an earlier policy."""
         return self.updates_per_batch * self.epochs > 1
 
 
@@ -624,7 +627,7 @@ class RunConfig:
         return self.problems_per_batch * self.rollouts_per_problem
 
     def evaluated_at(self, rollouts: int) -> bool:
-        """Whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
+        """Return whether the policy is evaluated after so many nominal rollouts; depends on neither n nor a budget.
 
         With p = ``evaluations_per_octave`` the grid is the multiples k · ``evaluate_every`` for which 2^o divides k,
         o = max(0, ⌊log₂(k/p)⌋): k = 1, 2, 3, 4, 6, 8, 12, 16, … for p = 2. So successive points are at most
@@ -668,24 +671,9 @@ class RunConfig:
             raise LearnerError(f"trained_rollouts is {trained}; it must be at most rollouts_per_problem, which is {n}")
 
 
-__all__ = [
-    "AdapterConfig",
-    "BatchConfig",
-    "ComputeConfig",
-    "CriticConfig",
-    "EntropyConfig",
-    "ImportanceConfig",
-    "KLConfig",
-    "LearnerConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "SyncConfig",
-]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerConfig:
-    """How the policy is updated.
+    """All settings of the learner.
 
     Attributes:
         learning_rate: AdamW's peak learning rate at this run's batch size.
@@ -743,7 +731,7 @@ class LearnerConfig:
 
     @property
     def measures_first(self) -> bool:
-        """Whether a batch passes through the model once before it is learnt from.
+        """Return whether a batch passes through the model once before it is learnt from.
 
         So it is where advantages depend on it, and where updates are off-policy.
         """
@@ -751,6 +739,6 @@ class LearnerConfig:
 
     @property
     def measures_for_advantages(self) -> bool:
-        """Whether advantages depend on what is measured: on values, or on a KL in the reward."""
+        """Return whether advantages depend on what is measured: on values, or on a KL in the reward."""
         in_reward = bool(self.kl.coefficient) and self.kl.place == "reward"
         return in_reward or self.objective.resolved.baseline == "gae"

@@ -1,4 +1,4 @@
-"""What the training loop needs from outside; any object of these shapes will do.
+"""Protocols of what the training loop is given; any object of these shapes will do.
 
 ``Sampler.sync``, ``Meter.charge`` and whatever takes one argument are called with positional arguments, all other
 methods with keyword arguments.
@@ -114,7 +114,7 @@ class Sampler(Protocol):
                 ``finish_reason`` ``aborted``.
             seed: Seed of the run; each response's own follows from it, the step, the phase, the problem and the
                 sample.
-            phase: ``train``, ``eval`` or ``canary``.
+            phase: ``train``, ``eval`` or ``sync_and_check``.
         """
         ...
 
@@ -126,7 +126,7 @@ class Sampler(Protocol):
 class Evaluator(Protocol):
     """Measures the policy on problems that it does not train on."""
 
-    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluation:
+    def __call__(self, *, step: int, at: int, rollouts: int, tokens: int) -> Evaluated:
         """Evaluate the policy.
 
         Args:
@@ -138,7 +138,7 @@ class Evaluator(Protocol):
         ...
 
 
-class Evaluation(Protocol):
+class Evaluated(Protocol):
     """One evaluation: a row of ``evals``, its scores, and what it cost."""
 
     @property

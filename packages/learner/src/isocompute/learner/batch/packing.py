@@ -1,8 +1,6 @@
-"""A piece of a batch as tensors: packed, with each prompt once and no padding, or padded to one length.
+"""Micro-batches: the responses that pass through the model together, as tensors that are packed or padded.
 
-A micro-batch: tensors of the responses that pass through the model together.
-
-Which responses pass through the model together, and which on which rank: by what they cost, in tokens.
+Packed, each prompt is there once and there is no padding.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ def micro_batches(
     """Cut rows into pieces of at most so many tokens, each with one response or more, in the order of the rows.
 
     A padded piece costs its rows times the longest of them. A packed one costs each of its prompts once, and may have
-    no more than ``settings.compute.ATTENDED`` times as many tokens in its rows of attention, where a prompt stands
+    no more than ``config.ATTENDED`` times as many tokens in its rows of attention, where a prompt stands
     before each of its responses.
 
     Args:
@@ -144,7 +142,7 @@ def _piece(rows: np.ndarray, same: list[bool], *, packed: bool) -> Piece:
 
 
 def _shared(responses: Responses, rows: np.ndarray) -> np.ndarray:
-    """Whether each of some rows has the prompt of the one before it among them."""
+    """Return whether each of some rows has the prompt of the one before it among them."""
     # A run of equal prompts has one number; where rows between two are left out, it is the same still.
     run = np.cumsum(~responses.shares_prompt)[rows]
     same = np.zeros(len(rows), dtype=bool)

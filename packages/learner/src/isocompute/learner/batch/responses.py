@@ -1,7 +1,4 @@
-"""Reading a ``rollouts`` table: columns of lists as offsets and joined values, checked.
-
-What a sampler's ``rollouts`` table must hold for learning, checked before anything is computed from it.
-"""
+"""Reading a ``rollouts`` table: its columns checked, and its lists as offsets and joined values."""
 
 from __future__ import annotations
 
@@ -75,7 +72,7 @@ COLUMNS = {
         purpose="the version of the weights that sampled, by which stale responses are refused",
     ),
 }
-"""What a sampler must report."""
+"""The columns that a sampler must report."""
 
 
 def check_columns(
@@ -121,6 +118,8 @@ def check_sampled(rollouts: object, problems: pl.DataFrame, *, source: str) -> N
 
 OF_TOKENS = ("old_logprobs", "reference_logprobs", "old_values", "advantages", "returns")
 """List columns with a number for each sampled token, of ``measure`` and ``objective.prepare``."""
+
+
 MEASURED = {"values": "old_values"}
 """Columns that are called otherwise in the table."""
 

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices, and how much arithmetic an update is: their ratio is its utilisation."""
+"""The arithmetic of an update and this machine's rate of matrix products: their ratio is its utilisation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def matmul_rate(device: str = "cpu", dtype: torch.dtype = torch.float32) -> floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What the arithmetic of a model follows from, counted in its weights: any transformer has these.
+    """Counts of a transformer's weights from which its arithmetic follows.
 
     Attributes:
         body: Weights of the layers that multiply a token: of the experts of a mixture, as many as it passes through.

@@ -1,7 +1,4 @@
-"""The memory of an update, by torch's own account of the learner's passes, of which no number is computed.
-
-Tensors that have shapes and no numbers, the ranks that are not there, and the bytes that are alive meanwhile.
-"""
+"""The memory of an update: torch's account of the learner's own passes on tensors that have shapes and no numbers."""
 
 from __future__ import annotations
 
@@ -38,98 +35,17 @@ from ..updates.learner import Models, inputs_of
 PACKED = "isocompute_traced"
 """Packed attention whose mask looks at numbers, which fake tensors do not have, apart from them."""
 
+
 COLLECTIVE = ("fsdp", "c10d", "_c10d_functional")
 """Namespaces of the operations by which ranks gather and scatter weights."""
 
 
-class Peak(TorchDispatchMode):  # type: ignore[misc]
-    """Bytes of the storages that are alive, after each operation of torch.
-
-    Attributes:
-        bytes: The most that were alive together since ``start``.
-        gradients: Those of them that were gradients of parameters.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.gradients = 0
-        self._alive: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        self._sizes: dict[int, int] = {}
-        self._now = 0
-        self._parameters: list[torch.nn.Parameter] = []
-
-    def start(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Forget the peak so far, and tell the gradients of these parameters from what else is alive."""
-        self.bytes, self._parameters = 0, list(parameters)
-
-    def watch(self, tensors: Any) -> None:
-        """Count the storages of tensors, if they are alive, from now on."""
-        for tensor in tree_leaves(tensors):
-            if isinstance(tensor, torch.Tensor):
-                self._add(own(tensor).untyped_storage())
-
-    def _add(self, storage: Any) -> None:
-        key = storage._cdata
-        if key not in self._sizes:
-            self._alive[key], self._sizes[key] = storage, storage.nbytes()
-            self._now += self._sizes[key]
-            finalize(storage, self._drop, key).atexit = False
-
-    def _drop(self, key: int) -> None:
-        self._now -= self._sizes.pop(key)
-
-    def _measure_again(self) -> None:
-        """Storages are as large as they say now: FSDP empties and fills them in place."""
-        for key, storage in list(self._alive.items()):
-            self._now += storage.nbytes() - self._sizes[key]
-            self._sizes[key] = storage.nbytes()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = function(*args, **(kwargs or {}))
-        self.watch(made)
-        if function.namespace in COLLECTIVE or self._now > self.bytes:
-            self._measure_again()
-        if self._now > self.bytes:
-            self.bytes = self._now
-            self.gradients = size_of(p.grad for p in self._parameters if p.grad is not None)
-        return made
-
-
-def size_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of this rank's shares of tensors."""
-    return sum(own(tensor).numel() * tensor.element_size() for tensor in tensors)
-
-
-@contextmanager
-def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
-    """A process group whose other ranks do not exist: collectives return at once, and nothing is sent.
-
-    Args:
-        ranks: Its size; one rank needs no group, and None is given.
-    """
-    if ranks == 1:
-        yield None
-        return
-    store = dist.PrefixStore("isocompute", FakeStore())
-    dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
-
-
-def _mask(**asked: Any) -> torch.Tensor | None:
-    """See ``attention.packed_mask``: which keys are in sight is found out with numbers, and answered without."""
-    with unset_fake_temporarily():
-        return packed_mask(**{**asked, "device": "cpu"})
-
-
-AttentionInterface.register(PACKED, packed_attention)
-AttentionMaskInterface.register(PACKED, _mask)
-
-
 GIB, MIB = 2**30, 2**20
+
+
 DEVICE = "cpu"
+
+
 PASSES = 2
 """Micro-batches after which every further one takes the memory of the last."""
 
@@ -181,7 +97,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateMemory:
-    """What a rank holds at the peak of an update that is not the first (bytes).
+    """Memory of a rank at the peak of an update that is not the first (bytes).
 
     Attributes:
         parameters: Number of parameters of the policy, on all ranks together.
@@ -299,7 +215,7 @@ def _trace(
 
 
 def _sharding(config: LearnerConfig, group: dist.ProcessGroup) -> Any:
-    """As ``updates.models`` has it, with a mesh that is made here, since its ranks are compared by their numbers."""
+    """As ``load_models`` has it, with a mesh that is made here, since its ranks are compared by their numbers."""
     lower = torch.bfloat16 if config.compute.precision == "bfloat16" else None
     head = None if config.compute.float32_head else lower
     made = Sharding(ranks=group, device=DEVICE, activations=lower, head=head)
@@ -307,7 +223,7 @@ def _sharding(config: LearnerConfig, group: dist.ProcessGroup) -> Any:
 
 
 def _models(model: Any, config: LearnerConfig, sharding: Any, *, packs: bool) -> Models:
-    """As ``updates.models`` loads them, without files, and without trying what the model means by numbers."""
+    """As ``load_models`` loads them, without files, and without trying what the model means by numbers."""
     compute = config.compute
     lower = torch.bfloat16 if compute.precision == "bfloat16" else torch.float32
 
@@ -348,3 +264,91 @@ def _passes(models: Models, config: LearnerConfig, responses: Responses) -> None
 
 def _zeros(count: int, length: int, kind: type) -> Lists:
     return Lists(offsets=np.arange(count + 1) * length, values=np.zeros(count * length, dtype=kind))
+
+
+@contextmanager
+def pretended(ranks: int) -> Iterator[dist.ProcessGroup | None]:
+    """A process group whose other ranks do not exist: collectives return at once, and nothing is sent.
+
+    Args:
+        ranks: Its size; one rank needs no group, and None is given.
+    """
+    if ranks == 1:
+        yield None
+        return
+    store = dist.PrefixStore("isocompute", FakeStore())
+    dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+class Peak(TorchDispatchMode):  # type: ignore[misc]
+    """Bytes of the storages that are alive, after each operation of torch.
+
+    Attributes:
+        bytes: The most that were alive together since ``start``.
+        gradients: Those of them that were gradients of parameters.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.gradients = 0
+        self._alive: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self._sizes: dict[int, int] = {}
+        self._now = 0
+        self._parameters: list[torch.nn.Parameter] = []
+
+    def start(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Forget the peak so far, and tell the gradients of these parameters from what else is alive."""
+        self.bytes, self._parameters = 0, list(parameters)
+
+    def watch(self, tensors: Any) -> None:
+        """Count the storages of tensors, if they are alive, from now on."""
+        for tensor in tree_leaves(tensors):
+            if isinstance(tensor, torch.Tensor):
+                self._add(own(tensor).untyped_storage())
+
+    def _add(self, storage: Any) -> None:
+        key = storage._cdata
+        if key not in self._sizes:
+            self._alive[key], self._sizes[key] = storage, storage.nbytes()
+            self._now += self._sizes[key]
+            finalize(storage, self._drop, key).atexit = False
+
+    def _drop(self, key: int) -> None:
+        self._now -= self._sizes.pop(key)
+
+    def _measure_again(self) -> None:
+        """Storages are as large as they say now: FSDP empties and fills them in place."""
+        for key, storage in list(self._alive.items()):
+            self._now += storage.nbytes() - self._sizes[key]
+            self._sizes[key] = storage.nbytes()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.watch(made)
+        if function.namespace in COLLECTIVE or self._now > self.bytes:
+            self._measure_again()
+        if self._now > self.bytes:
+            self.bytes = self._now
+            self.gradients = size_of(p.grad for p in self._parameters if p.grad is not None)
+        return made
+
+
+def size_of(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of this rank's shares of tensors."""
+    return sum(own(tensor).numel() * tensor.element_size() for tensor in tensors)
+
+
+def _mask(**requested: Any) -> torch.Tensor | None:
+    """See ``attention.packed_mask``: which keys are in sight is found out with numbers, and answered without."""
+    with unset_fake_temporarily():
+        return packed_mask(**{**requested, "device": "cpu"})
+
+
+AttentionInterface.register(PACKED, packed_attention)
+
+
+AttentionMaskInterface.register(PACKED, _mask)

@@ -1,1 +1,1 @@
-"""How noisy the policy gradient is at a model, before anything is trained, within and between problems."""
+"""Noise of the policy gradient at a model, before anything is trained, within and between problems."""

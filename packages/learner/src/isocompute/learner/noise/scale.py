@@ -1,12 +1,10 @@
-"""How noisy a policy gradient is, within and between problems, and the first guess of n that follows.
+"""Noise of a policy gradient within and between problems, and the first guess of n that follows.
 
 A batch of B_p problems with n responses each has a gradient whose variance is (V_b + V_w/n)/B_p: V_b is that of
 problems' own gradients, V_w that of one response's, given the problem (traces of covariances). Its noise scale is the
 batch at which noise and signal are equal (arXiv 1812.06162, equation 2.8), in rollouts (n·V_b + V_w)/|G|². The first
 guess is n = V_w/V_b, where responses and problems contribute equal noise: beyond it a larger n can remove less than
 half of what is left, and more problems or more steps serve better.
-
-The policy gradient of groups of responses, one group at a time, as short vectors with the same products.
 """
 
 from __future__ import annotations
@@ -96,6 +94,8 @@ class Sketch:
 
 
 TWO_SIDED = 1.96
+
+
 LEAST_PROBLEMS = 8
 
 

@@ -1,11 +1,4 @@
-"""Advantages of whole responses: rewards relative to a baseline, divided by a scale.
-
-Numbers per token, response after response: list columns of a table as one array with lengths, and back.
-
-Generalised advantage estimation (GAE, arXiv 1506.02438): advantages token by token, from a critic's values.
-
-What becomes of each response that was generated and is paid for.
-"""
+"""Advantages of responses and of tokens, and the cohort that each response falls into."""
 
 from __future__ import annotations
 
@@ -19,6 +12,245 @@ import pyarrow as pa
 
 from ..config import STDS, BatchConfig
 from ..errors import LearnerError
+
+EPSILON = 1e-6
+"""Added to a standard deviation before it divides, as in veRL; TRL adds 1e-4."""
+
+
+def response_advantages(
+    rewards: np.ndarray,
+    groups: np.ndarray,
+    *,
+    baseline: str = "group",
+    scale: str = "group",
+    std: str = "sample",
+    epsilon: float = EPSILON,
+) -> np.ndarray:
+    """Advantages A = (r − b) / (σ + ε), or r − b where there is no scale.
+
+    With rewards ``[1, 0, 0, 0]`` in one group: ``[0.75, -0.25, -0.25, -0.25]`` without a scale, and
+    ``[1.5, -0.5, -0.5, -0.5]`` with the group's. Where all rewards that the baseline is a mean of are equal, all
+    advantages are exactly 0; so is that of a response whose group has no other, as where the others were aborted.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        groups: Group of each reward as any integers, shape ``(responses,)``.
+        baseline: b is the mean of the ``group`` (GRPO) or of the whole ``batch`` (REINFORCE++).
+        scale: σ is the standard deviation over the ``group`` (GRPO), that of all r − b over the ``batch`` (ScaleRL),
+            or there is none (Dr. GRPO).
+        std: The ``sample`` standard deviation, whose squares are divided by n − 1 (``torch.std``), or the
+            ``population`` one, divided by n.
+
+    Returns:
+        Advantages, float64, shape ``(responses,)``.
+
+    Raises:
+        LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
+            or the scale is that of a group and the baseline is not.
+    """
+    if std not in STDS:
+        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(STDS)}")
+    for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
+        if value not in known:
+            raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")
+    if scale == "group" and baseline != "group":
+        raise LearnerError(f"scale is 'group' and baseline {baseline!r}; without a group's mean it must be another")
+    if not np.isfinite(rewards).all():
+        raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
+    _, index = np.unique(groups, return_inverse=True)
+    if baseline == "group" and len(index) and np.bincount(index).max() < 2:
+        raise LearnerError(
+            "no group has two completed responses, so that no reward can be compared with its group's: "
+            "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
+        )
+    centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
+    # The mean of equal rewards such as 0.1 is off by a rounding error.
+    centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
+    divisor = SCALES[scale](rewards, centred, index, std)
+    return centred if divisor is None else centred / (divisor + epsilon)
+
+
+def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
+    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations.
+
+    Raises:
+        LearnerError: See ``response_advantages``.
+    """
+    return response_advantages(rewards, groups, std=std)
+
+
+def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The mean of each reward's group.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+    """
+    means: np.ndarray = (np.bincount(index, weights=rewards) / np.bincount(index))[index]
+    return means
+
+
+def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """The mean of all rewards, for each."""
+    del index
+    return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)
+
+
+BASELINES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"group": group_mean, "batch": batch_mean}
+"""The baselines of whole responses by name; that of a critic is ``gae``."""
+
+
+def no_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> None:
+    """No division at all.
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        centred: Rewards less their baseline, shape ``(responses,)``.
+        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
+        std: ``sample`` or ``population``.
+    """
+    del rewards, centred, index, std
+
+
+def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
+    """The standard deviation of each reward's group."""
+    del centred
+    counts = np.bincount(index)
+    squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
+    deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
+    return deviations
+
+
+def batch_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
+    """The standard deviation over the batch of rewards less their baseline.
+
+    TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
+    """
+    del rewards, index
+    if len(centred) < 2:
+        return np.zeros(len(centred))
+    return np.full(len(centred), centred.std(ddof=1 if std == "sample" else 0))
+
+
+SCALES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, str], np.ndarray | None]] = {
+    "none": no_scale,
+    "group": group_scale,
+    "batch": batch_scale,
+}
+"""The scales by name."""
+
+
+def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return whether each reward's group has equal rewards (TRL counts such groups in ``frac_reward_zero_std``).
+
+    Args:
+        rewards: Rewards, shape ``(responses,)``.
+        groups: Group of each reward as any integers, shape ``(responses,)``.
+
+    Returns:
+        Booleans, shape ``(responses,)``.
+    """
+    _, index = np.unique(groups, return_inverse=True)
+    low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
+    # A reward that is not a number makes its group unequal, without a warning.
+    with np.errstate(invalid="ignore"):
+        np.minimum.at(low, index, rewards)
+        np.maximum.at(high, index, rewards)
+    equal: np.ndarray = (low == high)[index]
+    return equal
+
+
+WHITENING_EPSILON = 1e-8
+"""Added to the variance of advantages before its root divides them, as in veRL."""
+
+
+def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) -> tuple[Ragged, Ragged]:
+    """Advantages and returns of sampled tokens.
+
+    Â_t = δ_t + γλ·Â_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t (equations 11 and 16), and the return, which the critic is
+    to predict, is Â_t + V_t. A response ends with its last token, also one that was cut off: what would follow has a
+    value of 0. Tokens that the policy did not sample are no step: the one before them is followed by the one after.
+    With λ = 1 and γ = 1 the return of a token is the sum of the rewards from it on.
+
+    Args:
+        rewards: Reward of each sampled token, in most tasks 0 up to the last one.
+        values: V of each, the critic's value before the token is sampled.
+
+    Returns:
+        Advantages, not whitened, and returns.
+    """
+    # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
+    reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
+    running = following = np.zeros(reward.shape[1])
+    for step in reversed(range(len(reward))):
+        reward[step] += discount * following - value[step] + discount * gae_lambda * running
+        running, following = reward[step], value[step]
+    found = Ragged(values=reward.T[rewards.mask], lengths=rewards.lengths)
+    return found, Ragged(values=found.values + values.values, lengths=rewards.lengths)
+
+
+def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
+    """Advantages of a batch's tokens with a mean of 0 and a variance of 1: (A − mean) / √(variance + ε).
+
+    Args:
+        advantages: Shape ``(tokens,)``.
+        std: Whether the variance is the ``sample`` or the ``population`` one.
+
+    Returns:
+        Shape ``(tokens,)``; a single token's is 0.
+    """
+    if len(advantages) < 2:
+        return np.zeros(len(advantages))
+    variance = advantages.var(ddof=1 if std == "sample" else 0)
+    whole: np.ndarray = (advantages - advantages.mean()) / np.sqrt(variance + WHITENING_EPSILON)
+    return whole
+
+
+def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
+    """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
+
+    Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
+    when they are to be left out, and those beyond the first ``trained_rollouts`` completed ones of a group by
+    ``sample``; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage can be
+    computed, so that what was generated can be charged first.
+
+    Args:
+        rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
+            ``sample`` are read.
+
+    Returns:
+        The table with both columns.
+    """
+    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
+    groups = group_index(rollouts)[completed]
+    # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
+    equal = np.zeros(len(rollouts), dtype=bool)
+    equal[completed] = zero_variance(rollouts["reward"].to_numpy().astype(np.float64)[completed], groups)
+    left_out = np.zeros(len(rollouts), dtype=bool)
+    if config.trained_rollouts is not None:
+        left_out[completed] = _place(groups, rollouts["sample"].to_numpy()[completed]) >= config.trained_rollouts
+    if config.filter_zero_variance:
+        left_out |= equal
+    cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")
+    return rollouts.with_columns(
+        pl.Series("zero_variance", equal, dtype=pl.Boolean), pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String)
+    )
+
+
+def group_index(rollouts: pl.DataFrame) -> np.ndarray:
+    """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``."""
+    index: np.ndarray = rollouts["problem_id"].rank("dense").to_numpy().astype(np.int64) - 1
+    return index
+
+
+def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """Place of each response in its group, from 0, in the order of ``sample``."""
+    order = np.lexsort((samples, groups))
+    ordered = groups[order]
+    begins = np.searchsorted(ordered, ordered)
+    place = np.empty(len(groups), dtype=np.int64)
+    place[order] = np.arange(len(groups)) - begins
+    return place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,268 +325,3 @@ def listed(name: str, rows: Ragged) -> pl.Series:
     offsets = np.concatenate([[0], np.cumsum(rows.lengths)])
     values = pa.array(rows.values.astype(np.float32))
     return pl.Series(name, pa.LargeListArray.from_arrays(pa.array(offsets), values))
-
-
-WHITENING_EPSILON = 1e-8
-"""Added to the variance of advantages before its root divides them, as in veRL."""
-
-
-def gae(rewards: Ragged, values: Ragged, *, discount: float, gae_lambda: float) -> tuple[Ragged, Ragged]:
-    """Advantages and returns of sampled tokens.
-
-    Â_t = δ_t + γλ·Â_{t+1} with δ_t = r_t + γ·V_{t+1} − V_t (equations 11 and 16), and the return, which the critic is
-    to predict, is Â_t + V_t. A response ends with its last token, also one that was cut off: what would follow has a
-    value of 0. Tokens that the policy did not sample are no step: the one before them is followed by the one after.
-    With λ = 1 and γ = 1 the return of a token is the sum of the rewards from it on.
-
-    Args:
-        rewards: Reward of each sampled token, in most tasks 0 up to the last one.
-        values: V of each, the critic's value before the token is sampled.
-
-    Returns:
-        Advantages, not whitened, and returns.
-    """
-    # A token of all responses at a time, side by side in memory; beyond the end of a response all numbers are 0.
-    reward, value = (np.ascontiguousarray(rows.padded().T) for rows in (rewards, values))
-    running = following = np.zeros(reward.shape[1])
-    for step in reversed(range(len(reward))):
-        reward[step] += discount * following - value[step] + discount * gae_lambda * running
-        running, following = reward[step], value[step]
-    found = Ragged(values=reward.T[rewards.mask], lengths=rewards.lengths)
-    return found, Ragged(values=found.values + values.values, lengths=rewards.lengths)
-
-
-def whitened(advantages: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """Advantages of a batch's tokens with a mean of 0 and a variance of 1: (A − mean) / √(variance + ε).
-
-    Args:
-        advantages: Shape ``(tokens,)``.
-        std: Whether the variance is the ``sample`` or the ``population`` one.
-
-    Returns:
-        Shape ``(tokens,)``; a single token's is 0.
-    """
-    if len(advantages) < 2:
-        return np.zeros(len(advantages))
-    variance = advantages.var(ddof=1 if std == "sample" else 0)
-    whole: np.ndarray = (advantages - advantages.mean()) / np.sqrt(variance + WHITENING_EPSILON)
-    return whole
-
-
-EPSILON = 1e-6
-"""Added to a standard deviation before it divides, as in veRL; TRL adds 1e-4."""
-
-
-def response_advantages(
-    rewards: np.ndarray,
-    groups: np.ndarray,
-    *,
-    baseline: str = "group",
-    scale: str = "group",
-    std: str = "sample",
-    epsilon: float = EPSILON,
-) -> np.ndarray:
-    """Advantages A = (r − b) / (σ + ε), or r − b where there is no scale.
-
-    With rewards ``[1, 0, 0, 0]`` in one group: ``[0.75, -0.25, -0.25, -0.25]`` without a scale, and
-    ``[1.5, -0.5, -0.5, -0.5]`` with the group's. Where all rewards that the baseline is a mean of are equal, all
-    advantages are exactly 0; so is that of a response whose group has no other, as where the others were aborted.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        groups: Group of each reward as any integers, shape ``(responses,)``.
-        baseline: b is the mean of the ``group`` (GRPO) or of the whole ``batch`` (REINFORCE++).
-        scale: σ is the standard deviation over the ``group`` (GRPO), that of all r − b over the ``batch`` (ScaleRL),
-            or there is none (Dr. GRPO).
-        std: The ``sample`` standard deviation, whose squares are divided by n − 1 (``torch.std``), or the
-            ``population`` one, divided by n.
-
-    Returns:
-        Advantages, float64, shape ``(responses,)``.
-
-    Raises:
-        LearnerError: A reward is not finite, every group has a single response and is the baseline, a name is unknown,
-            or the scale is that of a group and the baseline is not.
-    """
-    if std not in STDS:
-        raise LearnerError(f"std is {std!r}; it must be one of {', '.join(STDS)}")
-    for name, value, known in (("baseline", baseline, BASELINES), ("scale", scale, SCALES)):
-        if value not in known:
-            raise LearnerError(f"{name} is {value!r}; for advantages of responses it must be one of {', '.join(known)}")
-    if scale == "group" and baseline != "group":
-        raise LearnerError(f"scale is 'group' and baseline {baseline!r}; without a group's mean it must be another")
-    if not np.isfinite(rewards).all():
-        raise LearnerError(f"the reward of rollout {np.isfinite(rewards).argmin()} of the batch is not a finite number")
-    _, index = np.unique(groups, return_inverse=True)
-    if baseline == "group" and len(index) and np.bincount(index).max() < 2:
-        raise LearnerError(
-            "no group has two completed responses, so that no reward can be compared with its group's: "
-            "rollouts_per_problem must be 2 or more, and of a group at least two must not be aborted"
-        )
-    centred: np.ndarray = rewards - BASELINES[baseline](rewards, index)
-    # The mean of equal rewards such as 0.1 is off by a rounding error.
-    centred[zero_variance(rewards, index if baseline == "group" else np.zeros_like(index))] = 0.0
-    divisor = SCALES[scale](rewards, centred, index, std)
-    return centred if divisor is None else centred / (divisor + epsilon)
-
-
-def group_advantages(rewards: np.ndarray, groups: np.ndarray, *, std: str = "sample") -> np.ndarray:
-    """GRPO's advantages: each reward relative to the mean of its group, in its standard deviations.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        groups: Group of each reward as any integers, shape ``(responses,)``.
-        std: See ``response_advantages``.
-
-    Returns:
-        Advantages, float64, shape ``(responses,)``.
-
-    Raises:
-        LearnerError: See ``response_advantages``.
-    """
-    return response_advantages(rewards, groups, std=std)
-
-
-def group_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of each reward's group.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-    """
-    means: np.ndarray = (np.bincount(index, weights=rewards) / np.bincount(index))[index]
-    return means
-
-
-def batch_mean(rewards: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """The mean of all rewards, for each.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-    """
-    del index
-    return np.full(len(rewards), rewards.mean() if len(rewards) else 0.0)
-
-
-BASELINES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {"group": group_mean, "batch": batch_mean}
-"""The baselines of whole responses by name; that of a critic, ``gae``, is in ``gae.py``."""
-
-
-def no_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> None:
-    """No division at all.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        centred: Rewards less their baseline, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-        std: ``sample`` or ``population``.
-    """
-    del rewards, centred, index, std
-
-
-def group_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation of each reward's group.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        centred: Rewards less their baseline, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-        std: ``sample`` or ``population``.
-    """
-    del centred
-    counts = np.bincount(index)
-    squares = np.bincount(index, weights=(rewards - group_mean(rewards, index)) ** 2)
-    deviations: np.ndarray = np.sqrt(squares / (np.maximum(counts - 1, 1) if std == "sample" else counts))[index]
-    return deviations
-
-
-def batch_scale(rewards: np.ndarray, centred: np.ndarray, index: np.ndarray, std: str) -> np.ndarray:
-    """The standard deviation over the batch of rewards less their baseline.
-
-    TRL's ``scale_rewards="batch"`` takes that of the rewards themselves: here, with the baseline ``batch``.
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        centred: Rewards less their baseline, shape ``(responses,)``.
-        index: Group of each reward, whole numbers from 0, shape ``(responses,)``.
-        std: ``sample`` or ``population``.
-    """
-    del rewards, index
-    if len(centred) < 2:
-        return np.zeros(len(centred))
-    return np.full(len(centred), centred.std(ddof=1 if std == "sample" else 0))
-
-
-SCALES: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray, str], np.ndarray | None]] = {
-    "none": no_scale,
-    "group": group_scale,
-    "batch": batch_scale,
-}
-"""The scales by name."""
-
-
-def zero_variance(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Whether each reward's group has equal rewards throughout (TRL counts such groups in ``frac_reward_zero_std``).
-
-    Args:
-        rewards: Rewards, shape ``(responses,)``.
-        groups: Group of each reward as any integers, shape ``(responses,)``.
-
-    Returns:
-        Booleans, shape ``(responses,)``.
-    """
-    _, index = np.unique(groups, return_inverse=True)
-    low, high = np.full(len(rewards), np.inf), np.full(len(rewards), -np.inf)
-    # A reward that is not a number makes its group unequal, without a warning.
-    with np.errstate(invalid="ignore"):
-        np.minimum.at(low, index, rewards)
-        np.maximum.at(high, index, rewards)
-    equal: np.ndarray = (low == high)[index]
-    return equal
-
-
-def with_cohorts(rollouts: pl.DataFrame, config: BatchConfig) -> pl.DataFrame:
-    """Add ``zero_variance`` and ``cohort`` columns to a ``rollouts`` table: what is paid for, and as what.
-
-    Cohorts are a partition: ``failed`` responses were aborted; ``filtered`` are those of groups with equal rewards,
-    when they are to be left out, and those beyond the first ``trained_rollouts`` completed ones of a group by
-    ``sample``; all else is ``trained``. Any rewards and any groups have one, also those of which no advantage can be
-    computed, so that what was generated can be charged first.
-
-    Args:
-        rollouts: A ``rollouts`` table; ``problem_id``, ``reward``, ``finish_reason`` and, with ``trained_rollouts``,
-            ``sample`` are read.
-
-    Returns:
-        The table with both columns.
-    """
-    completed = (rollouts["finish_reason"] != "aborted").to_numpy()
-    groups = group_index(rollouts)[completed]
-    # Not the same as an advantage of 0, which the middle one of the rewards 0, 0.5 and 1 has.
-    equal = np.zeros(len(rollouts), dtype=bool)
-    equal[completed] = zero_variance(rollouts["reward"].to_numpy().astype(np.float64)[completed], groups)
-    left_out = np.zeros(len(rollouts), dtype=bool)
-    if config.trained_rollouts is not None:
-        left_out[completed] = _place(groups, rollouts["sample"].to_numpy()[completed]) >= config.trained_rollouts
-    if config.filter_zero_variance:
-        left_out |= equal
-    cohort = np.where(completed, np.where(left_out, "filtered", "trained"), "failed")
-    return rollouts.with_columns(
-        pl.Series("zero_variance", equal, dtype=pl.Boolean), pl.Series("cohort", cohort.astype("<U8"), dtype=pl.String)
-    )
-
-
-def group_index(rollouts: pl.DataFrame) -> np.ndarray:
-    """Group of each response, by problem: whole numbers from 0, shape ``(responses,)``."""
-    index: np.ndarray = rollouts["problem_id"].rank("dense").to_numpy().astype(np.int64) - 1
-    return index
-
-
-def _place(groups: np.ndarray, samples: np.ndarray) -> np.ndarray:
-    """Place of each response in its group, from 0, in the order of ``sample``."""
-    order = np.lexsort((samples, groups))
-    ordered = groups[order]
-    begins = np.searchsorted(ordered, ordered)
-    place = np.empty(len(groups), dtype=np.int64)
-    place[order] = np.arange(len(groups)) - begins
-    return place

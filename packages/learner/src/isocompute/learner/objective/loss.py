@@ -1,17 +1,7 @@
-"""The objective of a micro-batch: a pure function of tensors and settings, without a model.
-
-How tokens are averaged: the weight of a response's tokens in the loss of a batch.
+"""The objective of a micro-batch as a pure function of tensors and settings, and the parts that it is made of.
 
 The loss is Σ_i weight_i · Σ_t term_it over responses i and their sampled tokens t. The weights are those of the whole
 batch of an update, so that the shares of micro-batches and ranks add up to it, whatever was skipped.
-
-The loss of a critic: how far its values are from the returns.
-
-The sampler is not quite the learner: truncated importance sampling (TIS), and how far apart the two are.
-
-Estimates of KL(policy ‖ base) from the tokens that were sampled (J. Schulman, Approximating KL Divergence, 2020).
-
-What the gradient is of, token by token: the surrogates of policy-gradient methods.
 """
 
 from __future__ import annotations
@@ -26,431 +16,23 @@ from ..config import LearnerConfig
 from ..errors import LearnerError
 from ..records.steps import Mean, Share
 
-
-def token_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/T, T the tokens of the batch: every token counts the same (DAPO, arXiv 2503.14476, section 3.3).
-
-    Args:
-        tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-
-    Returns:
-        Weights, shape ``(responses,)``.
-    """
-    del groups, constant_length
-    return _inverse(np.full(len(tokens), tokens.sum(dtype=np.float64)))
-
-
-def sequence_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(R·L_i), R the responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300).
-
-    Args:
-        tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-    """
-    del groups, constant_length
-    return _inverse(np.count_nonzero(tokens) * tokens.astype(np.float64))
-
-
-def prompt_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(G·T_g), G the groups that have tokens: every problem counts the same, and its tokens (ScaleRL, section 3.2).
-
-    Args:
-        tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-    """
-    del constant_length
-    in_group = np.bincount(groups, weights=tokens) if len(tokens) else np.zeros(0)
-    return _inverse(np.count_nonzero(in_group) * in_group[groups])
-
-
-def constant_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
-    """1/(R·``constant_length``): sums over tokens, without a bias by length (Dr. GRPO, arXiv 2503.20783, section 3.2).
-
-    Args:
-        tokens: Sampled tokens of each response, shape ``(responses,)``.
-        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
-
-    Raises:
-        LearnerError: There is no ``constant_length``.
-    """
-    del groups
-    if constant_length is None:
-        raise LearnerError("constant_length is missing: with aggregation 'constant' it must be a number of tokens")
-    return _inverse(np.full(len(tokens), np.count_nonzero(tokens) * float(constant_length)))
-
-
-AGGREGATIONS: dict[str, Callable[..., np.ndarray]] = {
-    "token": token_mean,
-    "sequence": sequence_mean,
-    "prompt": prompt_mean,
-    "constant": constant_mean,
-}
-"""The aggregations by name; the arguments are those of ``token_mean``."""
-
-
-def _inverse(sizes: np.ndarray) -> np.ndarray:
-    """1/size; a response without tokens has no term, and a weight of 0."""
-    weights: np.ndarray = np.divide(1.0, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
-    return weights
-
-
-def value_loss(
-    values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor | None = None, *, clip: float | None = None
-) -> torch.Tensor:
-    """PPO's value loss, max((v − R)², (v_clip − R)²) / 2 with v_clip = clip(v, v_old − ε, v_old + ε).
-
-    The larger of the two has no gradient where a value has moved more than ε towards its return: one batch moves a
-    value by about ε at most. Clipping needs the values of before, and does nothing in the first update of a batch.
-
-    Args:
-        values: Values under the critic, with their gradient, shape ``(tokens,)``.
-        returns: What they should be, shape ``(tokens,)``.
-        old_values: Values before the batch's first update, shape ``(tokens,)``; None is no bound.
-        clip: ε; None is no bound.
-
-    Returns:
-        One term per token, with its gradient, shape ``(tokens,)``.
-    """
-    squares = (values - returns).square()
-    if clip is not None and old_values is not None:
-        bounded = torch.clamp(values, old_values - clip, old_values + clip)
-        squares = torch.maximum(squares, (bounded - returns).square())
-    return 0.5 * squares
-
-
-LOG_RATIO_BOUND = 20.0
-"""Largest |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
-
-
-def importance_weights(learner: torch.Tensor, sampler: torch.Tensor, *, cap: float) -> torch.Tensor:
-    """Truncated importance weights per token, min(π_learner / π_sampler, cap), without gradient.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        cap: Largest weight (the TIS cap).
-
-    Returns:
-        One weight per token, shape ``(tokens,)``.
-    """
-    return (learner.detach() - sampler).exp().clamp(max=cap)
-
-
-def sequence_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
-) -> torch.Tensor:
-    """Truncated importance weights per response, min(Π_t π_learner / π_sampler, cap), without gradient.
-
-    The weight of a whole response is free of bias below the cap; one per token, of lower variance, is not.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-
-    Returns:
-        The weight of each token's response, shape ``(tokens,)``.
-    """
-    summed = response_sums(learner.detach() - sampler, response, responses)
-    return summed.exp().clamp(max=cap)[response]
-
-
-def no_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
-) -> torch.Tensor:
-    """No correction: a weight of 1 for every token.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-    """
-    del sampler, response, responses, cap
-    return torch.ones_like(learner)
-
-
-def token_weights(
-    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
-) -> torch.Tensor:
-    """``importance_weights``, as one of ``TIS``.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-    """
-    del response, responses
-    return importance_weights(learner, sampler, cap=cap)
-
-
-TIS: dict[str, Callable[..., torch.Tensor]] = {"none": no_weights, "token": token_weights, "sequence": sequence_weights}
-"""The levels of the correction by name; the arguments are those of ``sequence_weights``."""
-
-
-def response_sums(values: torch.Tensor, response: torch.Tensor, responses: int) -> torch.Tensor:
-    """Sums over the tokens of each response.
-
-    Args:
-        values: Shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-
-    Returns:
-        Shape ``(responses,)``.
-    """
-    return torch.zeros(responses, dtype=values.dtype, device=values.device).index_add(0, response, values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch:
-    """How far the sampler is from the learner; without gradient.
-
-    A mean of ρ is 1 and one of k3 is 0 where they are the same. The effective sample size of N weights is
-    (Σρ)²/(N·Σρ²), a share of N.
-
-    Attributes:
-        kl: k1 estimate of KL(sampler ‖ learner) of each token (nats), shape ``(tokens,)``.
-        k3: Schulman's k3 estimate of the same, never negative, shape ``(tokens,)``.
-        token_ratio: ρ = π_learner / π_sampler of each token, not truncated, shape ``(tokens,)``.
-        response_ratio: Product of the ratios of each response, shape ``(responses,)``.
-        present: Whether a response has tokens, shape ``(responses,)``.
-    """
-
-    kl: torch.Tensor
-    k3: torch.Tensor
-    token_ratio: torch.Tensor
-    response_ratio: torch.Tensor
-    present: torch.Tensor
-
-
-def mismatch(learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int) -> Mismatch:
-    """Compare the log-probabilities of the learner with those of the sampler, whose tokens they are.
-
-    Log-ratios enter the two ratios within ±``LOG_RATIO_BOUND``.
-
-    Args:
-        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
-        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
-        response: Index of each token's response, shape ``(tokens,)``.
-    """
-    difference = (learner.detach() - sampler).double()
-    summed = response_sums(difference, response, responses)
-    token_ratio, response_ratio = (
-        values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp() for values in (difference, summed)
-    )
-    return Mismatch(
-        kl=-difference,
-        k3=difference.exp() - difference - 1.0,
-        token_ratio=token_ratio,
-        response_ratio=response_ratio,
-        present=response_sums(torch.ones_like(difference), response, responses) > 0,
-    )
-
-
-def kl_k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """The log-ratio, log π − log π_ref: without bias, and negative for some tokens.
-
-    As a term of the loss its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise.
-    It is for a KL in the reward, where the value counts; in the loss it is what veRL computes under that name.
-
-    Args:
-        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
-        reference: Log-probabilities of the same tokens under the base model (nats), shape ``(tokens,)``.
-
-    Returns:
-        One estimate per token (nats), shape ``(tokens,)``.
-    """
-    return policy - reference
-
-
-def kl_k2(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Half the square of the log-ratio, (log π − log π_ref)² / 2: its value has a bias, and is never negative.
-
-    As a term of the loss it has the gradient of the KL: (log π − log π_ref)·∇log π has the mean ∇KL(π ‖ π_ref) over
-    the policy's own tokens.
-
-    Args:
-        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
-        reference: Log-probabilities of the same tokens under the base model (nats), shape ``(tokens,)``.
-
-    Returns:
-        One estimate per token (nats), shape ``(tokens,)``.
-    """
-    return 0.5 * (policy - reference).square()
-
-
-def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Schulman's k3, exp(d) − d − 1 with d = log π_ref − log π: without bias and never negative.
-
-    As a term of the loss its gradient is (1 − π_ref/π)·∇log π, whose mean over the policy's own tokens is that of the
-    other direction, ∇KL(π_ref ‖ π), and not ∇KL(π ‖ π_ref): they agree to first order where the two are close. It is
-    the term of GRPO (arXiv 2402.03300, equation 4), of TRL and of veRL's ``low_var_kl``.
-
-    Args:
-        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
-        reference: Log-probabilities of the same tokens under the base model (nats), shape ``(tokens,)``.
-
-    Returns:
-        One estimate per token (nats), shape ``(tokens,)``.
-    """
-    difference = reference - policy
-    return difference.exp() - difference - 1.0
-
-
-KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
-"""The estimators by name; the first argument is the policy."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policies:
-    """Tokens under the policy and under the one that they were sampled from.
-
-    Attributes:
-        logprobs: Log-probabilities under the policy (nats), with their gradient, shape ``(tokens,)``.
-        old_logprobs: Log-probabilities under the policy before the batch's first update, π_old (nats), shape
-            ``(tokens,)``; None for on-policy, where π_old is the policy itself: every ratio is 1 and has the gradient.
-        response: Index of each token's response, shape ``(tokens,)``.
-        responses: How many responses there are.
-    """
-
-    logprobs: torch.Tensor
-    old_logprobs: torch.Tensor | None
-    response: torch.Tensor
-    responses: int
-
-    @property
-    def log_ratio(self) -> torch.Tensor:
-        """Log-ratio, log π − log π_old, of each token, with its gradient, shape ``(tokens,)``."""
-        return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surrogate:
-    """One term per token, and what clipping did to it; tensors have the shape ``(tokens,)``.
-
-    Attributes:
-        loss: The term, with its gradient, to be made small.
-        ratio: π/π_old as the surrogate takes it, without gradient.
-        clipped_low: Whether the ratio is held at its lower bound.
-        clipped_high: Whether it is held at its upper bound.
-    """
-
-    loss: torch.Tensor
-    ratio: torch.Tensor
-    clipped_low: torch.Tensor
-    clipped_high: torch.Tensor
-
-
-def policy_gradient(
-    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
-) -> Surrogate:
-    """REINFORCE (Williams, 1992): −A·log π, whose gradient is that of the others on-policy. Nothing is clipped.
-
-    Args:
-        advantages: The advantage of each token, shape ``(tokens,)``.
-    """
-    del clip_low, clip_high
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    ratio = policies.log_ratio.detach().exp()
-    return Surrogate(loss=-advantages * policies.logprobs, ratio=ratio, clipped_low=never, clipped_high=never)
-
-
-def clipped(
-    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
-) -> Surrogate:
-    """PPO's −min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A) with r = π/π_old (arXiv 1707.06347, equation 7).
-
-    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1). A token counts as clipped where its
-    gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
-
-    Args:
-        advantages: The advantage of each token, shape ``(tokens,)``.
-        clip_low: ε_low; None is no bound.
-        clip_high: ε_high; None is no bound.
-    """
-    return _pessimistic(policies.log_ratio.exp(), advantages, clip_low, clip_high)
-
-
-def cispo(
-    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
-) -> Surrogate:
-    """CISPO's −sg(clip(r, 1 − ε_low, 1 + ε_high))·A·log π with r = π/π_old (arXiv 2506.13585, equations 4 and 5).
-
-    The ratio is a weight without gradient (sg), so that a token whose ratio is clipped still has one. A token counts
-    as clipped where its ratio is, whatever its advantage.
-
-    Args:
-        advantages: The advantage of each token, shape ``(tokens,)``.
-        clip_low: ε_low; None is no bound, as in ScaleRL (arXiv 2510.13786, section 4).
-        clip_high: ε_high; None is no bound.
-    """
-    ratio = policies.log_ratio.detach().exp()
-    low, high = _bounds(clip_low, clip_high)
-    loss = -ratio.clamp(low, high) * advantages * policies.logprobs
-    return Surrogate(loss=loss, ratio=ratio, clipped_low=ratio < low, clipped_high=ratio > high)
-
-
-def gspo(policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None) -> Surrogate:
-    """``clipped`` with one ratio per response, s = (Π_t π/π_old)^(1/L) (GSPO, arXiv 2507.18071, equations 5 to 7).
-
-    In the form of GSPO-token (equation 14) each token has the value s and the gradient s·∇log π, so that with one
-    advantage per response a mean over its tokens is GSPO's term. Every token of a response must be there.
-
-    Args:
-        advantages: The advantage of each token, shape ``(tokens,)``.
-        clip_low: ε_low; None is no bound.
-        clip_high: ε_high; None is no bound.
-    """
-    log_ratio = policies.log_ratio.detach()
-    lengths = response_sums(torch.ones_like(log_ratio), policies.response, policies.responses)
-    mean = response_sums(log_ratio, policies.response, policies.responses) / lengths.clamp(min=1)
-    gradient = policies.logprobs - policies.logprobs.detach()
-    return _pessimistic((mean[policies.response] + gradient).exp(), advantages, clip_low, clip_high)
-
-
-SURROGATES: dict[str, Callable[..., Surrogate]] = {
-    "policy_gradient": policy_gradient,
-    "clip": clipped,
-    "cispo": cispo,
-    "gspo": gspo,
-}
-"""The surrogates by name; the arguments are those of ``clipped``."""
-
-
-def _pessimistic(
-    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float | None, clip_high: float | None
-) -> Surrogate:
-    low, high = _bounds(clip_low, clip_high)
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
-    ratio = ratio.detach()
-    return Surrogate(
-        loss=loss,
-        ratio=ratio,
-        clipped_low=(ratio < low) & (advantages < 0),
-        clipped_high=(ratio > high) & (advantages > 0),
-    )
-
-
-def _bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:
-    low = 0.0 if clip_low is None else max(0.0, 1.0 - clip_low)
-    return low, torch.inf if clip_high is None else 1.0 + clip_high
-
-
 SHARES = ("loss", "policy_loss", "value_loss")
 """Metrics that are shares of the batch's loss; the others are means over tokens."""
+
+
 CLIPPED = ("clip_fraction_low", "clip_fraction_high")
 """Shares of tokens whose gradient a bound takes or changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveInputs:
-    """What the objective is a function of; tensors have the shape ``(tokens,)``, response after response.
+    """The arguments of the objective; tensors have the shape ``(tokens,)``, response after response.
 
     Attributes:
         logprobs: Log-probabilities of the sampled tokens under the policy (nats), with their gradient.
         sampler_logprobs: Log-probabilities of the same tokens under the sampler (nats).
         advantages: The advantage of each token.
-        weights: The ``loss_weight`` of each token's response; see ``aggregation``.
+        weights: The ``loss_weight`` of each token's response; see ``AGGREGATIONS``.
         response: Index of each token's response in the micro-batch (int64). All tokens of a response must be there.
         responses: How many responses there are.
         zero_variance: Whether the rewards of the token's group are equal (bool), for regularisers that are masked.
@@ -617,3 +199,353 @@ def _metrics(
     counts["response_ratio"] = counts["response_ratio_square"] = apart.present.sum().double()
     named = loss_metrics(config, str(learner.device))
     return {name: type(zero)(total=sums[name].detach(), count=counts[name]) for name, zero in named.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """Tokens under the policy and under the one that they were sampled from.
+
+    Attributes:
+        logprobs: Log-probabilities under the policy (nats), with their gradient, shape ``(tokens,)``.
+        old_logprobs: Log-probabilities under the policy before the batch's first update, π_old (nats), shape
+            ``(tokens,)``; None for on-policy, where π_old is the policy itself: every ratio is 1 and has the gradient.
+        response: Index of each token's response, shape ``(tokens,)``.
+        responses: How many responses there are.
+    """
+
+    logprobs: torch.Tensor
+    old_logprobs: torch.Tensor | None
+    response: torch.Tensor
+    responses: int
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """Log-ratio, log π − log π_old, of each token, with its gradient, shape ``(tokens,)``."""
+        return self.logprobs - (self.logprobs.detach() if self.old_logprobs is None else self.old_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """One term per token, and what clipping did to it; tensors have the shape ``(tokens,)``.
+
+    Attributes:
+        loss: The term, with its gradient, to be made small.
+        ratio: π/π_old as the surrogate takes it, without gradient.
+        clipped_low: Whether the ratio is held at its lower bound.
+        clipped_high: Whether it is held at its upper bound.
+    """
+
+    loss: torch.Tensor
+    ratio: torch.Tensor
+    clipped_low: torch.Tensor
+    clipped_high: torch.Tensor
+
+
+def policy_gradient(
+    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
+) -> Surrogate:
+    """REINFORCE (Williams, 1992): −A·log π, whose gradient is that of the others on-policy. Nothing is clipped."""
+    del clip_low, clip_high
+    never = torch.zeros_like(advantages, dtype=torch.bool)
+    ratio = policies.log_ratio.detach().exp()
+    return Surrogate(loss=-advantages * policies.logprobs, ratio=ratio, clipped_low=never, clipped_high=never)
+
+
+def clipped(
+    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
+) -> Surrogate:
+    """PPO's −min(r·A, clip(r, 1 − ε_low, 1 + ε_high)·A) with r = π/π_old (arXiv 1707.06347, equation 7).
+
+    Different bounds are DAPO's clip-higher (arXiv 2503.14476, section 3.1). A token counts as clipped where its
+    gradient is lost: r below the lower bound with A < 0, or above the upper one with A > 0.
+
+    Args:
+        advantages: The advantage of each token, shape ``(tokens,)``.
+        clip_low: ε_low; None is no bound.
+        clip_high: ε_high; None is no bound.
+    """
+    return _pessimistic(policies.log_ratio.exp(), advantages, clip_low, clip_high)
+
+
+def cispo(
+    policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None
+) -> Surrogate:
+    """CISPO's −sg(clip(r, 1 − ε_low, 1 + ε_high))·A·log π with r = π/π_old (arXiv 2506.13585, equations 4 and 5).
+
+    The ratio is a weight without gradient (sg), so that a token whose ratio is clipped still has one. A token counts
+    as clipped where its ratio is, whatever its advantage.
+    """
+    ratio = policies.log_ratio.detach().exp()
+    low, high = _bounds(clip_low, clip_high)
+    loss = -ratio.clamp(low, high) * advantages * policies.logprobs
+    return Surrogate(loss=loss, ratio=ratio, clipped_low=ratio < low, clipped_high=ratio > high)
+
+
+def gspo(policies: Policies, advantages: torch.Tensor, *, clip_low: float | None, clip_high: float | None) -> Surrogate:
+    """``clipped`` with one ratio per response, s = (Π_t π/π_old)^(1/L) (GSPO, arXiv 2507.18071, equations 5 to 7).
+
+    In the form of GSPO-token (equation 14) each token has the value s and the gradient s·∇log π, so that with one
+    advantage per response a mean over its tokens is GSPO's term. Every token of a response must be there.
+    """
+    log_ratio = policies.log_ratio.detach()
+    lengths = response_sums(torch.ones_like(log_ratio), policies.response, policies.responses)
+    mean = response_sums(log_ratio, policies.response, policies.responses) / lengths.clamp(min=1)
+    gradient = policies.logprobs - policies.logprobs.detach()
+    return _pessimistic((mean[policies.response] + gradient).exp(), advantages, clip_low, clip_high)
+
+
+SURROGATES: dict[str, Callable[..., Surrogate]] = {
+    "policy_gradient": policy_gradient,
+    "clip": clipped,
+    "cispo": cispo,
+    "gspo": gspo,
+}
+"""The surrogates by name; the arguments are those of ``clipped``."""
+
+
+def _pessimistic(
+    ratio: torch.Tensor, advantages: torch.Tensor, clip_low: float | None, clip_high: float | None
+) -> Surrogate:
+    low, high = _bounds(clip_low, clip_high)
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    ratio = ratio.detach()
+    return Surrogate(
+        loss=loss,
+        ratio=ratio,
+        clipped_low=(ratio < low) & (advantages < 0),
+        clipped_high=(ratio > high) & (advantages > 0),
+    )
+
+
+def _bounds(clip_low: float | None, clip_high: float | None) -> tuple[float, float]:
+    low = 0.0 if clip_low is None else max(0.0, 1.0 - clip_low)
+    return low, torch.inf if clip_high is None else 1.0 + clip_high
+
+
+def kl_k1(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """The log-ratio, log π − log π_ref: without bias, and negative for some tokens.
+
+    As a term of the loss its gradient is ∇log π, whose mean over the policy's own tokens is 0: it only adds noise.
+    It is for a KL in the reward, where the value counts; in the loss it is what veRL computes under that name.
+
+    Args:
+        policy: Log-probabilities under the policy (nats), shape ``(tokens,)``.
+        reference: Log-probabilities of the same tokens under the base model (nats), shape ``(tokens,)``.
+
+    Returns:
+        One estimate per token (nats), shape ``(tokens,)``.
+    """
+    return policy - reference
+
+
+def kl_k2(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Half the square of the log-ratio, (log π − log π_ref)² / 2: its value has a bias, and is never negative.
+
+    As a term of the loss it has the gradient of the KL: (log π − log π_ref)·∇log π has the mean ∇KL(π ‖ π_ref) over
+    the policy's own tokens.
+    """
+    return 0.5 * (policy - reference).square()
+
+
+def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Schulman's k3, exp(d) − d − 1 with d = log π_ref − log π: without bias and never negative.
+
+    As a term of the loss its gradient is (1 − π_ref/π)·∇log π, whose mean over the policy's own tokens is that of the
+    other direction, ∇KL(π_ref ‖ π), and not ∇KL(π ‖ π_ref): they agree to first order where the two are close. It is
+    the term of GRPO (arXiv 2402.03300, equation 4), of TRL and of veRL's ``low_var_kl``.
+    """
+    difference = reference - policy
+    return difference.exp() - difference - 1.0
+
+
+KL_ESTIMATORS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}
+"""The estimators by name (J. Schulman, Approximating KL Divergence, 2020); the first argument is the policy."""
+
+
+LOG_RATIO_BOUND = 20.0
+"""Largest |log ratio| of a response in the mismatch metrics (nats): the square of a larger ratio says no more."""
+
+
+def importance_weights(learner: torch.Tensor, sampler: torch.Tensor, *, cap: float) -> torch.Tensor:
+    """Truncated importance weights per token, min(π_learner / π_sampler, cap), without gradient.
+
+    Args:
+        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
+        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
+        cap: Largest weight (the TIS cap).
+
+    Returns:
+        One weight per token, shape ``(tokens,)``.
+    """
+    return (learner.detach() - sampler).exp().clamp(max=cap)
+
+
+def sequence_weights(
+    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
+) -> torch.Tensor:
+    """Truncated importance weights per response, min(Π_t π_learner / π_sampler, cap), without gradient.
+
+    The weight of a whole response is free of bias below the cap; one per token, of lower variance, is not.
+
+    Args:
+        learner: Log-probabilities under the learner (nats), shape ``(tokens,)``.
+        sampler: Log-probabilities of the same tokens under the sampler (nats), shape ``(tokens,)``.
+        response: Index of each token's response, shape ``(tokens,)``.
+
+    Returns:
+        The weight of each token's response, shape ``(tokens,)``.
+    """
+    summed = response_sums(learner.detach() - sampler, response, responses)
+    return summed.exp().clamp(max=cap)[response]
+
+
+def no_weights(
+    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
+) -> torch.Tensor:
+    """No correction: a weight of 1 for every token."""
+    del sampler, response, responses, cap
+    return torch.ones_like(learner)
+
+
+def token_weights(
+    learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int, *, cap: float
+) -> torch.Tensor:
+    """``importance_weights``, as one of ``TIS``."""
+    del response, responses
+    return importance_weights(learner, sampler, cap=cap)
+
+
+TIS: dict[str, Callable[..., torch.Tensor]] = {"none": no_weights, "token": token_weights, "sequence": sequence_weights}
+"""The levels of the correction by name; the arguments are those of ``sequence_weights``."""
+
+
+def response_sums(values: torch.Tensor, response: torch.Tensor, responses: int) -> torch.Tensor:
+    """Sums over the tokens of each response.
+
+    Args:
+        values: Shape ``(tokens,)``.
+        response: Index of each token's response, shape ``(tokens,)``.
+
+    Returns:
+        Shape ``(responses,)``.
+    """
+    return torch.zeros(responses, dtype=values.dtype, device=values.device).index_add(0, response, values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Distances of the sampler from the learner; without gradient.
+
+    A mean of ρ is 1 and one of k3 is 0 where they are the same. The effective sample size of N weights is
+    (Σρ)²/(N·Σρ²), a share of N.
+
+    Attributes:
+        kl: k1 estimate of KL(sampler ‖ learner) of each token (nats), shape ``(tokens,)``.
+        k3: Schulman's k3 estimate of the same, never negative, shape ``(tokens,)``.
+        token_ratio: ρ = π_learner / π_sampler of each token, not truncated, shape ``(tokens,)``.
+        response_ratio: Product of the ratios of each response, shape ``(responses,)``.
+        present: Whether a response has tokens, shape ``(responses,)``.
+    """
+
+    kl: torch.Tensor
+    k3: torch.Tensor
+    token_ratio: torch.Tensor
+    response_ratio: torch.Tensor
+    present: torch.Tensor
+
+
+def mismatch(learner: torch.Tensor, sampler: torch.Tensor, response: torch.Tensor, responses: int) -> Mismatch:
+    """Compare the log-probabilities of the learner with those of the sampler, whose tokens they are.
+
+    Log-ratios enter the two ratios within ±``LOG_RATIO_BOUND``.
+    """
+    difference = (learner.detach() - sampler).double()
+    summed = response_sums(difference, response, responses)
+    token_ratio, response_ratio = (
+        values.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp() for values in (difference, summed)
+    )
+    return Mismatch(
+        kl=-difference,
+        k3=difference.exp() - difference - 1.0,
+        token_ratio=token_ratio,
+        response_ratio=response_ratio,
+        present=response_sums(torch.ones_like(difference), response, responses) > 0,
+    )
+
+
+def value_loss(
+    values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor | None = None, *, clip: float | None = None
+) -> torch.Tensor:
+    """PPO's value loss, max((v − R)², (v_clip − R)²) / 2 with v_clip = clip(v, v_old − ε, v_old + ε).
+
+    The larger of the two has no gradient where a value has moved more than ε towards its return: one batch moves a
+    value by about ε at most. Clipping needs the values of before, and does nothing in the first update of a batch.
+
+    Args:
+        values: Values under the critic, with their gradient, shape ``(tokens,)``.
+        returns: What they should be, shape ``(tokens,)``.
+        old_values: Values before the batch's first update, shape ``(tokens,)``; None is no bound.
+        clip: ε; None is no bound.
+
+    Returns:
+        One term per token, with its gradient, shape ``(tokens,)``.
+    """
+    squares = (values - returns).square()
+    if clip is not None and old_values is not None:
+        bounded = torch.clamp(values, old_values - clip, old_values + clip)
+        squares = torch.maximum(squares, (bounded - returns).square())
+    return 0.5 * squares
+
+
+def token_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
+    """1/T, T the tokens of the batch: every token counts the same (DAPO, arXiv 2503.14476, section 3.3).
+
+    Args:
+        tokens: Sampled tokens of each response, shape ``(responses,)``.
+        groups: Group of each response, as whole numbers from 0, shape ``(responses,)``.
+
+    Returns:
+        Weights, shape ``(responses,)``.
+    """
+    del groups, constant_length
+    return _inverse(np.full(len(tokens), tokens.sum(dtype=np.float64)))
+
+
+def sequence_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
+    """1/(R·L_i), R the responses that have tokens: every response counts the same (GRPO, arXiv 2402.03300)."""
+    del groups, constant_length
+    return _inverse(np.count_nonzero(tokens) * tokens.astype(np.float64))
+
+
+def prompt_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
+    """1/(G·T_g), G the groups that have tokens: every problem counts the same (ScaleRL, section 3.2)."""
+    del constant_length
+    in_group = np.bincount(groups, weights=tokens) if len(tokens) else np.zeros(0)
+    return _inverse(np.count_nonzero(in_group) * in_group[groups])
+
+
+def constant_mean(tokens: np.ndarray, groups: np.ndarray, *, constant_length: int | None = None) -> np.ndarray:
+    """1/(R·``constant_length``): sums over tokens, without a bias by length (Dr. GRPO, arXiv 2503.20783, section 3.2).
+
+    Raises:
+        LearnerError: There is no ``constant_length``.
+    """
+    del groups
+    if constant_length is None:
+        raise LearnerError("constant_length is missing: with aggregation 'constant' it must be a number of tokens")
+    return _inverse(np.full(len(tokens), np.count_nonzero(tokens) * float(constant_length)))
+
+
+AGGREGATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "token": token_mean,
+    "sequence": sequence_mean,
+    "prompt": prompt_mean,
+    "constant": constant_mean,
+}
+"""The aggregations by name; the arguments are those of ``token_mean``."""
+
+
+def _inverse(sizes: np.ndarray) -> np.ndarray:
+    """1/size; a response without tokens has no term, and a weight of 0."""
+    weights: np.ndarray = np.divide(1.0, sizes, out=np.zeros(len(sizes)), where=sizes > 0)
+    return weights

@@ -1,7 +1,4 @@
-"""From the rollouts of a step to what an update is computed from: advantages, and the weight of each response.
-
-The updates that a batch is split into.
-"""
+"""From the rollouts of a step to the responses of each update: advantages, and weights in the loss."""
 
 from __future__ import annotations
 
@@ -134,11 +131,11 @@ ESTIMATORS: dict[str, Callable[[pl.DataFrame, LearnerConfig], pl.DataFrame]] = {
     "batch": from_rewards,
     "gae": from_values,
 }
-"""How advantages come about, by the name of their baseline."""
+"""The estimators of advantages by the name of their baseline."""
 
 
 def in_reward(config: LearnerConfig) -> bool:
-    """Whether the KL is part of the reward, and not of the loss."""
+    """Return whether the KL is part of the reward, and not of the loss."""
     return bool(config.kl.coefficient) and config.kl.place == "reward"
 
 

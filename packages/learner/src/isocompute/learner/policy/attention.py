@@ -25,7 +25,7 @@ from ..errors import LearnerError
 
 NAME = "isocompute_packed"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""What a model may ask of attention besides, which this one does not compute."""
+"""Features of attention that a model may request and that are not computed here."""
 
 
 BEYOND_ANY = 2**20
@@ -95,7 +95,7 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **asked: Any,
+    **requested: Any,
 ) -> tuple[torch.Tensor, Any]:
     """Causal attention within each row; see transformers' ``AttentionInterface``.
 
@@ -113,12 +113,12 @@ def packed_attention(
     """
     if not _current:
         plain: tuple[torch.Tensor, Any] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **asked
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **requested
         )
         return plain
     passing = _current[-1]
     rows = passing.rows
-    _check(passing, asked, attention_mask, dropout)
+    _check(passing, requested, attention_mask, dropout)
     flat = [states[0].transpose(0, 1).flatten(1) for states in (query, key, value)]
     sizes = [states.shape[-1] for states in (query, key, value)]
     heads, groups = query.shape[1], query.shape[1] != key.shape[1]
@@ -142,7 +142,7 @@ def packed_attention(
 
 
 def copies_keys(device: str, dtype: torch.dtype) -> bool:
-    """Whether each head is given keys and values of its own where heads share them (*unverified*).
+    """Return whether each head is given keys and values of its own where heads share them (*unverified*).
 
     Of CUDA's kernels for shared ones the fast one takes half precision only, and the other holds the scores of all
     pairs of tokens; with a copy for each head there is one that takes float32 and holds none.
@@ -151,7 +151,7 @@ def copies_keys(device: str, dtype: torch.dtype) -> bool:
 
 
 def packed_mask(
-    *, mask_function: Callable[..., torch.Tensor], device: torch.device | str = "cpu", **asked: Any
+    *, mask_function: Callable[..., torch.Tensor], device: torch.device | str = "cpu", **requested: Any
 ) -> torch.Tensor | None:
     """Make no mask of packed rows, but find out how far back theirs would let a token see; see ``sdpa_mask``.
 
@@ -165,9 +165,9 @@ def packed_mask(
         LearnerError: The mask is put together for this input alone, or a row exceeds the window.
     """
     if not _current:
-        plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **asked)
+        plain: torch.Tensor | None = sdpa_mask(mask_function=mask_function, device=device, **requested)
         return plain
-    if asked.get("use_vmap"):
+    if requested.get("use_vmap"):
         raise _refused("a mask of its own")
     passing = _current[-1]
     first = torch.zeros(1, dtype=torch.long, device=device)
@@ -178,16 +178,16 @@ def packed_mask(
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
 
 
-def _check(passing: Passing, asked: dict[str, Any], mask: torch.Tensor | None, dropout: float) -> None:
-    refused = [name for name in UNSUPPORTED if asked.get(name) is not None]
+def _check(passing: Passing, requested: dict[str, Any], mask: torch.Tensor | None, dropout: float) -> None:
+    refused = [name for name in UNSUPPORTED if requested.get(name) is not None]
     if dropout:
         refused.append("dropout")
     if mask is not None and (mask.dtype != torch.bool or mask.numel() != 1):
         refused.append("a mask of its own")
     if refused:
         raise _refused(", ".join(refused))
-    if asked.get("sliding_window") is not None:
-        passing.limit(asked["sliding_window"])
+    if requested.get("sliding_window") is not None:
+        passing.limit(requested["sliding_window"])
 
 
 def _refused(what: str) -> LearnerError:

@@ -25,6 +25,7 @@ from .loading import (
     body,
     check_rotation,
     probe,
+    reason_of,
     refuse_by_place,
     rotated_otherwise_beyond,
     vocabulary,
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class Forward:
-    """How a policy is run: packed where that gives what the model gives, otherwise padded.
+    """The forward pass of a policy: packed where that gives what the model gives, otherwise padded.
 
     Args:
         policy: From ``load_policy``.
@@ -71,7 +72,7 @@ class Forward:
         self._config = config
 
     def without_adapter(self) -> Forward:
-        """How the model beneath the policy's adapter is run: the same policy, not a second one."""
+        """Return the forward pass of the model beneath the policy's adapter: the same policy, not a second one."""
         base = copy(self)
         base._adapted = False
         return base
@@ -183,7 +184,7 @@ class Forward:
             ahead = _largest((self.logprobs(altered_rows) - expected)[torch.from_numpy(before)])
         except Exception as error:
             raise LearnerError(
-                f"a {self._kind} cannot be run on token ids, positions and a mask alone ({_reason(error)}): "
+                f"a {self._kind} cannot be run on token ids, positions and a mask alone ({reason_of(error)}): "
                 "use a decoder-only model"
             ) from error
         if not ahead < SAME:
@@ -213,7 +214,7 @@ class Forward:
                 difference = _largest(self.run(batch)[1].logprobs - expected)
             reason = "" if difference < SAME else f"a log-probability differs by {difference:.2g} nats"
         except Exception as error:
-            reason = _reason(error)
+            reason = reason_of(error)
         if not reason:
             self._window = passing.window if passing is not None and self._config.layout == "auto" else None
             return
@@ -238,10 +239,6 @@ def _checkpointed(policy: Any) -> None:
     for module in policy.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _largest(differences: torch.Tensor) -> float:

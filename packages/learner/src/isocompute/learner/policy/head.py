@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What the objective is made of; each tensor has the shape ``(tokens,)``.
+    """Log-probabilities and entropies; each tensor has the shape ``(tokens,)``.
 
     Attributes:
         logprobs: Log-probability of the sampled token under the policy, with its gradient.

@@ -1,11 +1,4 @@
-"""Loading a model with all of its weights, or not at all.
-
-The value head of PPO: what a response will earn, guessed before each of its tokens.
-
-What a policy is tried with when it is loaded: a few responses, in float32, where a difference is an error.
-
-A policy's tensors by their names.
-"""
+"""Loading a model with all of its weights, or not at all; its tensors by their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -28,6 +21,244 @@ from ..saving.checkpoint import stored_tensors
 from . import adapter
 from .adapter import adapt, begin
 from .sharding import Sharding, blocks, copy_into, inside, let_go, own, rows_of, shard, whole
+
+logger = logging.getLogger(__name__)
+
+
+SAME = 1e-3
+"""Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
+
+
+def load_policy(
+    model: str | Path,
+    *,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+    sharding: Sharding | None = None,
+    adapter: AdapterConfig | None = None,
+) -> Any:
+    """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
+
+    Args:
+        model: A folder or a name, in the Hugging Face format.
+        sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
+        adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
+
+    Returns:
+        The model.
+
+    Raises:
+        LearnerError: The model cannot be loaded, lacks weights (they would be random), or scales or caps its logits
+            after the head, which is computed apart here; or the adapter does not fit it.
+    """
+    if sharding is None:
+        policy = _whole(model, device, dtype)
+        policy = policy if adapter is None else adapt(policy, adapter)
+    else:
+        policy = _shared(model, device, dtype, sharding, adapter)
+    begin(policy)
+    policy.eval()
+    try:
+        with torch.no_grad():
+            changed = inside(policy, partial(_changes_logits, device=device))
+    except Exception as error:
+        raise LearnerError(
+            f"a {type(policy).__name__} does not give hidden states and logits as decoder-only models do "
+            f"({reason_of(error)}): the base model {model} must be one"
+        ) from error
+    if changed:
+        raise LearnerError(
+            f"the base model {model} scales or caps its logits after the output head, which the learner does not "
+            "reproduce: use a model whose head gives the logits"
+        )
+    return policy
+
+
+def _whole(model: str | Path, device: str, dtype: torch.dtype) -> Any:
+    with _refused(model):
+        policy, found = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, output_loading_info=True)
+    _refuse_missing(model, found["missing_keys"])
+    return policy.to(device)
+
+
+def _shared(
+    model: str | Path, device: str, dtype: torch.dtype, sharding: Sharding, adapter: AdapterConfig | None
+) -> Any:
+    """The model shared out, without ever being whole on a rank where its files hold its tensors as they are."""
+    with _refused(model):
+        with _parameters_on_meta():
+            policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
+        stored = stored_tensors(str(model), policy)
+    if stored is not None:
+        _refuse_missing(model, tensors(policy).keys() - stored.keys())
+    given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
+    if stored is None:
+        logger.warning("every rank loads %s whole before it keeps its share: its files must be converted", model)
+    policy = policy if adapter is None else adapt(policy, adapter)
+    computed = {name: buffer.clone() for name, buffer in policy.named_buffers()}
+    policy = shard(policy, sharding).to_empty(device=device)
+    policy.tie_weights()
+    for name, buffer in policy.named_buffers():
+        buffer.copy_(computed[name])
+    for name, tensor in tensors(policy).items():
+        rows = rows_of(tensor)
+        if stored is None:
+            copy_into(tensor, given[name])
+        else:
+            own(tensor).copy_(stored[name] if rows is None else stored.rows(name, rows))
+    return policy
+
+
+@contextmanager
+def _refused(model: str | Path) -> Iterator[None]:
+    """Say of whatever goes wrong that the model cannot be loaded."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise LearnerError(f"the base model {model} cannot be loaded ({reason_of(error)})") from None
+
+
+def _refuse_missing(model: str | Path, names: Collection[str]) -> None:
+    missing = sorted(names)
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise LearnerError(
+            f"the base model {model} has no weights for {', '.join(missing[:3])}{more}: they would be random; "
+            "save the model whole"
+        )
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Keep parameters that are made meanwhile without memory. Buffers are real: some are computed, and in no file."""
+    register = torch.nn.Module.register_parameter
+
+    def without_memory(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        # One that is tied to another stays the same.
+        if parameter is not None and not parameter.is_meta:
+            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = without_memory
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register
+
+
+def _changes_logits(policy: Any, device: str) -> bool:
+    """Return whether the model post-processes its head's logits, as with Gemma 2, Cohere or Granite."""
+    ids = torch.arange(2, device=device)[None]
+    mask = torch.ones_like(ids)
+    # Not the call of a module, with which the forward pass that this is part of would end.
+    whole = policy.forward(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    hidden = body(policy)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    head = policy.get_output_embeddings()(hidden)
+    return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)
+
+
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error's message, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+class WholeTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name. A sharded tensor is gathered on every read, so all ranks must read it.
+
+    Args:
+        live: The tensors, whole or this rank's shares.
+        adapted: Layers whose adapter is added to a tensor as it is read, by the tensor's name.
+        dtype: Type in which numbers are given; None: their own.
+    """
+
+    def __init__(
+        self,
+        live: Mapping[str, torch.Tensor],
+        *,
+        adapted: Mapping[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._live, self._adapted, self._dtype = live, adapted or {}, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = whole(self._live[name])
+        if name in self._adapted:
+            tensor = adapter.merged(tensor, self._adapted[name])
+        return tensor.to(self._type(tensor)).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor when it is whole."""
+        return {name: tensor.numel() * self._type(tensor).itemsize for name, tensor in self._live.items()}
+
+    def _type(self, tensor: torch.Tensor) -> torch.dtype:
+        return tensor.dtype if self._dtype is None or not tensor.is_floating_point() else self._dtype
+
+
+def weights(policy: Any) -> WholeTensors:
+    """The ``tensors`` of the model that a policy is, one at a time: with an adapter, W + s·B·A, in the adapter's type.
+
+    Args:
+        policy: From ``load_policy``. Ranks that share it must all take all of them.
+    """
+    layers = {f"{name}.weight": layer for name, layer in adapter.layers(policy).items()}
+    dtype = next((tensor.dtype for tensor in learnt(policy).values()), None) if layers else None
+    return WholeTensors(tensors(policy), adapted=layers, dtype=dtype)
+
+
+def tensors(policy: Any) -> dict[str, torch.Tensor]:
+    """The model's tensors by their Hugging Face names, as a saved model has them: one that is tied to another once.
+
+    A model that ties its embeddings has ``model.embed_tokens.weight`` and no ``lm_head.weight``. An adapter is no part
+    of them.
+
+    Args:
+        policy: From ``load_policy``.
+    """
+    adapted = adapter.layers(policy)
+    named = ((adapter.model_name(name, adapted), tensor) for name, tensor in _held(policy).items())
+    return {name: tensor for name, tensor in named if name is not None}
+
+
+def learnt(policy: Any) -> dict[str, torch.Tensor]:
+    """Return what updates change, by the names of parameters: an adapter's tensors, or all of a policy without one.
+
+    Args:
+        policy: From ``load_policy``.
+    """
+    adapted = adapter.layers(policy)
+    return {
+        name: tensor
+        for name, tensor in _held(policy).items()
+        if not adapted or adapter.model_name(name, adapted) is None
+    }
+
+
+def _held(policy: Any) -> dict[str, torch.Tensor]:
+    let_go(policy)
+    # Parameters and buffers with several names are listed under the first.
+    names = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())}
+    return {name: tensor for name, tensor in policy.state_dict().items() if name in names}
+
+
+def vocabulary(policy: Any) -> int:
+    """Number of tokens that the policy knows.
+
+    Args:
+        policy: From ``load_policy``.
+    """
+    return int(policy.get_input_embeddings().weight.shape[0])
+
+
+def body(policy: Any) -> Any:
+    """The part of a policy that gives hidden states, without its head."""
+    # Llama 4's class names another attribute than it has, and is its own base model then.
+    return policy.model if policy.base_model is policy else policy.base_model
 
 
 class ValueHead(torch.nn.Module):  # type: ignore[misc]
@@ -61,16 +292,6 @@ class ValueHead(torch.nn.Module):  # type: ignore[misc]
         return values
 
 
-SAME = 1e-3
-"""Largest difference (nats) between log-probabilities in float32, by two ways through a model, that is rounding."""
-
-
-BY_PLACE = ("attn_temperature_tuning", "index_topk", "index_topk_blocks")
-"""Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
-
-Llama 4 scales queries beyond 8,192 tokens (``floor_scale``), and models with DeepSeek's sparse attention choose keys
-among all of the input beyond 2,048: too many to be tried.
-"""
 PROMPTS, RESPONSES = (3, 3, 2, 2), np.array([4, 2, 3, 5])
 """Tokens of the probe's prompts, of which two are the same, and of its responses."""
 
@@ -108,6 +329,14 @@ def probe(vocabulary: int) -> tuple[Responses, Responses, np.ndarray]:
         )
 
     return answered(values), answered(other), before
+
+
+BY_PLACE = ("attn_temperature_tuning", "index_topk", "index_topk_blocks")
+"""Settings by which a model of transformers acts on a token's place in the input, whatever its position is said to be.
+
+Llama 4 scales queries beyond 8,192 tokens (``floor_scale``), and models with DeepSeek's sparse attention choose keys
+among all of the input beyond 2,048: too many to be tried.
+"""
 
 
 def refuse_by_place(config: Any) -> None:
@@ -216,262 +445,3 @@ def without_dropout(policy: Any) -> None:
                 setattr(holder, name, 0.0)
         if isinstance(holder, torch.nn.modules.dropout._DropoutNd):
             holder.p = 0.0
-
-
-class WholeTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, of which one that ranks share is gathered each time that it is read: all of them must read it.
-
-    Args:
-        live: The tensors, whole or this rank's shares.
-        adapted: Layers whose adapter is added to a tensor as it is read, by the tensor's name.
-        dtype: Type in which numbers are given; None: their own.
-    """
-
-    def __init__(
-        self,
-        live: Mapping[str, torch.Tensor],
-        *,
-        adapted: Mapping[str, Any] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self._live, self._adapted, self._dtype = live, adapted or {}, dtype
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = whole(self._live[name])
-        if name in self._adapted:
-            tensor = adapter.merged(tensor, self._adapted[name])
-        return tensor.to(self._type(tensor)).contiguous()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._live)
-
-    def __len__(self) -> int:
-        return len(self._live)
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor when it is whole."""
-        return {name: tensor.numel() * self._type(tensor).itemsize for name, tensor in self._live.items()}
-
-    def _type(self, tensor: torch.Tensor) -> torch.dtype:
-        return tensor.dtype if self._dtype is None or not tensor.is_floating_point() else self._dtype
-
-
-def vocabulary(policy: Any) -> int:
-    """Number of tokens that the policy knows.
-
-    Args:
-        policy: From ``load_policy``.
-    """
-    return int(policy.get_input_embeddings().weight.shape[0])
-
-
-def body(policy: Any) -> Any:
-    """The part of a policy that gives hidden states, without its head."""
-    # Llama 4's class names another attribute than it has, and is its own base model then.
-    return policy.model if policy.base_model is policy else policy.base_model
-
-
-def tensors(policy: Any) -> dict[str, torch.Tensor]:
-    """The model's tensors by their Hugging Face names, as a saved model has them: one that is tied to another once.
-
-    A model that ties its embeddings has ``model.embed_tokens.weight`` and no ``lm_head.weight``. An adapter is no part
-    of them.
-
-    Args:
-        policy: From ``load_policy``.
-    """
-    adapted = adapter.layers(policy)
-    named = ((adapter.model_name(name, adapted), tensor) for name, tensor in _held(policy).items())
-    return {name: tensor for name, tensor in named if name is not None}
-
-
-def learnt(policy: Any) -> dict[str, torch.Tensor]:
-    """What updates change, by the names of parameters: the tensors of an adapter, or all of a policy without one.
-
-    Args:
-        policy: From ``load_policy``.
-    """
-    adapted = adapter.layers(policy)
-    return {
-        name: tensor
-        for name, tensor in _held(policy).items()
-        if not adapted or adapter.model_name(name, adapted) is None
-    }
-
-
-def weights(policy: Any) -> WholeTensors:
-    """The ``tensors`` of the model that a policy is, one at a time: with an adapter, W + s·B·A, in the adapter's type.
-
-    Args:
-        policy: From ``load_policy``. Ranks that share it must all take all of them.
-    """
-    layers = {f"{name}.weight": layer for name, layer in adapter.layers(policy).items()}
-    dtype = next((tensor.dtype for tensor in learnt(policy).values()), None) if layers else None
-    return WholeTensors(tensors(policy), adapted=layers, dtype=dtype)
-
-
-def load_tensors(policy: Any, given: Mapping[str, torch.Tensor]) -> None:
-    """Give a policy other values, which are copied.
-
-    Args:
-        policy: From ``load_policy``.
-        given: Its ``tensors``, all of them or some.
-    """
-    mine = tensors(policy)
-    for name in given:
-        copy_into(mine[name], given[name])
-
-
-def _held(policy: Any) -> dict[str, torch.Tensor]:
-    let_go(policy)
-    # Parameters and buffers with several names are listed under the first.
-    names = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())}
-    return {name: tensor for name, tensor in policy.state_dict().items() if name in names}
-
-
-logger = logging.getLogger(__name__)
-
-
-def load_policy(
-    model: str | Path,
-    *,
-    device: str,
-    dtype: torch.dtype = torch.float32,
-    sharding: Sharding | None = None,
-    adapter: AdapterConfig | None = None,
-) -> Any:
-    """Load a transformers model, in evaluation mode: dropout would make log-probabilities random.
-
-    Args:
-        model: A folder or a name, in the Hugging Face format.
-        sharding: The ranks that share the model, of which each reads its part and all call this; None: it is whole.
-        adapter: What is learnt in place of the weights, which are frozen then; in float32 or better. None: nothing.
-
-    Returns:
-        The model.
-
-    Raises:
-        LearnerError: The model cannot be loaded, lacks weights (they would be random), or scales or caps its logits
-            after the head, which is computed apart here; or the adapter does not fit it.
-    """
-    if sharding is None:
-        policy = _whole(model, device, dtype)
-        policy = policy if adapter is None else adapt(policy, adapter)
-    else:
-        policy = _shared(model, device, dtype, sharding, adapter)
-    begin(policy)
-    policy.eval()
-    try:
-        with torch.no_grad():
-            changed = inside(policy, partial(_changes_logits, device=device))
-    except Exception as error:
-        raise LearnerError(
-            f"a {type(policy).__name__} does not give hidden states and logits as decoder-only models do "
-            f"({_reason(error)}): the base model {model} must be one"
-        ) from error
-    if changed:
-        raise LearnerError(
-            f"the base model {model} scales or caps its logits after the output head, which the learner does not "
-            "reproduce: use a model whose head gives the logits"
-        )
-    return policy
-
-
-def reference_of(model: str | Path, *, device: str, dtype: torch.dtype, sharding: Sharding | None = None) -> Any:
-    """Load the base model as the reference of a KL: no gradient.
-
-    Args:
-        model: As for ``load_policy``.
-        sharding: As for ``load_policy``.
-
-    Raises:
-        LearnerError: As for ``load_policy``.
-    """
-    return load_policy(model, device=device, dtype=dtype, sharding=sharding).requires_grad_(False)
-
-
-def _whole(model: str | Path, device: str, dtype: torch.dtype) -> Any:
-    with _refused(model):
-        policy, found = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype, output_loading_info=True)
-    _refuse_missing(model, found["missing_keys"])
-    return policy.to(device)
-
-
-def _shared(
-    model: str | Path, device: str, dtype: torch.dtype, sharding: Sharding, adapter: AdapterConfig | None
-) -> Any:
-    """The model shared out, without ever being whole on a rank where its files hold its tensors as they are."""
-    with _refused(model):
-        with _parameters_on_meta():
-            policy = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(model)), dtype=dtype)
-        stored = stored_tensors(str(model), policy)
-    if stored is not None:
-        _refuse_missing(model, tensors(policy).keys() - stored.keys())
-    given: Mapping[str, torch.Tensor] = tensors(_whole(model, "cpu", dtype)) if stored is None else {}
-    if stored is None:
-        logger.warning("every rank loads %s whole before it keeps its share: its files must be converted", model)
-    policy = policy if adapter is None else adapt(policy, adapter)
-    computed = {name: buffer.clone() for name, buffer in policy.named_buffers()}
-    policy = shard(policy, sharding).to_empty(device=device)
-    policy.tie_weights()
-    for name, buffer in policy.named_buffers():
-        buffer.copy_(computed[name])
-    for name, tensor in tensors(policy).items():
-        rows = rows_of(tensor)
-        if stored is None:
-            copy_into(tensor, given[name])
-        else:
-            own(tensor).copy_(stored[name] if rows is None else stored.rows(name, rows))
-    return policy
-
-
-@contextmanager
-def _refused(model: str | Path) -> Iterator[None]:
-    """Say of whatever goes wrong that the model cannot be loaded."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise LearnerError(f"the base model {model} cannot be loaded ({_reason(error)})") from None
-
-
-def _refuse_missing(model: str | Path, names: Collection[str]) -> None:
-    missing = sorted(names)
-    if missing:
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise LearnerError(
-            f"the base model {model} has no weights for {', '.join(missing[:3])}{more}: they would be random; "
-            "save the model whole"
-        )
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Keep parameters that are made meanwhile without memory. Buffers are real: some are computed, and in no file."""
-    register = torch.nn.Module.register_parameter
-
-    def without_memory(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        # One that is tied to another stays the same.
-        if parameter is not None and not parameter.is_meta:
-            parameter = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(module, name, parameter)
-
-    torch.nn.Module.register_parameter = without_memory
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register
-
-
-def _changes_logits(policy: Any, device: str) -> bool:
-    """Whether the model's own logits are others than those of its head, as with Gemma 2, Cohere or Granite."""
-    ids = torch.arange(2, device=device)[None]
-    mask = torch.ones_like(ids)
-    # Not the call of a module, with which the forward pass that this is part of would end.
-    whole = policy.forward(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    hidden = body(policy)(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    head = policy.get_output_embeddings()(hidden)
-    return not torch.allclose(whole, head, rtol=1e-3, atol=1e-3)
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

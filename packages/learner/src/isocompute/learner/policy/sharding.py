@@ -28,7 +28,7 @@ EVERY_GRADIENT = "set_reduce_scatter_unused_params"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How a policy is shared out.
+    """The ranks that share a policy, and the types that they compute in.
 
     Attributes:
         ranks: The ranks that share it.
@@ -114,7 +114,7 @@ def inside(module: Any, use: Callable[..., Result], *given: torch.Tensor) -> Res
 
 
 def is_sharded(policy: Any) -> bool:
-    """Whether a policy is shared out."""
+    """Return whether a policy is shared out."""
     return isinstance(policy, FSDPModule)
 
 

@@ -1,12 +1,7 @@
 """Learner ranks as Ray actors in a placement group: they take every update together, or end together.
 
-The group shows the same methods as one learner does, so the training loop does not know which of the two it drives.
-
-Tensors that ranks hold, handed over part by part: the driver never has all of them.
-
-One learner rank as a Ray actor, with ``torch.distributed`` to the others: a thin wrapper round ``Learner``.
-
-Calls to several ranks that wait for each other: every wait has a timeout.
+The group has the methods of one learner, so the training loop does not know which of the two it drives. Every wait has
+a timeout, and tensors are handed over a part at a time: the driver never has all of them.
 """
 
 from __future__ import annotations
@@ -37,6 +32,287 @@ PART = 2**28
 """Most bytes that are handed over in one call; a single tensor may have more."""
 
 
+STATE, WEIGHTS = "state", "weights"
+
+
+OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
+"""Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
+
+
+class LearnerGroup:
+    """Ranks that take every update together, and share the policy unless ``compute.sharding`` is ``none``.
+
+    Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
+    as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
+    terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
+
+    Args:
+        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` ``gpu_share`` of a GPU.
+        placement: A Ray placement group to be in, such as one shared with engines; by default one of its own.
+        bundles: The bundle of each rank in it; by default the first ones.
+        gpu_share: Share of its GPU that a rank takes; the engine on the same GPU takes the rest.
+        patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
+        load_patience: Timeout for loading the model, s.
+        update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
+            gives up after twice the longer of this and ``load_patience``.
+        grace: Timeout for the peers of a rank that failed, s.
+
+    Raises:
+        LearnerError: The cluster is too small or has no room for the ranks, a rank did not start or died, or the
+            model cannot be loaded. Nothing is left of the group.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        config: LearnerConfig,
+        *,
+        world_size: int,
+        device: str = "cpu",
+        placement: Any = None,
+        bundles: Sequence[int] | None = None,
+        gpu_share: float = 1.0,
+        patience: float = 300.0,
+        load_patience: float = 1800.0,
+        update_patience: float = 1800.0,
+        grace: float = 5.0,
+    ) -> None:
+        if world_size < 1:
+            raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
+        if bundles is not None and len(bundles) != world_size:
+            raise LearnerError(f"bundles names {len(bundles)} bundles; it must name one for each of {world_size} ranks")
+        try:
+            import ray  # noqa: F401
+        except ModuleNotFoundError:
+            raise LearnerError('Ray is not installed: pip install "isocompute-learner[ray]"') from None
+        self.model, self.config, self.version = str(model), config, 0
+        self._world_size, self._device = world_size, device
+        self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
+        self._grace = grace
+        self._ranks: list[Any] = []
+        self._given, self._placement = placement, placement
+        self._bundles, self._gpu_share = bundles or range(world_size), gpu_share
+        self._start(config)
+
+    @property
+    def broken(self) -> bool:
+        """Return whether its ranks were ended, so that it must be reset before it is used again."""
+        return not self._ranks
+
+    def reset(self, config: LearnerConfig) -> None:
+        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
+
+        Raises:
+            LearnerError: As when the group was made.
+        """
+        if self.broken:
+            self._start(config)
+        else:
+            try:
+                self._wait([rank.reset.remote(config) for rank in self._ranks], "reset", self._load_patience)
+            except LearnerError:
+                # Ranks that could not load the model again hold none.
+                self.close()
+                raise
+        self.config, self.version = config, 0
+
+    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
+        """Pass responses through the model, each rank its share; see ``Learner.measure``.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        ranks = self._in_use()
+        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
+        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
+        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
+        return measured
+
+    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
+        """Split the responses over ranks, by the tokens that they cost, and take one step together.
+
+        Args:
+            batch: As for ``Learner.update``.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        ranks = self._in_use()
+        parts = shares(batch, len(ranks), free=self._free(batch))
+        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
+        first: UpdateReport = self._wait(calls, "update")[0]
+        self.version += advance and first.optimizer_steps
+        return first
+
+    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
+        """Which responses do not pass through the model."""
+        if "advantage" not in batch.columns:
+            return None
+        zero_variance = batch["zero_variance"].to_numpy()
+        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
+
+    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
+        """See ``Learner.agreement``; on every rank, as none can run a policy alone that they share."""
+        import ray
+
+        kept = ray.put(rollouts)
+        found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
+        return found
+
+    def weights(self) -> RankWeights:
+        """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
+        return RankWeights(self._policy, self._use_weights)
+
+    def _use_weights(self, function: OnRank) -> list[Any]:
+        return self._wait([rank.use_weights.remote(function) for rank in self._in_use()], "hand over the weights")
+
+    def _policy(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._tensors(WEIGHTS).items()
+
+    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
+        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
+        return self._tensors(STATE), {"version": self.version}
+
+    def _tensors(self, of: str) -> RemoteTensors:
+        def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
+            calls = [rank.tensors.remote(of, names) for rank in self._in_use()]
+            found: dict[str, torch.Tensor] = self._wait(calls, f"hand over the {of}")[0]
+            return found
+
+        (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
+        return RemoteTensors(sizes, fetch)
+
+    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
+        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
+
+        Raises:
+            LearnerError: It is the state of another model.
+            RankError: A rank died or timed out; the group is broken.
+        """
+        import ray
+
+        task, version, names = "load the state", int(values["version"]), list(tensors)
+        self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
+        for part in parts(tensors.items(), most=PART):
+            kept = ray.put(part)
+            self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
+        self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
+        self.version = version
+
+    def close(self) -> None:
+        """End the ranks, whatever they are doing, and free their places in the cluster."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for rank in self._ranks:
+            ray.kill(rank)
+        if self._placement is not self._given:
+            remove_placement_group(self._placement)
+        self._ranks, self._placement = [], self._given
+
+    def _start(self, config: LearnerConfig) -> None:
+        """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        try:
+            if self._given is None:
+                self._reserve_places()
+            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else self._gpu_share)(RankActor)
+            places = [
+                PlacementGroupSchedulingStrategy(placement_group=self._placement, placement_group_bundle_index=bundle)
+                for bundle in self._bundles
+            ]
+            longest = max(self._update_patience, self._load_patience)
+            shares_gpu = self._device != "cpu" and self._gpu_share < 1
+            # An actor without a name ends with the process that started it.
+            self._ranks = [
+                actor.options(scheduling_strategy=place).remote(
+                    rank, self._world_size, self._device, longest, shares_gpu
+                )
+                for rank, place in enumerate(places)
+            ]
+            (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
+            self._wait(
+                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
+            )
+            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
+            self._wait(loads, "load the model", self._load_patience)
+        except BaseException:
+            self.close()
+            raise
+
+    def _reserve_places(self) -> None:
+        """Reserve a placement group with one bundle per rank."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        ranks, kinds = self._world_size, ("CPU",) if self._device == "cpu" else ("GPU", "CPU")
+        cluster = ray.cluster_resources()
+        for kind in kinds:
+            if cluster.get(kind, 0) < ranks:
+                raise LearnerError(
+                    f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
+                )
+        self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
+        # Unlike ready(), wait() starts no worker process: it fails only where there is no room.
+        if not self._placement.wait(self._patience):
+            raise LearnerError(
+                f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
+                f"{cluster[kinds[0]]:g} in all, had no room for them"
+            )
+
+    def _in_use(self) -> list[Any]:
+        if self.broken:
+            raise RankError(
+                "the group has no ranks, because one failed or the group was closed; call reset() to start new ones"
+            )
+        return self._ranks
+
+    def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
+        """Results of the calls.
+
+        The ranks stay in use when every rank refused with an error of the learner, before which it made no
+        change. After any other error, or where some time out, what they hold is unknown.
+        """
+        patience = self._update_patience if patience is None else patience
+        try:
+            found = outcomes(calls, patience=patience, grace=self._grace)
+            error = found.error(task, patience)
+        except BaseException:
+            # Interrupted while the ranks are at work.
+            self.close()
+            raise
+        if error is None:
+            return found.values
+        if not found.all_refused:
+            self.close()
+        raise error from None
+
+
+class RankWeights(Iterable[tuple[str, torch.Tensor]]):
+    """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
+
+    def __init__(
+        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], call: Callable[[OnRank], list[Any]]
+    ) -> None:
+        self._tensors, self._call = tensors, call
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._tensors()
+
+    def on_ranks(self, function: OnRank) -> list[Any]:
+        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
+
+        Returns:
+            What it returned, by rank.
+
+        Raises:
+            RankError: A rank died or timed out; the group is broken.
+        """
+        return self._call(function)
+
+
 class RemoteTensors(Mapping[str, torch.Tensor]):
     """Tensors by name, fetched from the ranks as they are read, some at a time; to be read before the next update.
 
@@ -64,33 +340,6 @@ class RemoteTensors(Mapping[str, torch.Tensor]):
         return len(self._parts)
 
 
-OnRank = Callable[[int, Iterator[tuple[str, torch.Tensor]]], Any]
-"""Called on a rank with its number and the policy's tensors; on every rank it must take all of them."""
-
-
-class RankWeights(Iterable[tuple[str, torch.Tensor]]):
-    """The policy's whole tensors by their Hugging Face names: handed over one by one, or used on the ranks."""
-
-    def __init__(
-        self, tensors: Callable[[], Iterator[tuple[str, torch.Tensor]]], spread: Callable[[OnRank], list[Any]]
-    ) -> None:
-        self._tensors, self._spread = tensors, spread
-
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._tensors()
-
-    def on_ranks(self, function: OnRank) -> list[Any]:
-        """Call a function on every rank, where each tensor is gathered as it is taken; none comes to this process.
-
-        Returns:
-            What it returned, by rank.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
-        return self._spread(function)
-
-
 def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
     found: list[list[str]] = []
     size = 0
@@ -101,9 +350,6 @@ def _parts(sizes: Mapping[str, int]) -> list[list[str]]:
         found[-1].append(name)
         size += more
     return found
-
-
-STATE, WEIGHTS = "state", "weights"
 
 
 class RankActor:
@@ -212,11 +458,7 @@ class RankActor:
         return self._learner.state()[0] if of == STATE else weights(self._learner.policy)
 
     def expect(self, names: Sequence[str]) -> None:
-        """See ``Learner.expect``.
-
-        Args:
-            names: All names of a state.
-        """
+        """See ``Learner.expect``."""
         self._learner.expect(names)
 
     def take(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -244,7 +486,7 @@ class Outcomes:
 
     @property
     def all_refused(self) -> bool:
-        """Whether every call failed with an error of the learner, which leaves a rank as it was."""
+        """Return whether every call failed with an error of the learner, which leaves a rank as it was."""
         refusals = [error for error in self.failures.values() if isinstance(_cause(error), LearnerError)]
         return len(refusals) == len(self.values)
 
@@ -252,7 +494,7 @@ class Outcomes:
         """The error to raise, or None: that of a rank that died, and otherwise of the rank that failed first.
 
         Args:
-            task: What the ranks were asked to do, as a verb for the message.
+            task: The request to the ranks, as a verb for the message.
             patience: The timeout of the wait, s.
         """
         if not self.failures and not self.late:
@@ -304,257 +546,3 @@ def _cause(error: Exception) -> Exception:
     """An error of the learner as itself, without the traceback of the rank; any other as Ray raises it."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, LearnerError) else error
-
-
-class LearnerGroup:
-    """Ranks that take every update together, and share the policy unless ``compute.sharding`` is ``none``.
-
-    Where one rank fails, its peers may be waiting for it in the middle of an update. They get a short grace to fail
-    as well; unless every rank rejected the call with a ``LearnerError``, the group is broken and its ranks are
-    terminated. ``reset`` starts new ones. Every wait has a timeout, whose error names what was waited for.
-
-    Args:
-        device: ``cpu`` or ``cuda``; each rank takes one processor, and with ``cuda`` ``gpu_share`` of a GPU.
-        placement: A Ray placement group to be in, such as one shared with engines; by default one of its own.
-        bundles: The bundle of each rank in it; by default the first ones.
-        gpu_share: Share of its GPU that a rank takes; the engine on the same GPU takes the rest.
-        patience: Timeout for places in the cluster, and again for the ranks' start and their rendezvous, s.
-        load_patience: Timeout for loading the model, s.
-        update_patience: Timeout for an update, and for any other call, s; a rank that waits for another within a call
-            gives up after twice the longer of this and ``load_patience``.
-        grace: Timeout for the peers of a rank that failed, s.
-
-    Raises:
-        LearnerError: The cluster is too small or has no room for the ranks, a rank did not start or died, or the
-            model cannot be loaded. Nothing is left of the group.
-    """
-
-    def __init__(
-        self,
-        model: str | Path,
-        config: LearnerConfig,
-        *,
-        world_size: int,
-        device: str = "cpu",
-        placement: Any = None,
-        bundles: Sequence[int] | None = None,
-        gpu_share: float = 1.0,
-        patience: float = 300.0,
-        load_patience: float = 1800.0,
-        update_patience: float = 1800.0,
-        grace: float = 5.0,
-    ) -> None:
-        if world_size < 1:
-            raise LearnerError(f"world_size is {world_size}; a group has 1 rank or more")
-        if bundles is not None and len(bundles) != world_size:
-            raise LearnerError(f"bundles names {len(bundles)} bundles; it must name one for each of {world_size} ranks")
-        try:
-            import ray  # noqa: F401
-        except ModuleNotFoundError:
-            raise LearnerError('Ray is not installed: pip install "isocompute-learner[ray]"') from None
-        self.model, self.config, self.version = str(model), config, 0
-        self._world_size, self._device = world_size, device
-        self._patience, self._load_patience, self._update_patience = patience, load_patience, update_patience
-        self._grace = grace
-        self._ranks: list[Any] = []
-        self._given, self._placement = placement, placement
-        self._bundles, self._gpu_share = bundles or range(world_size), gpu_share
-        self._start(config)
-
-    @property
-    def broken(self) -> bool:
-        """Whether its ranks were ended, so that it must be reset before it is used again."""
-        return not self._ranks
-
-    def reset(self, config: LearnerConfig) -> None:
-        """Take every rank back to the base model, a fresh optimizer and version 0; a broken group gets new ranks.
-
-        Raises:
-            LearnerError: As when the group was made.
-        """
-        if self.broken:
-            self._start(config)
-        else:
-            try:
-                self._wait([rank.reset.remote(config) for rank in self._ranks], "reset", self._load_patience)
-            except LearnerError:
-                # Ranks that could not load the model again hold none.
-                self.close()
-                raise
-        self.config, self.version = config, 0
-
-    def measure(self, rollouts: pl.DataFrame) -> pl.DataFrame:
-        """Pass responses through the model, each rank its share; see ``Learner.measure``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
-        ranks = self._in_use()
-        parts = shares(rollouts, len(ranks), free=self._free(rollouts))
-        calls = [rank.measure.remote(part) for rank, part in zip(ranks, parts, strict=True)]
-        measured: pl.DataFrame = pl.concat(self._wait(calls, "measure"))
-        return measured
-
-    def update(self, batch: pl.DataFrame, /, *, advance: bool = True) -> UpdateReport:
-        """Split the responses over ranks, by the tokens that they cost, and take one step together.
-
-        Args:
-            batch: As for ``Learner.update``.
-
-        Raises:
-            RankError: A rank died or timed out; the group is broken.
-        """
-        ranks = self._in_use()
-        parts = shares(batch, len(ranks), free=self._free(batch))
-        calls = [rank.update.remote(part, advance=advance) for rank, part in zip(ranks, parts, strict=True)]
-        first: UpdateReport = self._wait(calls, "update")[0]
-        self.version += advance and first.optimizer_steps
-        return first
-
-    def _free(self, batch: pl.DataFrame) -> np.ndarray | None:
-        """Which responses do not pass through the model."""
-        if "advantage" not in batch.columns:
-            return None
-        zero_variance = batch["zero_variance"].to_numpy()
-        return skipped(batch["advantage"].to_numpy(), zero_variance, self.config)
-
-    def agreement(self, rollouts: pl.DataFrame) -> Agreement:
-        """See ``Learner.agreement``; asked of every rank, as none can run a policy alone that they share."""
-        import ray
-
-        kept = ray.put(rollouts)
-        found: Agreement = self._wait([rank.agreement.remote(kept) for rank in self._in_use()], "compare")[0]
-        return found
-
-    def weights(self) -> RankWeights:
-        """The policy's tensors by their Hugging Face names, whole; see ``Learner.weights``."""
-        return RankWeights(self._policy, self._use_weights)
-
-    def _use_weights(self, function: OnRank) -> list[Any]:
-        return self._wait([rank.use_weights.remote(function) for rank in self._in_use()], "hand over the weights")
-
-    def _policy(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self._tensors(WEIGHTS).items()
-
-    def state(self) -> tuple[Mapping[str, torch.Tensor], dict[str, Any]]:
-        """The state of the ranks; see ``Learner.state``. A few tensors of it are here at a time, as they are read."""
-        return self._tensors(STATE), {"version": self.version}
-
-    def _tensors(self, of: str) -> RemoteTensors:
-        def fetch(names: Sequence[str]) -> dict[str, torch.Tensor]:
-            calls = [rank.tensors.remote(of, names) for rank in self._in_use()]
-            found: dict[str, torch.Tensor] = self._wait(calls, f"hand over the {of}")[0]
-            return found
-
-        (sizes,) = self._wait([self._in_use()[0].sizes.remote(of)], f"name the {of}")
-        return RemoteTensors(sizes, fetch)
-
-    def load_state(self, tensors: Mapping[str, torch.Tensor], values: dict[str, Any]) -> None:
-        """Give the ranks a state, a few tensors at a time; see ``Learner.load_state``.
-
-        Args:
-            tensors: The policy's and the optimizer's tensors by their names in the state.
-
-        Raises:
-            LearnerError: It is the state of another model.
-            RankError: A rank died or timed out; the group is broken.
-        """
-        import ray
-
-        task, version, names = "load the state", int(values["version"]), list(tensors)
-        self._wait([rank.expect.remote(names) for rank in self._in_use()], task)
-        for part in parts(tensors.items(), most=PART):
-            kept = ray.put(part)
-            self._wait([rank.take.remote(kept) for rank in self._in_use()], task)
-        self._wait([rank.continue_at.remote(version) for rank in self._in_use()], task)
-        self.version = version
-
-    def close(self) -> None:
-        """End the ranks, whatever they are doing, and free their places in the cluster."""
-        import ray
-        from ray.util.placement_group import remove_placement_group
-
-        for rank in self._ranks:
-            ray.kill(rank)
-        if self._placement is not self._given:
-            remove_placement_group(self._placement)
-        self._ranks, self._placement = [], self._given
-
-    def _start(self, config: LearnerConfig) -> None:
-        """Reserve places, start the ranks in them, join them, load the model; all of it or nothing."""
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        try:
-            if self._given is None:
-                self._reserve_places()
-            actor: Any = ray.remote(num_cpus=1, num_gpus=0 if self._device == "cpu" else self._gpu_share)(RankActor)
-            places = [
-                PlacementGroupSchedulingStrategy(placement_group=self._placement, placement_group_bundle_index=bundle)
-                for bundle in self._bundles
-            ]
-            longest = max(self._update_patience, self._load_patience)
-            shares_gpu = self._device != "cpu" and self._gpu_share < 1
-            # An actor without a name ends with the process that started it.
-            self._ranks = [
-                actor.options(scheduling_strategy=place).remote(
-                    rank, self._world_size, self._device, longest, shares_gpu
-                )
-                for rank, place in enumerate(places)
-            ]
-            (rendezvous,) = self._wait([self._ranks[0].host.remote()], "start", self._patience)
-            self._wait(
-                [rank.join.remote(*rendezvous) for rank in self._ranks], "join the process group", self._patience
-            )
-            loads = [rank.load.remote(self.model, config) for rank in self._ranks]
-            self._wait(loads, "load the model", self._load_patience)
-        except BaseException:
-            self.close()
-            raise
-
-    def _reserve_places(self) -> None:
-        """Reserve a placement group with one bundle per rank."""
-        import ray
-        from ray.util.placement_group import placement_group
-
-        ranks, kinds = self._world_size, ("CPU",) if self._device == "cpu" else ("GPU", "CPU")
-        cluster = ray.cluster_resources()
-        for kind in kinds:
-            if cluster.get(kind, 0) < ranks:
-                raise LearnerError(
-                    f"{ranks} ranks need {ranks} {kind}s, and the cluster has {cluster.get(kind, 0):g} in all"
-                )
-        self._placement = placement_group([dict.fromkeys(kinds, 1.0)] * ranks, strategy="PACK")
-        # Unlike ready(), wait() starts no worker process: it fails only where there is no room.
-        if not self._placement.wait(self._patience):
-            raise LearnerError(
-                f"{ranks} ranks need {ranks} {kinds[0]}s, and in {self._patience:g} s the cluster, which has "
-                f"{cluster[kinds[0]]:g} in all, had no room for them"
-            )
-
-    def _in_use(self) -> list[Any]:
-        if self.broken:
-            raise RankError(
-                "the group has no ranks, because one failed or the group was closed; call reset() to start new ones"
-            )
-        return self._ranks
-
-    def _wait(self, calls: Sequence[Any], task: str, patience: float | None = None) -> list[Any]:
-        """Results of the calls.
-
-        The ranks stay in use when every one asked refused with an error of the learner, before which it made no
-        change. After any other error, or where some time out, what they hold is unknown.
-        """
-        patience = self._update_patience if patience is None else patience
-        try:
-            found = outcomes(calls, patience=patience, grace=self._grace)
-            error = found.error(task, patience)
-        except BaseException:
-            # Interrupted while the ranks are at work.
-            self.close()
-            raise
-        if error is None:
-            return found.values
-        if not found.all_refused:
-            self.close()
-        raise error from None

@@ -1,15 +1,7 @@
-"""Typed records of each step and each evaluation, with the names under which their numbers are logged.
+"""Records of each step and evaluation, with the names under which their numbers are logged.
 
-Typed sums and counts: what is measured in micro-batches and on ranks adds up, and becomes a number once, at the end.
-
-A mean of means is never taken: two micro-batches of 3 and 1 tokens whose entropies sum to 6 and 1 have a mean entropy
-of 7 / 4, not of 3 / 2.
-
-What an update reports: sums and counts, which add up over micro-batches, ranks and optimizer steps.
-
-What the responses of a step were like, and the advantages that were learnt from.
-
-The ``timings`` table of a run, from the records that the training loop hands to its watcher.
+Sums and counts are added up over micro-batches, ranks and optimizer steps, and become a number once, at the end: two
+micro-batches of 3 and 1 tokens whose entropies sum to 6 and 1 have a mean entropy of 7 / 4, not of 3 / 2.
 """
 
 from __future__ import annotations
@@ -128,6 +120,8 @@ def numbers(metrics: Mapping[str, Measured]) -> dict[str, float]:
 
 
 _WEIGHTS = {"effective_sample_size": "token_ratio", "effective_sample_size_responses": "response_ratio"}
+
+
 _INNER = (*_WEIGHTS.values(), "value_error")
 
 
@@ -139,7 +133,7 @@ def _variance(values: Mapping[str, float], name: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Average:
-    """A ``metrics.Mean`` of all ranks as plain numbers: it travels between processes and is written as JSON.
+    """A ``Mean`` of all ranks as plain numbers: it travels between processes and is written as JSON.
 
     Attributes:
         total: Sum of the values.
@@ -169,7 +163,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How far a sampler's log-probabilities of the tokens that it sampled are from the learner's of the same tokens.
+    """Distance of a sampler's log-probabilities of the tokens that it sampled from the learner's of the same tokens.
 
     Each is infinite where a log-probability of the sampler is not a finite number.
 
@@ -189,7 +183,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """What an optimizer step did, or all those of a batch (``of_batch``), over all ranks.
+    """The outcome of an optimizer step, or of all those of a batch (``of_batch``), over all ranks.
 
     Attributes:
         objective: What the objective measured, by the names of ``loss_metrics``: which ones depends on the settings.
@@ -303,8 +297,10 @@ HEALTH = frozenset(
     }
 )
 """Numbers of a step that say whether the run is sound."""
+
+
 PERFORMANCE = ("_seconds", "_per_second", "model_flops_utilisation")
-"""How the names of numbers end that say what it costs."""
+"""Endings of the names of numbers that say what it costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,7 +404,7 @@ class StepRecord:
         return {f"{_group(name)}/{name}": value for name, value in found.items()}
 
     def _rates(self) -> dict[str, float]:
-        """What was done per second, and the share of the devices' own rate that the update reached (MFU)."""
+        """Rates per second, and the share of the devices' own rate that the update reached (MFU)."""
         found, update = {}, self.update
         if self.sampled_tokens and self.sample_seconds:
             found["sampled_tokens_per_second"] = self.sampled_tokens / self.sample_seconds
@@ -448,7 +444,7 @@ class EvaluationRecord:
 
 
 Record = StepRecord | EvaluationRecord
-"""What ``watch`` of the training loop is called with."""
+"""The argument of ``watch`` of the training loop."""
 
 
 def to_plain(record: Record) -> dict[str, Any]:

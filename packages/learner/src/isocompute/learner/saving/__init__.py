@@ -1,1 +1,1 @@
-"""What is written to disk, whole or not at all: checkpoints, and the trained policy."""
+"""Files written whole or not at all: checkpoints, and the trained policy."""

@@ -1,10 +1,6 @@
 """Atomic checkpoints: safetensors and JSON with checksums, written aside, flushed, renamed. Nothing is unpickled.
 
-A folder that is written whole or not at all: aside, flushed to disk, renamed.
-
-Tensors in safetensors files, written and read a part at a time: they are never in memory all together.
-
-The files of a saved model, whose tensors can be read in parts.
+Tensors are written and read a part at a time: they are never in memory all together.
 """
 
 from __future__ import annotations
@@ -29,151 +25,20 @@ from transformers.utils import cached_file
 from ..contract.files import reason_of
 from ..errors import CheckpointError, LearnerError
 
-
-@contextmanager
-def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterator[Path]:
-    """Fill a folder aside, and put it in its place when the block succeeds.
-
-    Killed at any instant, what was there stays, under its name or, for the moment between two renames, under that
-    name with ``.before`` behind it.
-
-    Args:
-        what: What it is, for the message of an error.
-        error: What to raise when it cannot be written.
-
-    Yields:
-        An empty folder beside it.
-
-    Raises:
-        LearnerError: ``error``, when the folder cannot be written; what was there stays.
-    """
-    aside = final.with_name(f".{final.name}.writing")
-    try:
-        if final.exists() and not final.is_dir():
-            raise error(f"{final}: {what} cannot be written (a file is there)")
-        final.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir()
-        yield aside
-        for path in (*aside.rglob("*"), aside):
-            _flush(path)
-        before = final.with_name(f"{final.name}.before")
-        if final.exists():
-            # One that a kill has left beside it is older.
-            remove_folder(before)
-            final.rename(before)
-        aside.rename(final)
-        _flush(final.parent)
-        remove_folder(before)
-    except (OSError, SafetensorError) as problem:
-        # safetensors reports a full disk as an error of its own.
-        raise error(f"{final}: {what} cannot be written ({reason_of(problem)})") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+logger = logging.getLogger(__name__)
 
 
-def remove_folder(folder: Path) -> None:
-    """Delete a folder, if it is there; killed meanwhile, no half of it is left under its name."""
-    if not folder.exists():
-        return
-    hidden = folder.with_name(f".{folder.name}.deleting")
-    shutil.rmtree(hidden, ignore_errors=True)
-    folder.rename(hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
+CHECKSUMS = "checksums.json"
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+STATE, TENSORS = "state.json", "tensors-{:05d}.safetensors"
 
 
 PART = 2**30
 """Most bytes of tensors that are held at a time; a single one may have more."""
 
 
-def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> Iterator[dict[str, torch.Tensor]]:
-    """Take tensors as they come, several at a time.
-
-    Args:
-        most: Most bytes of a part; a single tensor may have more.
-    """
-    part: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in tensors:
-        bytes_of = tensor.numel() * tensor.element_size()
-        if part and size + bytes_of > most:
-            yield part
-            part, size = {}, 0
-        part[name], size = tensor, size + bytes_of
-    if part:
-        yield part
-
-
-class TensorFiles(Mapping[str, torch.Tensor]):
-    """The tensors of safetensors files by name, each read when it is asked for."""
-
-    def __init__(self, paths: Collection[Path]) -> None:
-        self._files: dict[str, Any] = {}
-        for path in paths:
-            file: Any = safe_open(path, framework="pt")
-            self._files |= dict.fromkeys(file.keys(), file)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def rows(self, name: str, rows: slice) -> torch.Tensor:
-        """Some rows of a tensor; no others are read."""
-        found: torch.Tensor = self._files[name].get_slice(name)[rows]
-        return found
-
-
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
-    """The tensors of a saved model, where it has those of a policy as they are, under the same names.
-
-    Args:
-        model: A folder or a name, in the Hugging Face format.
-
-    Returns:
-        The tensors; None where they are in other files than safetensors, or converted when they are loaded.
-    """
-    if get_model_conversion_mapping(policy, add_legacy=False):
-        return None
-    names = [WHOLE]
-    if (index := file_of(model, INDEX)) is not None:
-        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
-    paths = [file_of(model, name) for name in names]
-    return None if None in paths else TensorFiles([Path(path) for path in paths if path is not None])
-
-
-def file_of(model: str, name: str) -> str | None:
-    """A file of a saved model, or None where it has no such file."""
-    found: str | None = cached_file(
-        model,
-        name,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return found
-
-
-logger = logging.getLogger(__name__)
-
-CHECKSUMS = "checksums.json"
-STATE, TENSORS = "state.json", "tensors-{:05d}.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +50,7 @@ class Checkpoint:
         tensors: Policy and optimizer, and the critic where there is one; read one at a time, while it is saved and
             while a learner takes it over.
         values: Plain values of the learner.
-        progress: Plain values of the run: cumulative counts, the evaluations so far and the place in the problems.
+        progress: Plain values of the run: cumulative counts, the evaluations so far and the cursor in the problems.
         settings: Plain values that the run depends on, by their names; see ``training.run.settings_of``.
     """
 
@@ -236,7 +101,7 @@ class Checkpoints:
         self._keep_steps = frozenset(keep_steps)
 
     def due(self, *, step: int, evaluations: int | None) -> bool:
-        """Whether a checkpoint is to be saved now.
+        """Return whether a checkpoint is due now.
 
         Args:
             evaluations: Evaluations made so far, where one was made after this step; None where none was.
@@ -368,3 +233,136 @@ def _before(folder: Path) -> Path:
 
 def _age(folder: Path) -> tuple[str, bool]:
     return folder.name.removesuffix(".before"), not folder.name.endswith(".before")
+
+
+@contextmanager
+def whole_folder(final: Path, *, what: str, error: type[LearnerError]) -> Iterator[Path]:
+    """Fill a folder aside, and put it in its place when the block succeeds.
+
+    Killed at any instant, what was there stays, under its name or, for the moment between two renames, under that
+    name with ``.before`` behind it.
+
+    Args:
+        what: What it is, for the message of an error.
+        error: What to raise when it cannot be written.
+
+    Yields:
+        An empty folder beside it.
+
+    Raises:
+        LearnerError: ``error``, when the folder cannot be written; what was there stays.
+    """
+    aside = final.with_name(f".{final.name}.writing")
+    try:
+        if final.exists() and not final.is_dir():
+            raise error(f"{final}: {what} cannot be written (a file is there)")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            _flush(path)
+        before = final.with_name(f"{final.name}.before")
+        if final.exists():
+            # One that a kill has left beside it is older.
+            remove_folder(before)
+            final.rename(before)
+        aside.rename(final)
+        _flush(final.parent)
+        remove_folder(before)
+    except (OSError, SafetensorError) as problem:
+        # safetensors reports a full disk as an error of its own.
+        raise error(f"{final}: {what} cannot be written ({reason_of(problem)})") from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Delete a folder, if it is there; killed meanwhile, no half of it is left under its name."""
+    if not folder.exists():
+        return
+    hidden = folder.with_name(f".{folder.name}.deleting")
+    shutil.rmtree(hidden, ignore_errors=True)
+    folder.rename(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def parts(tensors: Iterable[tuple[str, torch.Tensor]], *, most: int = PART) -> Iterator[dict[str, torch.Tensor]]:
+    """Take tensors as they come, several at a time.
+
+    Args:
+        most: Most bytes of a part; a single tensor may have more.
+    """
+    part: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        bytes_of = tensor.numel() * tensor.element_size()
+        if part and size + bytes_of > most:
+            yield part
+            part, size = {}, 0
+        part[name], size = tensor, size + bytes_of
+    if part:
+        yield part
+
+
+class TensorFiles(Mapping[str, torch.Tensor]):
+    """The tensors of safetensors files by name, each read when it is asked for."""
+
+    def __init__(self, paths: Collection[Path]) -> None:
+        self._files: dict[str, Any] = {}
+        for path in paths:
+            file: Any = safe_open(path, framework="pt")
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def rows(self, name: str, rows: slice) -> torch.Tensor:
+        """Some rows of a tensor; no others are read."""
+        found: torch.Tensor = self._files[name].get_slice(name)[rows]
+        return found
+
+
+def stored_tensors(model: str, policy: Any) -> TensorFiles | None:
+    """The tensors of a saved model, where it has those of a policy as they are, under the same names.
+
+    Args:
+        model: A folder or a name, in the Hugging Face format.
+
+    Returns:
+        The tensors; None where they are in other files than safetensors, or converted when they are loaded.
+    """
+    if get_model_conversion_mapping(policy, add_legacy=False):
+        return None
+    names = [WHOLE]
+    if (index := file_of(model, INDEX)) is not None:
+        names = sorted(set(json.loads(Path(index).read_text())["weight_map"].values()))
+    paths = [file_of(model, name) for name in names]
+    return None if None in paths else TensorFiles([Path(path) for path in paths if path is not None])
+
+
+def file_of(model: str, name: str) -> str | None:
+    """A file of a saved model, or None where it has no such file."""
+    found: str | None = cached_file(
+        model,
+        name,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found

@@ -31,7 +31,7 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
-"""What a tokenizer is saved as; a model has some of them."""
+"""Files of a tokenizer; a model has some of them."""
 CONFIG, GENERATION, ADAPTER = "config.json", "generation_config.json", "adapter_config.json"
 
 Weights = Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]
@@ -129,7 +129,7 @@ def _architecture(base: str) -> Any:
 def _checked(
     given: Iterable[tuple[str, torch.Tensor]], policy: Any, base: str, dtype: torch.dtype | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights as they come, in the type asked for, each of which the model has and none of which is missing."""
+    """The weights as they come, in the type requested, each of which the model has and none of which is missing."""
     expected = {name: tensor.shape for name, tensor in policy.state_dict().items()}
     # Those that are tied to another have one tensor under several names, of which the weights have the first.
     left = {name for name, _ in (*policy.named_parameters(), *policy.named_buffers())} & expected.keys()

@@ -1,12 +1,6 @@
-"""The hot loop of one run, from problems to sync. Everything it does to the policy is on this page.
+"""The hot loop of one run, from problems to sync: everything it does to the policy.
 
-What ``train`` does where it is given no meter, no checkpoints, no progress and nobody who watches.
-
-Learning from the responses of one step: in one optimizer step, or in several.
-
-Going on by itself where a rank dies.
-
-Where a run starts: at step 0, at its newest checkpoint, or as a branch at a checkpoint of another run.
+A run starts at step 0, at its newest checkpoint (``restore``), or at a checkpoint of another run (``branch``).
 """
 
 from __future__ import annotations
@@ -43,43 +37,10 @@ from ..saving.checkpoint import Checkpoint, Checkpoints
 from ..updates.sync import check_sync
 from .run import ProblemOrder, Progress, settings_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateSteps:
-    """A meter that admits a number of steps and keeps no record of what they cost.
-
-    Attributes:
-        limit: Steps of the whole run, those before a checkpoint that it continues from included.
-
-    Raises:
-        LearnerError: There is no step.
-    """
-
-    limit: int
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise LearnerError(f"limit is {self.limit}; a run must have 1 step or more")
-
-    def admit(self, *, step: int, rollouts: int) -> bool:
-        """Whether a step, counted from 1, may be taken."""
-        return step <= self.limit
-
-    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
-        """Keep no record."""
-
-    def sync(self) -> None:
-        """Have nothing to put on the disk."""
+logger = logging.getLogger(__name__)
 
 
-def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:
-    """As many steps as give each problem one turn.
-
-    Args:
-        problems: Number of problems; those that do not fill a batch have no turn.
-        problems_per_batch: B_p.
-    """
-    return UpdateSteps(limit=max(1, problems // problems_per_batch))
+Result = TypeVar("Result")
 
 
 def print_record(record: Record, stream: TextIO | None = None) -> None:
@@ -100,14 +61,237 @@ def print_record(record: Record, stream: TextIO | None = None) -> None:
     print(f"{what} {record.step}: {line}", file=stream or sys.stderr, flush=True)
 
 
-logger = logging.getLogger(__name__)
+def train(
+    *,
+    run: RunConfig,
+    problems: pl.DataFrame,
+    sampler: Sampler,
+    learner: Updater,
+    evaluator: Evaluator | None = None,
+    meter: Meter | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: Progress | None = None,
+    watch: Watch = print_record,
+) -> Progress:
+    """Train until the meter admits no further step or the policy has diverged, and return the progress then.
 
-Result = TypeVar("Result")
+    Args:
+        sampler: Answers problems; where ``progress`` is given it holds the learner's weights (``sync_and_check``).
+        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
+        meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
+        checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
+        progress: From ``restore`` or ``branch``; None to continue from the newest one, after a ``sync_and_check``.
+        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
+
+    Raises:
+        LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
+        SyncError: The sampler does not hold the learner's weights.
+    """
+    run.check(learner.config)
+    if evaluator is not None and run.evaluate_every is None:
+        raise LearnerError("an evaluator was given and evaluate_every is None: it must be a multiple of the batch")
+    drop_above = learner.config.batch.drop_above
+    order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
+    meter = meter or one_pass(len(problems), run.problems_per_batch)
+    if progress is None:
+        progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
+        if checkpoints is not None:
+            progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
+        answered = sync_and_check(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
+        meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
+    loop = _Loop(
+        run=run,
+        order=order,
+        sampler=sampler,
+        learner=learner,
+        evaluator=evaluator,
+        meter=meter,
+        checkpoints=checkpoints,
+        progress=progress,
+        watch=watch,
+        settings=settings_of(run, learner.config, problems),
+    )
+    saved_at = progress.step
+    if progress.step == 0 and not progress.evals:
+        loop.evaluate()
+        saved_at = loop.save_if_due(saved_at, evaluated=True)
+    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
+        if not loop.step(progress.step + 1):
+            return progress
+        # On steps, not on what was counted: a failed rollout shifts no evaluation.
+        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
+        if evaluated:
+            loop.evaluate()
+        # After the evaluation: a run that continues from here would not make it.
+        saved_at = loop.save_if_due(saved_at, evaluated=evaluated)
+    if saved_at != progress.step:
+        loop.save()
+    # A kill may have come between the last checkpoint and the deletion of those before.
+    if checkpoints is not None:
+        checkpoints.prune()
+    return progress
+
+
+def _answer_of(sampler: Sampler) -> str:
+    return f"what {type(sampler).__name__}.sample returned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loop:
+    """The arguments of ``train``, described there; ``settings`` are those of ``settings_of``."""
+
+    run: RunConfig
+    order: ProblemOrder
+    sampler: Sampler
+    learner: Updater
+    evaluator: Evaluator | None
+    meter: Meter
+    checkpoints: Checkpoints | None
+    progress: Progress
+    watch: Watch
+    settings: dict[str, Any]
+
+    def step(self, step: int) -> bool:
+        """Step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
+        progress, version = self.progress, self.learner.version
+        began = perf_counter()
+        rollouts = self.sample(step)
+        sampled = perf_counter()
+        rollouts = with_cohorts(rollouts, self.learner.config.batch)
+        # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
+        tokens = self.charge(step, rollouts)
+        ready = perf_counter()
+        learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
+        learned, sync_seconds = perf_counter(), None
+        dropped = len(progress.cursor.dropped)
+        if learnt.diverged:
+            progress.diverged_at = step
+        else:
+            if self.learner.version != version:
+                self.sampler.sync(self.learner.weights(), self.learner.version)
+                sync_seconds = perf_counter() - learned
+            progress.cursor = self.order.after(progress.cursor, rollouts)
+            progress.step = step
+        self.watch(
+            StepRecord(
+                step=step,
+                rollouts=progress.rollouts,
+                sample_seconds=sampled - began,
+                update_seconds=learned - ready,
+                measure_seconds=learnt.measure_seconds,
+                sync_seconds=sync_seconds,
+                responses=response_statistics(rollouts),
+                advantages=learnt.advantages,
+                update=learnt.update,
+                gradient_retries=learnt.retries,
+                sampled_tokens=tokens,
+                dropped_problems=dropped,
+            )
+        )
+        return not learnt.diverged
+
+    def sample(self, step: int) -> pl.DataFrame:
+        """Sample n responses to each problem of a step's batch."""
+        problems = self.order.batch(self.progress.cursor)
+        rollouts = self.sampler.sample(
+            problems,
+            samples=self.run.rollouts_per_problem,
+            seed=self.run.seed,
+            step=step,
+            phase="train",
+            run_id=self.run.run_id,
+        )
+        check_sampled(rollouts, problems, source=_answer_of(self.sampler))
+        return rollouts
+
+    def charge(self, step: int, rollouts: pl.DataFrame) -> int:
+        """Charge what a step generated, by cohort, and count it; returns its response tokens."""
+        self.meter.charge(step, rollouts)
+        tokens = int(rollouts["response_ids"].list.len().sum())
+        self.progress.rollouts += len(rollouts)
+        self.progress.tokens += tokens
+        return tokens
+
+    def evaluate(self) -> None:
+        """Evaluate, if that is wanted, and charge it."""
+        if self.evaluator is None:
+            return
+        progress, began = self.progress, perf_counter()
+        result = self.evaluator(
+            step=progress.step,
+            at=progress.step * self.run.batch_rollouts,
+            rollouts=progress.rollouts,
+            tokens=progress.tokens,
+        )
+        seconds = perf_counter() - began
+        if result.rollouts_table is not None:
+            self.meter.charge(progress.step, result.rollouts_table.with_columns(cohort=pl.lit("eval")))
+        progress.evals.append(dict(result.row))
+        self.watch(
+            EvaluationRecord(
+                step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
+            )
+        )
+
+    def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
+        """Save a checkpoint where one is due; returns the step of the newest one."""
+        progress = self.progress
+        if self.checkpoints is None or not self.checkpoints.due(
+            step=progress.step, evaluations=len(progress.evals) if evaluated else None
+        ):
+            return saved_at
+        self.save()
+        return progress.step
+
+    def save(self) -> None:
+        """Save a checkpoint of the run as it is, where it has any."""
+        if self.checkpoints is None:
+            return
+        tensors, values = self.learner.state()
+        # A checkpoint that outlives its charges in a power cut could not be continued.
+        self.meter.sync()
+        self.checkpoints.save(
+            Checkpoint(
+                step=self.progress.step,
+                tensors=tensors,
+                values=values,
+                progress=self.progress.saved(),
+                settings=self.settings,
+            )
+        )
+
+
+def sync_and_check(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
+    """Sync, answer a few problems and compare log-probabilities.
+
+    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
+    the same, and ends the run as it did the first time.
+
+    Args:
+        sampler: Takes them, and answers two times each of the first four problems.
+
+    Returns:
+        The responses, which were paid for, as a ``rollouts`` table.
+
+    Raises:
+        SyncError: The sampler does not hold the learner's weights.
+        DivergenceError: The log-probabilities of the base model itself are not finite.
+    """
+    sampler.sync(learner.weights(), learner.version)
+    few = problems.head(4)
+    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
+    check_sampled(rollouts, few, source=_answer_of(sampler))
+    try:
+        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
+    except DivergenceError:
+        if learner.version == 0:
+            raise
+    return rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learnt:
-    """What became of a step's responses.
+    """The outcome of learning from a step's responses.
 
     Attributes:
         update: What the optimizer steps did; None where nothing was to be learnt from, or the policy diverged.
@@ -192,33 +376,6 @@ class _Tries:
         return None
 
 
-def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, tries: int = 3) -> Result:
-    """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
-
-    Args:
-        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``canary`` to
-            ``train``; a meter that continues is part of it, too.
-        tries: How often it may end from one and the same checkpoint.
-
-    Returns:
-        What the last attempt does.
-
-    Raises:
-        RankError: It has, so often.
-    """
-    failed, step = 0, checkpoints.newest_step()
-    while True:
-        try:
-            return attempt()
-        except RankError as error:
-            reached = checkpoints.newest_step()
-            failed = 1 if reached != step else failed + 1
-            step = reached
-            if failed >= tries:
-                raise
-            logger.warning("%s; the run goes on from step %d with new ranks", error, reached or 0)
-
-
 OF_A_BRANCH = ("run_id", "optimizer.decay", "optimizer.decay_after", "optimizer.decay_steps")
 """Settings in which a branch may differ from its trunk."""
 
@@ -230,9 +387,6 @@ def restore(*, learner: Updater, checkpoints: Checkpoints, run: RunConfig, probl
         learner: Takes over the state of the checkpoint; left as it is where there is none.
         run: The cell, as ``train`` is given it.
         problems: Training problems, as ``train`` is given them.
-
-    Returns:
-        How far the run is.
 
     Raises:
         CheckpointError: All checkpoints are damaged, or the newest is one of another version, other settings or other
@@ -321,248 +475,66 @@ def _continued(learner: Updater, saved: Checkpoint, folder: Path) -> Progress:
     return progress
 
 
-__all__ = ["Progress", "RunConfig", "canary", "train"]
-
-
-def canary(*, learner: Updater, sampler: Sampler, problems: pl.DataFrame, run_id: str) -> pl.DataFrame:
-    """Sync, answer a few problems and compare log-probabilities.
-
-    Where the learner continues with a policy that has diverged there is nothing to compare with; ``train`` finds
-    the same, and ends the run as it did the first time.
+def through_deaths(attempt: Callable[[], Result], *, checkpoints: Checkpoints, tries: int = 3) -> Result:
+    """Run, and run again from the newest checkpoint where a rank has died, as long as the run gets on.
 
     Args:
-        sampler: Takes them, and answers two times each of the first four problems.
+        attempt: Everything from ``learner.reset``, which starts new ranks, over ``restore`` and ``sync_and_check`` to
+            ``train``; a meter that continues is part of it, too.
+        tries: How often it may end from one and the same checkpoint.
 
     Returns:
-        The responses, which were paid for, as a ``rollouts`` table.
+        What the last attempt does.
 
     Raises:
-        SyncError: The sampler does not hold the learner's weights.
-        DivergenceError: The log-probabilities of the base model itself are not finite.
+        RankError: It has, so often.
     """
-    sampler.sync(learner.weights(), learner.version)
-    few = problems.head(4)
-    rollouts = sampler.sample(few, samples=2, seed=0, step=learner.version, phase="canary", run_id=run_id)
-    check_sampled(rollouts, few, source=_answer_of(sampler))
-    try:
-        check_sync(learner.agreement(rollouts), learner.config, step=learner.version + 1)
-    except DivergenceError:
-        if learner.version == 0:
-            raise
-    return rollouts
-
-
-def train(
-    *,
-    run: RunConfig,
-    problems: pl.DataFrame,
-    sampler: Sampler,
-    learner: Updater,
-    evaluator: Evaluator | None = None,
-    meter: Meter | None = None,
-    checkpoints: Checkpoints | None = None,
-    progress: Progress | None = None,
-    watch: Watch = print_record,
-) -> Progress:
-    """Train until the meter admits no further step or the policy has diverged, and return the progress then.
-
-    Args:
-        sampler: Answers problems; where ``progress`` is given it holds the learner's weights already (see ``canary``).
-        evaluator: Called at step 0 and on the grid of nominal rollouts, step · B; None for no evaluation.
-        meter: The budget, which alone knows where the run ends; None for one pass over the problems, unrecorded.
-        checkpoints: Where to save, and when, and at the end unless the policy has diverged; None to save nothing.
-        progress: From ``restore`` or ``branch``; None to continue from the newest checkpoint, after a ``canary``.
-        watch: Called with a ``StepRecord`` after each step and an ``EvaluationRecord`` after each evaluation.
-
-    Raises:
-        LearnerError: Settings contradict each other, or nothing can be learnt from what was sampled, and charged.
-        SyncError: The sampler does not hold the learner's weights.
-    """
-    run.check(learner.config)
-    if evaluator is not None and run.evaluate_every is None:
-        raise LearnerError("an evaluator was given and evaluate_every is None: it must be a multiple of the batch")
-    drop_above = learner.config.batch.drop_above
-    order = ProblemOrder(problems, problems_per_batch=run.problems_per_batch, seed=run.seed, drop_above=drop_above)
-    meter = meter or one_pass(len(problems), run.problems_per_batch)
-    if progress is None:
-        progress = _begun(
-            run=run, problems=problems, sampler=sampler, learner=learner, checkpoints=checkpoints, meter=meter
-        )
-    cell = _Cell(
-        run=run,
-        order=order,
-        sampler=sampler,
-        learner=learner,
-        evaluator=evaluator,
-        meter=meter,
-        checkpoints=checkpoints,
-        progress=progress,
-        watch=watch,
-        settings=settings_of(run, learner.config, problems),
-    )
-    saved_at = progress.step
-    if progress.step == 0 and not progress.evals:
-        cell.evaluate()
-        saved_at = cell.save_if_due(saved_at, evaluated=True)
-    while meter.admit(step=progress.step + 1, rollouts=run.batch_rollouts):
-        if not cell.take(progress.step + 1):
-            return progress
-        # On steps, not on what was counted: a failed rollout shifts no evaluation.
-        evaluated = run.evaluated_at(progress.step * run.batch_rollouts)
-        if evaluated:
-            cell.evaluate()
-        # After the evaluation: a run that continues from here would not make it.
-        saved_at = cell.save_if_due(saved_at, evaluated=evaluated)
-    if saved_at != progress.step:
-        cell.save()
-    # A kill may have come between the last checkpoint and the deletion of those before.
-    if checkpoints is not None:
-        checkpoints.prune()
-    return progress
-
-
-def _begun(
-    *,
-    run: RunConfig,
-    problems: pl.DataFrame,
-    sampler: Sampler,
-    learner: Updater,
-    checkpoints: Checkpoints | None,
-    meter: Meter,
-) -> Progress:
-    """How far a run is, with the sampler at the learner's weights."""
-    progress = Progress(step=0, rollouts=0, tokens=0, evals=[])
-    if checkpoints is not None:
-        progress = restore(learner=learner, checkpoints=checkpoints, run=run, problems=problems)
-    answered = canary(learner=learner, sampler=sampler, problems=problems, run_id=run.run_id)
-    meter.charge(progress.step, answered.with_columns(cohort=pl.lit("eval")))
-    return progress
-
-
-def _answer_of(sampler: Sampler) -> str:
-    return f"what {type(sampler).__name__}.sample returned"
+    failed, step = 0, checkpoints.newest_step()
+    while True:
+        try:
+            return attempt()
+        except RankError as error:
+            reached = checkpoints.newest_step()
+            failed = 1 if reached != step else failed + 1
+            step = reached
+            if failed >= tries:
+                raise
+            logger.warning("%s; the run goes on from step %d with new ranks", error, reached or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
-    """What ``train`` was given; its fields are described there. ``settings`` are those of ``settings_of``."""
+class UpdateSteps:
+    """A meter that admits a number of steps and keeps no record of what they cost.
 
-    run: RunConfig
-    order: ProblemOrder
-    sampler: Sampler
-    learner: Updater
-    evaluator: Evaluator | None
-    meter: Meter
-    checkpoints: Checkpoints | None
-    progress: Progress
-    watch: Watch
-    settings: dict[str, Any]
+    Attributes:
+        limit: Steps of the whole run, those before a checkpoint that it continues from included.
 
-    def take(self, step: int) -> bool:
-        """Take a step: sample, charge, learn, sync. False when the policy has diverged, which ends the run."""
-        progress, version = self.progress, self.learner.version
-        began = perf_counter()
-        rollouts = self.sample(step)
-        sampled = perf_counter()
-        rollouts = with_cohorts(rollouts, self.learner.config.batch)
-        # Charged before the rollouts are checked: they were paid for, whatever is wrong with them.
-        tokens = self.charge(step, rollouts)
-        ready = perf_counter()
-        learnt = learn(learner=self.learner, run=self.run, step=step, rollouts=rollouts)
-        learned, sync_seconds = perf_counter(), None
-        dropped = len(progress.place.dropped)
-        if learnt.diverged:
-            progress.diverged_at = step
-        else:
-            if self.learner.version != version:
-                self.sampler.sync(self.learner.weights(), self.learner.version)
-                sync_seconds = perf_counter() - learned
-            progress.place = self.order.after(progress.place, rollouts)
-            progress.step = step
-        self.watch(
-            StepRecord(
-                step=step,
-                rollouts=progress.rollouts,
-                sample_seconds=sampled - began,
-                update_seconds=learned - ready,
-                measure_seconds=learnt.measure_seconds,
-                sync_seconds=sync_seconds,
-                responses=response_statistics(rollouts),
-                advantages=learnt.advantages,
-                update=learnt.update,
-                gradient_retries=learnt.retries,
-                sampled_tokens=tokens,
-                dropped_problems=dropped,
-            )
-        )
-        return not learnt.diverged
+    Raises:
+        LearnerError: There is no step.
+    """
 
-    def sample(self, step: int) -> pl.DataFrame:
-        """Sample n responses to each problem of a step's batch."""
-        problems = self.order.batch(self.progress.place)
-        rollouts = self.sampler.sample(
-            problems,
-            samples=self.run.rollouts_per_problem,
-            seed=self.run.seed,
-            step=step,
-            phase="train",
-            run_id=self.run.run_id,
-        )
-        check_sampled(rollouts, problems, source=_answer_of(self.sampler))
-        return rollouts
+    limit: int
 
-    def charge(self, step: int, rollouts: pl.DataFrame) -> int:
-        """Charge what a step generated, by cohort, and count it; returns its response tokens."""
-        self.meter.charge(step, rollouts)
-        tokens = int(rollouts["response_ids"].list.len().sum())
-        self.progress.rollouts += len(rollouts)
-        self.progress.tokens += tokens
-        return tokens
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise LearnerError(f"limit is {self.limit}; a run must have 1 step or more")
 
-    def evaluate(self) -> None:
-        """Evaluate, if that is wanted, and charge it."""
-        if self.evaluator is None:
-            return
-        progress, began = self.progress, perf_counter()
-        result = self.evaluator(
-            step=progress.step,
-            at=progress.step * self.run.batch_rollouts,
-            rollouts=progress.rollouts,
-            tokens=progress.tokens,
-        )
-        seconds = perf_counter() - began
-        if result.rollouts_table is not None:
-            self.meter.charge(progress.step, result.rollouts_table.with_columns(cohort=pl.lit("eval")))
-        progress.evals.append(dict(result.row))
-        self.watch(
-            EvaluationRecord(
-                step=progress.step, rollouts=progress.rollouts, scores=dict(result.scores), evaluate_seconds=seconds
-            )
-        )
+    def admit(self, *, step: int, rollouts: int) -> bool:
+        """Return whether a step, counted from 1, may be taken."""
+        return step <= self.limit
 
-    def save_if_due(self, saved_at: int, *, evaluated: bool) -> int:
-        """Save a checkpoint where one is due; returns the step of the newest one."""
-        progress = self.progress
-        if self.checkpoints is None or not self.checkpoints.due(
-            step=progress.step, evaluations=len(progress.evals) if evaluated else None
-        ):
-            return saved_at
-        self.save()
-        return progress.step
+    def charge(self, step: int, rollouts: pl.DataFrame, /) -> None:
+        """Keep no record."""
 
-    def save(self) -> None:
-        """Save a checkpoint of the run as it is, where it has any."""
-        if self.checkpoints is None:
-            return
-        tensors, values = self.learner.state()
-        # A checkpoint that outlives its charges in a power cut could not be continued.
-        self.meter.sync()
-        self.checkpoints.save(
-            Checkpoint(
-                step=self.progress.step,
-                tensors=tensors,
-                values=values,
-                progress=self.progress.saved(),
-                settings=self.settings,
-            )
-        )
+    def sync(self) -> None:
+        """Have nothing to put on the disk."""
+
+
+def one_pass(problems: int, problems_per_batch: int) -> UpdateSteps:
+    """As many steps as give each problem one turn.
+
+    Args:
+        problems: Number of problems; those that do not fill a batch have no turn.
+        problems_per_batch: B_p.
+    """
+    return UpdateSteps(limit=max(1, problems // problems_per_batch))

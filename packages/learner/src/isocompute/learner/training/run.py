@@ -1,7 +1,4 @@
-"""One run: its settings, and how far it is.
-
-The order in which problems are trained on: shuffled passes, from which solved problems may be dropped.
-"""
+"""One run: the order of its problems, the settings it depends on, and its progress."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from ..errors import LearnerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A place in the order: what a run that continues needs to know.
+class Cursor:
+    """A position in the order: what a run that continues needs to know.
 
     Attributes:
         number: The pass, counted from 0.
@@ -72,40 +69,40 @@ class ProblemOrder:
         self._seed = seed
         self._drop_above = drop_above
 
-    def batch(self, place: Place) -> pl.DataFrame:
-        """Problems of the batch at a place, sorted by ``problem_id``, no problem twice."""
-        shuffled = np.random.default_rng([self._seed, place.number]).permutation(len(self._problems))
-        if place.dropped:
-            gone = self._problems["problem_id"].is_in(place.dropped).to_numpy()
+    def batch(self, cursor: Cursor) -> pl.DataFrame:
+        """Problems of the batch at a cursor, sorted by ``problem_id``, no problem twice."""
+        shuffled = np.random.default_rng([self._seed, cursor.number]).permutation(len(self._problems))
+        if cursor.dropped:
+            gone = self._problems["problem_id"].is_in(cursor.dropped).to_numpy()
             shuffled = shuffled[~gone[shuffled]]
         # Batches never span two passes, so that no problem occurs twice in a batch.
-        first = place.taken * self._problems_per_batch
+        first = cursor.taken * self._problems_per_batch
         return self._problems[np.sort(shuffled[first : first + self._problems_per_batch])]
 
-    def after(self, place: Place, rollouts: pl.DataFrame) -> Place:
-        """Return the place after a batch.
+    def after(self, cursor: Cursor, rollouts: pl.DataFrame) -> Cursor:
+        """Return the cursor after a batch.
 
         Args:
             rollouts: What it was answered with: ``problem_id``, ``reward`` and ``finish_reason`` are read. A response
                 is right when its reward is 1 or more; failed ones do not count.
         """
-        rates = dict(place.rates)
+        rates = dict(cursor.rates)
         if self._drop_above is not None:
             rates |= _pass_rates(rollouts)
-        left = len(self._problems) - len(place.dropped)
-        if place.taken + 1 < left // self._problems_per_batch:
-            return replace(place, taken=place.taken + 1, rates=rates)
-        return Place(number=place.number + 1, dropped=self._dropped(place, rates))
+        left = len(self._problems) - len(cursor.dropped)
+        if cursor.taken + 1 < left // self._problems_per_batch:
+            return replace(cursor, taken=cursor.taken + 1, rates=rates)
+        return Cursor(number=cursor.number + 1, dropped=self._dropped(cursor, rates))
 
-    def _dropped(self, place: Place, rates: Mapping[str, float]) -> tuple[str, ...]:
+    def _dropped(self, cursor: Cursor, rates: Mapping[str, float]) -> tuple[str, ...]:
         """Problems that are left out of the next pass."""
         if self._drop_above is None:
             return ()
-        gone = set(place.dropped)
+        gone = set(cursor.dropped)
         left = [name for name in self._problems["problem_id"] if name not in gone]
         left.sort(key=lambda name: (rates.get(name, 0.0), name))
         unsolved = sum(rates.get(name, 0.0) < self._drop_above for name in left)
-        return tuple(sorted((*place.dropped, *left[max(unsolved, self._problems_per_batch) :])))
+        return tuple(sorted((*cursor.dropped, *left[max(unsolved, self._problems_per_batch) :])))
 
 
 def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
@@ -117,12 +114,14 @@ def _pass_rates(rollouts: pl.DataFrame) -> dict[str, float]:
 CHANGES_NO_RESULT = ("sync.", "entropy.measured")
 """Settings under whose change a run continues: when it is stopped, and what is reported. One that changes the order of
 sums, as that of micro-batches, changes last digits and is none of them."""
+
+
 NOT_TRAINED_ON = ("pass_rate", "pass_rate_samples")
 """Columns of problems that say how hard they were found to be."""
 
 
 def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -> dict[str, Any]:
-    """What a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
+    """Return the settings that a run depends on, by names such as ``optimizer.beta1``, as plain values; not its budget.
 
     Args:
         problems: Training problems, of which the hash counts; the order of rows and columns does not.
@@ -137,14 +136,14 @@ def settings_of(run: RunConfig, config: LearnerConfig, problems: pl.DataFrame) -
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         step: Steps taken.
         rollouts: Rollouts generated for training so far, whatever became of them.
         tokens: Their response tokens.
         evals: Rows of the ``evals`` table so far.
-        place: The place in the problems of the next batch.
+        cursor: The position in the problems of the next batch.
         diverged_at: The step whose gradient was not finite twice, which ended the run; None otherwise. Its
             rollouts are counted, its update was not made. Never saved: the run would find it again.
     """
@@ -153,11 +152,11 @@ class Progress:
     rollouts: int
     tokens: int
     evals: list[dict[str, Any]]
-    place: Place = field(default_factory=Place)
+    cursor: Cursor = field(default_factory=Cursor)
     diverged_at: int | None = None
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds beside its step, as plain values."""
+        """Return what a checkpoint holds beside its step, as plain values."""
         return {name: value for name, value in asdict(self).items() if name not in ("step", "diverged_at")}
 
     @classmethod
@@ -167,5 +166,5 @@ class Progress:
         Args:
             saved: From ``saved``, through JSON.
         """
-        place = saved["place"]
-        return cls(**{**saved, "step": step, "place": Place(**place | {"dropped": tuple(place["dropped"])})})
+        cursor = saved["cursor"]
+        return cls(**{**saved, "step": step, "cursor": Cursor(**cursor | {"dropped": tuple(cursor["dropped"])})})

@@ -70,7 +70,7 @@ class Optimizer:
         return float(norm)
 
     def idle(self, norm: float) -> bool:
-        """Whether a step would change nothing: there is no gradient, nor was there one before."""
+        """Return whether a step would change nothing: there is no gradient, nor was there one before."""
         decays = bool(self._config.optimizer.weight_decay)
         return norm == 0 and not decays and not self._adam.state and len(self._adam.param_groups) == 1
 

@@ -7,10 +7,10 @@ The parity chain, engine = learner = reference, each link with the tests that ho
 * A sampler in bfloat16 agrees with the learner on average, not token by token: it is judged by the mean, by k3 and by a
   quantile of the differences instead of the maximum (``tests/updates/test_sync.py``).
 * Engine = learner: the first micro-batch of every update is compared with the sampler before any backward pass, here,
-  and explicitly by ``loop.canary`` after the first sync and after a resume (``tests/updates/test_learner.py``,
+  and explicitly by ``loop.sync_and_check`` after the first sync and after a resume (``tests/updates/test_learner.py``,
   ``tests/training/test_loop.py``).
 * Learner = learner: micro-batches of one and of all, one rank and two, and a run resumed and a run left alone take the
-  same updates, the last bit for bit (``tests/updates/test_invariants.py``, ``tests/ranks/test_group.py``,
+  same updates, the last bit for bit (``tests/updates/test_learner.py``, ``tests/ranks/test_group.py``,
   ``tests/training/test_resume.py``).
 * Learner = reference: its gradient is that of a policy gradient written out token by token, without padding, and its
   updates are AdamW's steps with it (``tests/updates/test_learner.py``), its objective the formula
@@ -30,7 +30,7 @@ from ..records.steps import Agreement
 
 QUANTILE = 0.99
 BROKEN = Agreement(maximum=math.inf, mean=math.inf, k3=math.inf, quantile=math.inf)
-"""How a sampler agrees that gave a log-probability that is not finite."""
+"""The agreement of a sampler that gave a log-probability that is not finite."""
 
 Reduce = Callable[[torch.Tensor], None]
 """Combines a tensor over the ranks, in place."""

@@ -1,18 +1,20 @@
-"""The front door: every name that the package shows is there, and importing it is quick."""
+"""The front door: names, quick imports, and the examples of the README."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import isocompute.learner
 import pytest
+from tiny_models import with_tokenizer
 
 
 @pytest.mark.slow
 def test_importing_the_package_loads_none_of_the_heavy_libraries() -> None:
     code = (
-        "import sys, isocompute.learner, isocompute.learner.records.steps, isocompute.learner.cli\n"
+        "import sys, isocompute.learner, isocompute.learner.cli\n"
         "print({'torch', 'ray', 'transformers', 'polars', 'numpy', 'mlflow'} & set(sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -41,18 +43,24 @@ def test_the_names_that_are_loaded_later_are_those_that_type_checkers_see() -> N
     assert lazy | eager == set(isocompute.learner.__all__)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    assert not hasattr(isocompute.learner, "Trainer")
-
-
-@pytest.mark.slow
-def test_an_adapter_loads_nothing_until_a_learner_has_one() -> None:
-    code = "import sys; from isocompute.learner import AdapterConfig; AdapterConfig(); print('peft' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
-
-
 def test_a_group_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(isocompute.learner.LearnerError, match=r'pip install "isocompute-learner\[ray\]"'):
         isocompute.learner.LearnerGroup("model", isocompute.learner.LearnerConfig(learning_rate=1.0), world_size=2)
+
+
+README = Path(__file__).parents[1] / "README.md"
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+
+ON_THE_HUB = "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_readme_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert sum(ON_THE_HUB in example for example in EXAMPLES) == 1
+    model = with_tokenizer(tmp_path / "model")
+    for example in EXAMPLES:
+        exec(compile(example.replace(ON_THE_HUB, str(model)), str(README), "exec"), {})
+        if ON_THE_HUB in example:
+            assert len(re.findall(r"^step \d+: .* rollouts, reward ", capfd.readouterr().err, re.MULTILINE)) == 8

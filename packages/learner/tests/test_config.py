@@ -1,0 +1,345 @@
+"""Settings out of their range, or that contradict each other, are refused when they are made."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from isocompute.learner import config as named
+from isocompute.learner.config import (
+    ALGORITHMS,
+    AdapterConfig,
+    BatchConfig,
+    ComputeConfig,
+    CriticConfig,
+    EntropyConfig,
+    ImportanceConfig,
+    KLConfig,
+    LearnerConfig,
+    ObjectiveConfig,
+    OptimizerConfig,
+    RunConfig,
+    SyncConfig,
+)
+from isocompute.learner.errors import LearnerError
+from isocompute.learner.objective.advantages import BASELINES, SCALES
+from isocompute.learner.objective.loss import AGGREGATIONS, KL_ESTIMATORS, SURROGATES, TIS
+from isocompute.learner.objective.prepare import ESTIMATORS
+from isocompute.learner.recipes import RECIPES, with_recipe
+
+NAN = float("nan")
+
+PPO, OF_A_BATCH = ObjectiveConfig(algorithm="ppo"), ObjectiveConfig(baseline="batch", scale="batch")
+
+
+@pytest.mark.parametrize(
+    ("group", "setting", "message"),
+    [
+        (LearnerConfig, {"learning_rate": 0.0}, r"learning_rate is 0\.0"),
+        (LearnerConfig, {"learning_rate": "1e-3"}, "learning_rate is '1e-3'"),
+        (LearnerConfig, {"learning_rate": 1.0, "temperature": 0}, "temperature is 0"),
+        (ImportanceConfig, {"cap": NAN}, "cap is nan"),
+        (ImportanceConfig, {"level": "word"}, "level is 'word'"),
+        (KLConfig, {"coefficient": -0.1}, "coefficient is -0.1"),
+        (KLConfig, {"estimator": "k4"}, "estimator is 'k4'"),
+        (KLConfig, {"place": "reward", "mask_zero_variance": True}, "mask_zero_variance needs place: loss"),
+        (EntropyConfig, {"mask_zero_variance": 1}, "mask_zero_variance is 1"),
+        (ObjectiveConfig, {"algorithm": "reinforce"}, "algorithm is 'reinforce'"),
+        (ObjectiveConfig, {"surrogate": "ppo"}, "surrogate is 'ppo'"),
+        (ObjectiveConfig, {"std": "mad"}, "std is 'mad'"),
+        (ObjectiveConfig, {"updates_per_batch": 0}, "updates_per_batch is 0"),
+        (CriticConfig, {"gae_lambda": 1.5}, r"gae_lambda is 1\.5"),
+        (CriticConfig, {"clip": 0}, "clip is 0"),
+        (BatchConfig, {"drop_above": 1.5}, r"drop_above is 1\.5"),
+        (BatchConfig, {"trained_rollouts": 0}, "trained_rollouts is 0"),
+        (ComputeConfig, {"micro_batch_tokens": 0}, "micro_batch_tokens is 0"),
+        (ComputeConfig, {"micro_batch_tokens": 2.5}, r"micro_batch_tokens is 2\.5"),
+        (ComputeConfig, {"layout": "ragged"}, "layout is 'ragged'"),
+        (AdapterConfig, {"rank": 0}, "rank is 0"),
+        (AdapterConfig, {"alpha": 0}, "alpha is 0"),
+        (AdapterConfig, {"target_modules": "q_proj"}, "target_modules is 'q_proj'"),
+        (AdapterConfig, {"target_modules": ()}, r"target_modules is \(\)"),
+        (SyncConfig, {"mean": 0.0}, r"mean is 0\.0"),
+        (SyncConfig, {"k3": "1e-3"}, "k3 is '1e-3'"),
+        (SyncConfig, {"tolerance": None}, "tolerance, mean, k3, quantile of sync are all off; one must be a number"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_named(group: type[Any], setting: dict[str, object], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        group(**setting)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"objective": ObjectiveConfig(algorithm="ppo"), "batch": BatchConfig(trained_rollouts=2)},
+            r"batch\.trained_rollouts is set, and the baseline is a critic's, .*: it must be left out",
+        ),
+        ({"objective": ObjectiveConfig(surrogate="policy_gradient", clip_low=0.2)}, "a bound of the ratio is set, and"),
+    ],
+)
+def test_a_setting_that_could_do_nothing_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        LearnerConfig(learning_rate=1.0, **settings)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_is_its_parts_and_each_can_be_replaced(name: str) -> None:
+    own = ObjectiveConfig(algorithm=name, constant_length=9).resolved
+    assert own.surrogate == ALGORITHMS[name].surrogate
+    assert None not in (own.baseline, own.scale, own.aggregation)
+    other = ObjectiveConfig(algorithm=name, aggregation="sequence", clip_high=0.5).resolved
+    assert (other.aggregation, other.clip_high) == ("sequence", 0.5)
+    assert (other.surrogate, other.baseline, other.scale) == (own.surrogate, own.baseline, own.scale)
+
+
+@pytest.mark.parametrize(
+    ("settings", "measures"),
+    [
+        ({}, False),
+        ({"kl": KLConfig(coefficient=0.1)}, False),
+        ({"kl": KLConfig(coefficient=0.1, place="reward")}, True),
+        ({"kl": KLConfig(place="reward")}, False),
+        ({"objective": ObjectiveConfig(algorithm="ppo")}, True),
+        ({"objective": ObjectiveConfig(updates_per_batch=2)}, True),
+        ({"objective": ObjectiveConfig(epochs=2)}, True),
+    ],
+)
+def test_a_batch_is_measured_first_where_the_update_depends_on_it(settings: dict[str, Any], measures: bool) -> None:
+    assert LearnerConfig(learning_rate=1.0, **settings).measures_first == measures
+
+
+@pytest.mark.parametrize(
+    ("decay", "decay_after", "expected"),
+    [
+        ("linear", 0, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        ("linear", 2, [0.5, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0]),
+        ("linear", 5, [0.5, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0]),
+        ("cosine", 0, [0.5, 1.0, 0.9045085, 0.6545085, 0.3454915, 0.0954915, 0.0]),
+    ],
+)
+def test_a_decay_begins_after_the_warm_up_and_after_the_last_step_at_the_peak(
+    decay: str, decay_after: int, expected: list[float]
+) -> None:
+    config = OptimizerConfig(warmup_steps=2, decay=decay, decay_after=decay_after, decay_steps=6)
+    assert [config.factor_at(step) for step in range(1, 8)] == pytest.approx(expected, abs=1e-7)
+
+
+@given(st.sampled_from(["linear", "cosine"]), st.integers(0, 30), st.integers(0, 60), st.integers(1, 60))
+def test_up_to_the_last_step_at_the_peak_a_decay_is_the_constant_rate(
+    decay: str, warmup_steps: int, decay_after: int, more: int
+) -> None:
+    constant = OptimizerConfig(warmup_steps=warmup_steps)
+    last = max(warmup_steps, decay_after) + more
+    decaying = replace(constant, decay=decay, decay_after=decay_after, decay_steps=last)
+    same = range(1, decay_after + 1)
+    assert [decaying.factor_at(step) for step in same] == [constant.factor_at(step) for step in same]
+    peak = max(warmup_steps, decay_after)
+    assert peak == 0 or decaying.factor_at(peak) == 1.0
+    falling = [decaying.factor_at(step) for step in range(max(peak, 1), last + 2)]
+    assert all(before > after for before, after in pairwise(falling))
+    assert falling[-1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"beta2": 1.0}, r"beta2 is 1\.0"),
+        ({"beta1": -0.1}, "beta1 is -0.1"),
+        ({"epsilon": 0.0}, r"epsilon is 0\.0"),
+        ({"warmup_steps": 2.5}, r"warmup_steps is 2\.5"),
+        ({"decay": "exponential"}, "decay is 'exponential'"),
+        ({"decay_steps": 100}, "decay_steps is 100, and a constant learning rate has no horizon"),
+        ({"decay": "linear"}, "decay_steps is 0; a linear decay must end after the warm-up of 10 steps"),
+        ({"decay": "cosine", "decay_steps": 10}, "a cosine decay must end after the warm-up of 10 steps"),
+        ({"decay_after": 5}, "decay_after is 5, and a constant learning rate never falls: it must be 0"),
+        ({"decay": "linear", "decay_after": -1, "decay_steps": 99}, "decay_after is -1"),
+        ({"decay": "linear", "decay_after": 99, "decay_steps": 99}, "decay_after is 99; a decay must begin before"),
+        ({"decay": "cosine", "decay_steps": 99.5}, r"decay_steps is 99\.5"),
+    ],
+)
+def test_a_setting_of_the_optimizer(setting: dict[str, object], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        OptimizerConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_names_in_the_settings_are_those_of_the_functions() -> None:
+    assert tuple(SURROGATES) == named.SURROGATES
+    assert tuple(ESTIMATORS) == named.BASELINES
+    assert (*BASELINES, "gae") == named.BASELINES
+    assert tuple(SCALES) == named.SCALES
+    assert tuple(AGGREGATIONS) == named.AGGREGATIONS
+    assert tuple(KL_ESTIMATORS) == named.KL_ESTIMATORS
+    assert tuple(TIS) == named.LEVELS
+
+
+def test_parts_that_contradict_each_other_are_refused() -> None:
+    for baseline in ("batch", "gae"):
+        with pytest.raises(LearnerError, match=f"baseline '{baseline}'"):
+            LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(baseline=baseline))
+    with pytest.raises(LearnerError, match="constant_length"):
+        LearnerConfig(learning_rate=1.0, objective=named.ObjectiveConfig(algorithm="dr_grpo"))
+
+
+def test_only_a_weight_without_gradient_may_have_a_lower_bound_of_0() -> None:
+    for chosen in ({"algorithm": "cispo"}, {"surrogate": "cispo"}):
+        assert named.ObjectiveConfig(clip_low=1.0, **chosen).resolved.clip_low == 1.0
+    for chosen in ({}, {"algorithm": "cispo", "surrogate": "clip"}):
+        with pytest.raises(LearnerError, match=r"clip_low is 1\.0"):
+            named.ObjectiveConfig(clip_low=1.0, **chosen)
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def page() -> str:
+    """The page; a repository that lacks it is an error."""
+    if not (ROOT / "noxfile.py").is_file():
+        pytest.skip("the page is in the repository, and these tests run beside a wheel")
+    return (ROOT / "docs" / "algorithms.md").read_text()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_row_of_an_algorithm_has_its_parts(page: str, name: str) -> None:
+    own = ALGORITHMS[name]
+    bounds = ", ".join("none" if bound is None else f"{bound}" for bound in (own.clip_low, own.clip_high))
+    cells = [f"`{name}`", f"`{own.surrogate}`", bounds, f"`{own.baseline}`", f"`{own.scale}`", f"`{own.aggregation}`"]
+    assert f"| {' | '.join(cells)} |" in page
+
+
+def config_of(settings: dict[str, Any]) -> LearnerConfig:
+    groups = {
+        name: replace(getattr(LearnerConfig(learning_rate=1e-6), name), **values) for name, values in settings.items()
+    }
+    return LearnerConfig(learning_rate=1e-6, **groups)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_a_valid_configuration(name: str) -> None:
+    config_of(with_recipe({"recipe": name}))
+
+
+def test_easy_and_hard_differ_in_their_regularisers_and_in_nothing_else() -> None:
+    easy, hard = (config_of(with_recipe({"recipe": f"isocompute-{name}"})) for name in ("easy", "hard"))
+    differing = {field.name for field in fields(easy) if getattr(easy, field.name) != getattr(hard, field.name)}
+    assert differing == {"kl", "entropy"}
+    assert easy.kl.coefficient > 0 < easy.entropy.coefficient
+    assert hard.kl.coefficient == 0 == hard.entropy.coefficient
+    assert easy.optimizer.weight_decay == 0.01
+    assert not easy.batch.filter_zero_variance
+    assert not easy.objective.off_policy
+
+
+def test_scalerl_is_truncated_reinforce_over_prompts_with_advantages_scaled_over_the_batch() -> None:
+    config = config_of(with_recipe({"recipe": "scalerl"}))
+    resolved = config.objective.resolved
+    assert (resolved.surrogate, resolved.baseline, resolved.scale) == ("cispo", "group", "batch")
+    assert resolved.aggregation == "prompt"
+    assert resolved.clip_low is None
+    # One ratio of the paper is two here, of which one is always 1 on-policy: both are cut at the same value.
+    assert resolved.clip_high is not None
+    assert 1 + resolved.clip_high == config.importance.cap
+    assert config.batch.filter_zero_variance
+    assert config.batch.drop_above == 0.9
+    assert config.compute.float32_head
+
+
+def test_what_is_given_wins_over_the_recipe_setting_by_setting() -> None:
+    settings = with_recipe({"recipe": "isocompute-easy", "kl": {"coefficient": 0.01}, "sync": {"tolerance": None}})
+    assert settings["kl"] == {**RECIPES["isocompute-easy"]["kl"], "coefficient": 0.01}
+    assert settings["entropy"] == RECIPES["isocompute-easy"]["entropy"]
+    assert settings["sync"] == {"tolerance": None}
+    assert "recipe" not in settings
+
+
+@pytest.mark.parametrize("name", ["scale-rl", "", None, 3, ["scalerl"]])
+def test_an_unknown_recipe_is_refused_with_those_that_are_known(name: object) -> None:
+    with pytest.raises(LearnerError, match="isocompute-easy, "):
+        with_recipe({"recipe": name})
+
+
+RUN = RunConfig(
+    run_id="r", rollouts_per_problem=4, problems_per_batch=8, seed=1, evaluate_every=512, evaluations_per_octave=2
+)
+
+PER_OCTAVE = st.integers(1, 9)
+
+
+def grid(run: RunConfig, budget: int) -> list[int]:
+    """Rollouts at which a run of some budget is evaluated, step 0 included."""
+    steps = range(budget // run.batch_rollouts + 1)
+    return [step * run.batch_rollouts for step in steps if run.evaluated_at(step * run.batch_rollouts)]
+
+
+@pytest.mark.parametrize(
+    ("per_octave", "expected"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
+        (1, [0, 1, 2, 4, 8, 16]),
+        (2, [0, 1, 2, 3, 4, 6, 8, 12, 16]),
+        (3, [0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16]),
+    ],
+)
+def test_a_grid_has_as_many_points_in_an_octave_as_asked_for(per_octave: int | None, expected: list[int]) -> None:
+    run = replace(RUN, evaluations_per_octave=per_octave)
+    assert grid(run, 16 * 512) == [512 * k for k in expected]
+
+
+@given(PER_OCTAVE)
+def test_points_are_close_together_and_as_many_in_each_octave(per_octave: int) -> None:
+    run = replace(RUN, evaluations_per_octave=per_octave)
+    points = grid(run, 512 * per_octave * 2**5)
+    regular = [at for at in points if at >= 512 * per_octave]
+    assert all(after * per_octave <= at * (per_octave + 1) for at, after in pairwise(regular))
+    octaves = [math.floor(math.log2(at / (512 * per_octave))) for at in regular[:-1]]
+    assert [octaves.count(octave) for octave in range(5)] == [per_octave] * 5
+    # Before, there is one at every multiple, and the ends of all octaves are on every grid.
+    assert points[: per_octave + 1] == [512 * k for k in range(per_octave + 1)]
+    assert {512 * per_octave * 2**octave for octave in range(6)} <= set(points)
+
+
+@pytest.mark.parametrize(
+    ("n", "settings", "message"),
+    [
+        (1, {}, "the advantage of grpo is relative to its group: it must be 2 or more"),
+        (1, {"objective": PPO, "batch": BatchConfig(filter_zero_variance=True)}, "batch.filter_zero_variance is on"),
+        (1, {"objective": OF_A_BATCH, "kl": KLConfig(coefficient=0.1, mask_zero_variance=True)}, "kl.mask_zero_"),
+        (
+            1,
+            {"objective": OF_A_BATCH, "entropy": EntropyConfig(coefficient=0.1, mask_zero_variance=True)},
+            "equal rewards, and entropy.mask_zero_variance is on",
+        ),
+        (4, {"batch": BatchConfig(trained_rollouts=5)}, "trained_rollouts is 5"),
+        # Where no group is needed, and where a masked term is off.
+        (1, {"objective": OF_A_BATCH, "kl": KLConfig(mask_zero_variance=True)}, None),
+        (1, {"objective": PPO, "kl": KLConfig(coefficient=0.1)}, None),
+    ],
+)
+def test_rollouts_per_problem_are_enough_for_what_is_learnt(
+    n: int, settings: dict[str, Any], message: str | None
+) -> None:
+    config = LearnerConfig(learning_rate=1e-2, **settings)
+    with pytest.raises(LearnerError, match=message) if message else nullcontext():
+        replace(RUN, rollouts_per_problem=n).check(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rollouts_per_problem": 0}, "a problem needs 1 or more"),
+        ({"problems_per_batch": 0}, "a batch needs 1 or more"),
+        ({"evaluate_every": 24}, "not a multiple of the batch of 32"),
+        ({"evaluate_every": 0}, "not a multiple of the batch of 32"),
+        ({"evaluations_per_octave": 0}, "evaluations_per_octave is 0: it must be 1 or more, or None"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused(changed: dict[str, int], message: str) -> None:
+    with pytest.raises(LearnerError, match=message):
+        replace(RUN, **changed)
