@@ -1,5 +1,6 @@
 """A tiny random model with a tokenizer, problems for it, and what its log-probabilities should be."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -161,22 +162,41 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A Ray cluster of two cores, one per test file."""
+    """A Ray cluster with places for the replicas of all files, which one process runs (``xdist_group``)."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    pytest.importorskip("torch")
+    import hashed
+
+    ray.init(num_cpus=12, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(hashed)
     yield ray
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def serving(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with the tiny model, which may still be coming up (``wait``)."""
-    pytest.importorskip("vllm")
-    from serving import Served
+def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
+    import hashed
 
-    server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
+    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def serving(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server with the tiny model: vLLM's own in ``nox -s faults``, which costs a minute, else one that speaks as it.
+
+    vLLM's may still be coming up (``wait``).
+    """
+    from serving import Served, Stub
+
+    if "ISOCOMPUTE_ROLLOUT_FAULTS" in os.environ:
+        server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
+    else:
+        server = Stub(open_sampler("transformers", str(tiny.folder), Sampling()))
     yield server
     server.end()
 

@@ -1,10 +1,11 @@
-"""A sampler whose tokens are hashes of its weights and of a response's seed: its process starts in seconds."""
+"""A sampler whose tokens are hashes of weights and of a response's seed, its replicas, and tensors that get lost."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 from isocompute.rollout import RolloutError, Sampling, response_seed
 from isocompute.rollout.samplers.actor import GATHER_SECONDS
-from isocompute.rollout.samplers.base import Group, Layout, Sampler
+from isocompute.rollout.samplers.base import Columns, Group, Sampler
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.samplers.weights import Manifest, Payload
 from isocompute.rollout.scoring.scorer import Verdict
@@ -37,6 +38,35 @@ def weights(seed: int) -> dict[str, Any]:
 
     source = np.random.default_rng(seed)
     return {name: torch.from_numpy(source.normal(size=shape).astype(np.float32)) for name, shape in SHAPES.items()}
+
+
+class Lost:
+    """A tensor of the right shape that is gone when it is copied, as when a learner dies while it sends."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the tensor is gone ({name})")
+
+
+SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
+HANGING_SECONDS = 15.0
+"""Longer than a replica takes to come up again, torch included: till then the only other one may be kept waiting."""
+
+
+def replicas(folder: Path, count: int, **options: Any) -> Any:
+    """Replicas whose processes come up in seconds, and which take weights in six buckets.
+
+    Args:
+        folder: As for ``HashedSampler``.
+    """
+    from isocompute.rollout.samplers.replicas.pool import Replicas
+
+    settings = {"bucket_bytes": 300, "answer_seconds": HANGING_SECONDS} | options
+    opened = Replicas(partial(HashedSampler, SAMPLING, folder), "hashed", SAMPLING, replicas=count, **settings)
+    opened.alone, opened.folder = HashedSampler(SAMPLING, folder), folder
+    return opened
 
 
 class HashedSampler(Sampler):
@@ -94,7 +124,7 @@ class HashedSampler(Sampler):
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self.lengths(problems)
-        layout = Layout()
+        columns = Columns()
         for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
             while self._told("wait"):
                 sleep(0.01)
@@ -112,7 +142,7 @@ class HashedSampler(Sampler):
                 texts=[""] * len(responses),
             )
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
-            yield layout.batch(group, verdicts, draw=draw, version=self._version)
+            yield columns.batch(group, verdicts, draw=draw, version=self._version)
 
     def _response(self, draw: Draw, problem_id: str, sample: int) -> Response:
         seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)

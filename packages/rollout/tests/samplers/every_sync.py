@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hashed import Lost
 from isocompute.rollout import RolloutError
 
 
@@ -63,16 +64,6 @@ def test_a_sync_in_the_middle_of_a_stream_is_refused(sampler: Any, tiny: Any) ->
     assert {value for group in stream for value in group["weights_version"].to_pylist()} == {version}
     sampler.sync(own, version + 1)
     assert sampler.weights_version == version + 1
-
-
-class Lost:
-    """A tensor of the right shape that is gone when it is copied, as when a learner dies while it sends."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the tensor is gone ({name})")
 
 
 def test_a_sync_cut_off_in_the_middle_blocks_sampling_until_a_whole_one(

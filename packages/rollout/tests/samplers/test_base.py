@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.base import Faults, Group, Layout
+from isocompute.rollout.samplers.base import Columns, Faults, Group
 from isocompute.rollout.samplers.local import _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.config import ScoringConfig
@@ -19,11 +19,11 @@ from isocompute.rollout.scoring.scorer import Scorer, Verdict
 DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
 
 
-def table(responses: list[Response], verdicts: list[Verdict], layout: Layout) -> pl.DataFrame:
+def table(responses: list[Response], verdicts: list[Verdict], columns: Columns) -> pl.DataFrame:
     group = Group(
         row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[str(len(r.ids)) for r in responses]
     )
-    batch = layout.batch(group, verdicts, draw=DRAW, version=4)
+    batch = columns.batch(group, verdicts, draw=DRAW, version=4)
     return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
 
 
@@ -34,7 +34,7 @@ def test_tokens_and_log_probabilities_pass_unchanged(rows: list[list[int]]) -> N
         Response(ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32) / 7, finish_reason="stop")
         for ids in rows
     ]
-    made = table(responses, [Verdict(reward=0.0)] * len(rows), Layout())
+    made = table(responses, [Verdict(reward=0.0)] * len(rows), Columns())
     assert made["response_ids"].to_list() == rows
     assert made["logprobs"].to_list() == [r.logprobs.tolist() for r in responses]
     assert made["prompt_ids"].to_list() == [[7, 8]] * len(rows)
@@ -49,7 +49,7 @@ def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     made = table(
         [whole, aborted("the server hung"), whole],
         [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")],
-        Layout(),
+        Columns(),
     )
     assert made["failure"].to_list() == [None, "the server hung", None]
     assert made["score_error"].to_list() == [None, None, "out of time"]
@@ -63,8 +63,8 @@ def test_columns_that_were_not_asked_for_are_left_out() -> None:
         Response(**cut, finish_reason="stop", sampled=np.array([True, False])),
         Response(**cut, finish_reason="stop", retokenized=True),
     ]
-    plain = table(responses, [Verdict(reward=0.0)] * 2, Layout())
-    full = table(responses, [Verdict(reward=0.0)] * 2, Layout(keep_text=True, sampled=True, retokenized=True))
+    plain = table(responses, [Verdict(reward=0.0)] * 2, Columns())
+    full = table(responses, [Verdict(reward=0.0)] * 2, Columns(keep_text=True, sampled=True, retokenized=True))
     assert full.drop("text", "sampled", "retokenized").equals(plain)
     assert full["sampled"].to_list() == [[True, False], [True, True]]
     assert full["retokenized"].to_list() == [False, True]

@@ -117,10 +117,10 @@ def test_two_replicas_get_one_broadcast_and_a_dead_one_is_replaced(tiny: Any, tm
     weights = {name: tensor.to("cuda") for name, tensor in policy.state_dict().items()}
     for version, current in ((1, [1, 1]), (2, [2, None]), (3, [3, 3])):
         opened.sync(weights, version)
-        assert [member.sync for member in opened.crew.members] == current
+        assert [member.sync for member in opened.driver.members] == current
         assert tiny.largest_difference(policy, tiny.sample(opened)) < 0.2
         if version == 1:
-            os.kill(opened.crew.members[1].opened.process, signal.SIGKILL)
+            os.kill(opened.driver.members[1].opened.process, signal.SIGKILL)
         opened.settle()
     opened.close()
     ray.shutdown()

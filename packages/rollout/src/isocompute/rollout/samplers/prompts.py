@@ -1,7 +1,4 @@
-"""How a problem's text becomes a prompt: chat template, system prompt, few-shot examples, beginning of sequence.
-
-Loading a model's tokenizer, and one wording for models that cannot be loaded.
-"""
+"""Tokenizers and prompts: chat template, system prompt, few-shot examples, beginning of sequence."""
 
 from __future__ import annotations
 
@@ -85,7 +82,7 @@ def not_loaded(model: str, error: BaseException) -> RolloutError:
 
 
 def _misfit(name: str) -> BaseException | None:
-    """What importing an installed library raises; None where it is not installed, or can be imported."""
+    """Return what importing an installed library raises; None where it is not installed, or can be imported."""
     try:
         if find_spec(name) is not None:
             import_module(name)
@@ -116,7 +113,7 @@ RESERVED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompting:
-    """How prompts are made.
+    """Settings of prompts.
 
     Attributes:
         template: ``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is
@@ -213,10 +210,10 @@ class PromptMaker:
 
     def messages(self, text: str) -> Sequence[Mapping[str, str]]:
         """Return a prompt as chat messages."""
-        asked = [{"role": "system", "content": self._prompting.system}] if self._prompting.system else []
+        turns = [{"role": "system", "content": self._prompting.system}] if self._prompting.system else []
         for question, answer in self._prompting.examples:
-            asked += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return [*asked, {"role": "user", "content": text}]
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*turns, {"role": "user", "content": text}]
 
     def digest(self, problems: pl.DataFrame) -> str:
         """Return a hash of what the prompts of problems say, whatever their order and length.
@@ -224,10 +221,10 @@ class PromptMaker:
         Raises:
             RolloutError: A text is empty, or the chat template refuses it.
         """
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
-            found.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
-        return found.hexdigest()[:16]
+            digest.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
+        return digest.hexdigest()[:16]
 
     def ids(self, problem_id: str, text: str) -> list[int]:
         """Return the token ids of a prompt.

@@ -1,8 +1,6 @@
-"""What samplers are asked for and what they answer: settings, draws, requests, responses.
+"""Settings of sampling and of engines, and the requests and responses that samplers exchange.
 
-How an engine runs: settings with a profile for CPU and one for CUDA.
-
-A seed for every response, so that batch order, batch size, engines and restarts do not matter.
+Every response has a seed, so that batch order, batch size, engines and restarts do not matter.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ CUDA_BATCHED_TOKENS = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How an engine runs. None takes the profile's default.
+    """Settings of an engine, with a profile for CPU and one for CUDA. None takes the profile's default.
 
     | setting | `cpu` | `cuda` |
     |---|---|---|
@@ -158,17 +156,8 @@ class Engine:
 
     Attributes:
         device: ``cpu`` or ``cuda``.
-        dtype: As there, as are the others.
-        max_concurrent: Most responses at a time.
-        max_batched_tokens: Most tokens in one forward pass.
-        chunked_prefill: Whether prompts are prefilled in parts.
-        prefix_caching: Whether prompts share their KV cache.
-        cuda_graphs: Whether CUDA graphs are captured.
-        async_scheduling: Whether scheduling overlaps with a step; None as vLLM decides.
-        tensor_parallel: GPUs that share a model.
-        memory_share: Share of the memory.
-        kv_cache_gib: Size of the KV cache (GiB); None as the memory allows.
-        sleep: Level of sleep after each training batch; 0 for none.
+        async_scheduling: None as vLLM decides.
+        kv_cache_gib: None as the memory allows.
     """
 
     device: str
@@ -272,7 +261,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How responses are sampled, the same for every engine.
+    """Settings of sampling, the same for every engine.
 
     Attributes:
         temperature: Softmax temperature: 0, or from 0.01 to below 100. At 0 the most probable token is taken each time,
@@ -396,14 +385,7 @@ def _check_whole(name: str, value: object, *, least: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """What one call of ``sample`` asks for, besides the problems; see there.
-
-    Attributes:
-        samples: Responses per problem.
-        seed: The run's seed.
-        step: Update step, or cumulative rollouts for phase ``eval``.
-        first_sample: Index of a problem's first response.
-    """
+    """The arguments of one call of ``Sampler.sample``, besides the problems; see there."""
 
     samples: int
     seed: int
@@ -418,9 +400,7 @@ class Request:
     """One response to be sampled.
 
     Attributes:
-        prompt_ids: Token ids of its prompt.
-        seed: Its own seed (``seeds.response_seed``).
-        max_new_tokens: Most tokens to sample.
+        seed: ``response_seed``.
         messages: The prompt as chat messages (``role``, ``content``); only for servers that take chats.
     """
 

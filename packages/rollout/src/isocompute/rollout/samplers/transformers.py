@@ -1,8 +1,6 @@
 """transformers in this process, for machines where vLLM cannot run.
 
-What a token is sampled from: temperature, min-p, top-k and top-p, in vLLM's order and with its meaning.
-
-Where a response ends: at a token, at a text, or at its length.
+Tokens are sampled by temperature, min-p, top-k and top-p, in vLLM's order and with its meaning.
 """
 
 from __future__ import annotations
@@ -77,14 +75,10 @@ def draw(scores: torch.Tensor, generators: list[torch.Generator], *, greedy: boo
 
 
 def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Nucleus sampling (arXiv 1904.09751): keep the most probable tokens up to a total of ``top_p``, at least one.
+    """Keep the most probable tokens up to a total of ``top_p``, at least one: nucleus sampling (arXiv 1904.09751).
 
     Args:
         scores: Log-probabilities, [responses, vocabulary].
-        top_p: Total probability kept.
-
-    Returns:
-        Log-probabilities of the distribution that is left, scaled to a total of 1.
     """
     import torch
 
@@ -128,8 +122,8 @@ class StopTexts:
 
     def _cut(self, before: int) -> str | None:
         """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
-        found = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
-        ends = [(at + len(stop), at) for at, stop in found if at >= 0]
+        places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
+        ends = [(at + len(stop), at) for at, stop in places if at >= 0]
         # The earliest end: one token may complete several.
         return self._text[: min(ends, key=lambda pair: pair[0])[1]] if ends else None
 
@@ -223,13 +217,13 @@ class TransformersSampler(LocalSampler):
                 else:
                     waiting.setdefault(len(following.prompt_ids), []).append((index, following))
 
-    def _batch(self, asked: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
+    def _batch(self, batch: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
         """Answer requests whose prompts have one length; a response leaves the batch when it is finished."""
         import torch
 
         ends = frozenset(self.stop_token_ids)
-        texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in asked]
-        rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(asked, texts, strict=True)]
+        texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in batch]
+        rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(batch, texts, strict=True)]
         given = torch.tensor([row.request.prompt_ids for row in rows], device=self._device)
         cache = None
         while rows:
