@@ -102,6 +102,7 @@ class Tiny:
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
         import torch
+        from isocompute.rollout.samplers.transformers import distribution
 
         worst = 0.0
         for row in rollouts.iter_rows(named=True):
@@ -113,28 +114,6 @@ class Tiny:
             for i, token in enumerate(row["response_ids"]):
                 worst = max(worst, abs(float(scores[begin + i - 1, token]) - row["logprobs"][i]))
         return worst
-
-
-def distribution(logits: Any, sampling: Sampling) -> Any:
-    """Log-probabilities of what is sampled, [places, vocabulary]: temperature, then min-p, top-k and top-p.
-
-    At temperature 0 they are those of temperature 1, and no token is left out.
-    """
-    import torch
-
-    scores = torch.log_softmax(logits.double() / (sampling.temperature or 1.0), -1)
-    if not sampling.temperature:
-        return scores
-    best = scores.max(-1, keepdim=True).values
-    if sampling.min_p:
-        scores = scores.masked_fill(scores.exp() < sampling.min_p * best.exp(), -torch.inf)
-    if sampling.top_k:
-        least = scores.topk(min(sampling.top_k, scores.shape[-1]), -1).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    ordered, tokens = torch.log_softmax(scores, -1).sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    ordered = ordered.masked_fill(before >= sampling.top_p, -torch.inf)
-    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, ordered), -1)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from isocompute.rollout import RolloutError, Sampling, response_seed
+from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.actor import GATHER_SECONDS
 from isocompute.rollout.samplers.base import Columns, Group, Sampler
 from isocompute.rollout.samplers.sampling import Draw, Response
@@ -83,7 +83,8 @@ class HashedSampler(Sampler):
         # Payloads need it: not within the timeout of the first one.
         import_module("torch")
         self._folder = folder
-        self._own()
+        source = np.random.default_rng(0)
+        self._weights = {n: source.normal(size=s).astype(np.float32).tobytes() for n, s in SHAPES.items()}
 
     @property
     def manifest(self) -> Manifest:
@@ -91,16 +92,10 @@ class HashedSampler(Sampler):
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         self.faults.check()
-        if (too_long := problems.filter(pl.col("prompt").str.len_chars() > self.sampling.max_prompt_tokens)).height:
-            raise RolloutError(f"problem {too_long['problem_id'][0]} has a prompt that is too long")
         return [len(prompt) for prompt in problems["prompt"]]
 
     def probe(self) -> list[float]:
         return [self._hash(number) / 2**64 for number in range(4)]
-
-    def _own(self) -> None:
-        source = np.random.default_rng(0)
-        self._weights = {n: source.normal(size=s).astype(np.float32).tobytes() for n, s in SHAPES.items()}
 
     def _begin_load(self) -> None:
         self._weights = {}

@@ -208,8 +208,7 @@ Plan = Callable[[dict[str, Any]], str | None]
 """From a request's JSON to the name of the fault to inject (``Proxy.FAULTS``), or None."""
 
 
-FAULTS = """500 busy hang drip cut-off reset no-JSON no-choices two-choices lost-token lost-log-probability
-    unknown-token too-long aborted wrong-prompt"""
+FAULTS = "500 busy hang drip cut-off reset no-JSON no-choices lost-token aborted wrong-prompt"
 
 
 class Proxy(Loopback):
@@ -304,21 +303,10 @@ class _Passes(Handler):
 def spoilt(fault: str, answer: dict[str, Any]) -> dict[str, Any]:
     """An answer that cannot be right."""
     choice = answer["choices"][0]
-    reported = choice.get("logprobs") or {}
     if fault == "no-choices":
         del answer["choices"]
-    elif fault == "two-choices":
-        answer["choices"] = [choice, choice]
     elif fault == "lost-token":
         choice["token_ids"] = choice["token_ids"][:-1]
-    elif fault == "lost-log-probability":
-        values = reported.get("token_logprobs") or reported.get("content")
-        del values[-1]
-    elif fault == "unknown-token":
-        choice["token_ids"][0] = 10**6
-    elif fault == "too-long":
-        choice["token_ids"] = choice["token_ids"] * 9
-        answer["usage"]["completion_tokens"] = len(choice["token_ids"])
     elif fault == "aborted":
         choice["finish_reason"] = "abort"
     elif fault == "wrong-prompt":

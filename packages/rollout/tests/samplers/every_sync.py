@@ -4,12 +4,16 @@ The files that import these tests define ``sampler`` as for ``every_sampler``, a
 of ``tied_tiny``, where they import those of tied models. Each test leaves it with the model's own weights.
 """
 
+import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hashed import Lost
 from isocompute.rollout import RolloutError
+
+FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "10")) // 10
 
 
 def test_log_probabilities_are_the_models_after_every_sync(sampler: Any, tiny: Any, tmp_path: Path) -> None:
@@ -66,27 +70,33 @@ def test_a_sync_in_the_middle_of_a_stream_is_refused(sampler: Any, tiny: Any) ->
     assert sampler.weights_version == version + 1
 
 
+@pytest.mark.parametrize("number", range(FAULTS))
 def test_a_sync_cut_off_in_the_middle_blocks_sampling_until_a_whole_one(
-    sampler: Any, tiny: Any, tmp_path: Path
+    sampler: Any, tiny: Any, tmp_path: Path, number: int
 ) -> None:
-    before, version = tiny.sample(sampler), sampler.weights_version
-    other, own = (tiny.save(tmp_path, seed=seed).state_dict() for seed in (5, 0))
-    # A layer's query and key arrive, its value does not.
-    lost = "model.layers.1.self_attn.v_proj.weight"
+    source, before, version = random.Random(number), tiny.sample(sampler), sampler.weights_version
+    other = list(tiny.save(tmp_path, seed=source.randrange(1, 100)).state_dict().items())
+    for _ in range(source.randint(1, 3)):
+        lost = source.randrange(len(other))
 
-    def torn() -> Any:
-        yield from list(other.items())[:3]
-        raise OSError("the disk is gone")
+        def torn(lost: int = lost) -> Any:
+            yield from other[:lost]
+            raise OSError("the disk is gone")
 
-    for error, message, weights in (
-        (RolloutError, "not take over the weights", {n: Lost(t) if n == lost else t for n, t in other.items()}),
-        (OSError, "the disk is gone", torn()),
-    ):
-        with pytest.raises(error, match=message):
-            sampler.sync(weights, version + 1)
-        with pytest.raises(RolloutError, match="the last sync failed"):
-            tiny.sample(sampler)
-    sampler.sync(own, version + 1)
+        whole = ((name, Lost(t) if i == lost else t) for i, (name, t) in enumerate(other))
+        for error, message, weights in (
+            (RolloutError, "not take over the weights", whole),
+            (OSError, "the disk is gone", torn()),
+        ):
+            with pytest.raises(error, match=message):
+                sampler.sync(weights, version + 1)
+            with pytest.raises(RolloutError, match="the last sync failed"):
+                next(sampler.stream(tiny.problems, samples=4, seed=3, step=1))
+            assert sampler.weights_version == version
+    policy, own = (tiny.save(tmp_path, seed=seed) for seed in (source.randrange(1, 100), 0))
+    sampler.sync(policy.state_dict().items(), version + 1)
+    assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
+    sampler.sync(own.state_dict(), version + 2)
     assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()
 
 

@@ -137,14 +137,12 @@ def test_a_stop_text_within_a_token_and_one_over_several_are_cut_off_the_text() 
     assert stopped(BYTES, ids, ["answer is"]) == (pieces.index(" answer") + 2, "so the ")
 
 
-def test_an_unfinished_character_ends_nothing_and_loses_nothing() -> None:
+def test_an_unfinished_character_and_a_special_token_end_nothing() -> None:
     ids = BYTES("😀;")["input_ids"]
     assert len(ids) > 2
     assert stopped(BYTES, ids, [";"]) == (len(ids), "😀")
     assert stopped(BYTES, ids, ["\N{REPLACEMENT CHARACTER}"]) is None
-
-
-def test_special_tokens_are_not_text() -> None:
+    # Special tokens are not text.
     ids = [*BYTES("so ")["input_ids"], BYTES.eos_token_id, *BYTES("12")["input_ids"]]
     assert stopped(BYTES, ids, ["</s>"]) is None
     assert stopped(BYTES, ids, ["o 1"]) is not None

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.local import Shares, controlled, drawn_length, shares
 from isocompute.rollout.samplers.sampling import Request, Response, aborted, response_seed
@@ -45,12 +43,6 @@ def interrupting(thinker: Any, *, lowest: int = 3, highest: int = 3, phrase: str
 @pytest.fixture(scope="module")
 def engine(tiny: Any) -> Any:
     return open_sampler("transformers", str(tiny.folder), tiny.sampling)
-
-
-@given(st.integers(0, 2**63 - 1), st.integers(1, 9000), st.integers(0, 3000))
-def test_a_length_is_within_its_range(seed: int, lowest: int, more: int) -> None:
-    cut = Interruption(lowest=lowest, highest=lowest + more)
-    assert cut.lowest <= drawn_length(seed, cut) <= cut.highest
 
 
 def test_lengths_are_drawn_uniformly() -> None:
@@ -90,8 +82,7 @@ def test_a_response_that_has_closed_its_thinking_goes_on_without_the_phrase(thin
     assert following.max_new_tokens == 9
     whole = control(0, response([5]))
     assert isinstance(whole, Response)
-    assert whole.ids.tolist() == [4, 8, 6, 5]
-    assert whole.sampled is None
+    assert (whole.ids.tolist(), whole.sampled) == ([4, 8, 6, 5], None)
     # A phrase that closes nothing interrupts every response that is still going on.
     _, control = controlled([asked], interrupting(thinker, phrase="time is up"), thinker)
     following = control(0, response([4, 8, 6]))
@@ -120,9 +111,7 @@ def test_what_a_server_leaves_out_or_cuts_is_kept_so(thinker: Any) -> None:
     control(0, response([4, 5, 6], scored=False, retokenized=True))
     whole = control(0, response([7, 6], "stop", scored=False, text=" and"))
     assert isinstance(whole, Response)
-    assert len(whole.ids) == 9
-    assert whole.logprobs.tolist() == []
-    assert whole.retokenized
+    assert (len(whole.ids), len(whole.logprobs), whole.retokenized) == (9, 0, True)
     assert whole.text == "so 1 2 time is up and"
     # More tokens than were asked for, as a text may have when it is tokenized again, leave nothing to ask for.
     control = controlled([Request(prompt_ids=[6], seed=5, max_new_tokens=12)], interrupting(thinker), thinker)[1]

@@ -129,9 +129,7 @@ def test_requests_longer_than_the_model_takes_or_than_its_cache_are_refused() ->
     long = Sampling(max_prompt_tokens=1024, max_new_tokens=32_768)
     with pytest.raises(RolloutError, match=r"model Qwen2.5-0.5B takes"):
         plan("Qwen2.5-0.5B", EngineConfig(), cuda=True, available=0.9 * GPU, sampling=long)
-
-
-def test_a_context_extended_by_yarn_counts_as_extended() -> None:
+    # A context extended by YaRN counts as extended.
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     assert size_of(QWEN_HALF_B | {"rope_scaling": yarn}, parameters=1).positions == 131_072
 

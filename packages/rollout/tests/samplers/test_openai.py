@@ -19,27 +19,15 @@ from serving import KEY, between, free_port
 
 pytestmark = [pytest.mark.slow("a server"), pytest.mark.xdist_group("server")]
 
-CHAT = {
-    "test_a_table_has_a_row_per_response_in_the_order_of_problems_and_samples",
-    "test_a_stop_text_ends_a_response_and_is_cut_off_its_text",
-    "test_log_probabilities_are_those_of_the_distribution_sampled_from",
-    "test_prompts_outside_ascii_arrive_whole",
-    "test_temperature_0_takes_the_most_probable_token_with_its_untempered_log_probability",
-}
-"""Shared tests of what the protocols send and read differently; the others see completions alone."""
+# Shared tests of what the protocols send and read differently; the others see completions alone.
+CHAT = ("row_per_response", "stop_text", "log_probabilities_are", "outside_ascii", "temperature_0")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "protocol" in metafunc.fixturenames:
-        shared = metafunc.function.__module__ == "every_sampler"
-        alone = shared and metafunc.function.__name__ not in CHAT
-        protocols = ["completions"] if alone else ["completions", "chat"]
-        metafunc.parametrize("protocol", protocols, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
-def protocol(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+        shared, name = metafunc.function.__module__ == "every_sampler", metafunc.function.__name__
+        alone = shared and not any(part in name for part in CHAT)
+        metafunc.parametrize("protocol", ["completions", *([] if alone else ["chat"])], scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -141,13 +141,6 @@ def test_a_template_that_refuses_is_one_sentence() -> None:
         prompt(tokenizer(template="{% for %}"))
 
 
-def test_a_chat_without_jinja2_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tokenizer(template=WITHOUT_BOS + " once")
-    monkeypatch.setattr("transformers.utils.chat_template_utils.is_jinja_available", lambda: False)
-    with pytest.raises(RolloutError, match=r"jinja2, at least 3.1: pip"):
-        prompt(made)
-
-
 def test_prompts_without_text_and_prompts_that_are_too_long_are_named() -> None:
     made = tokenizer(template=WITH_BOS, adds="bos")
     for asked in ({}, {"template": "plain"}, {"template": "plain", "system": "be brief"}):
@@ -210,8 +203,3 @@ def test_a_library_that_does_not_fit_torch_is_named_with_the_command_that_mends_
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(RolloutError, match="pip uninstall --yes"):
         engine_class("some/model")
-
-
-def test_without_it_a_model_that_cannot_be_loaded_is_named() -> None:
-    said = "the base model some/model cannot be loaded (no weights)"
-    assert str(not_loaded("some/model", ValueError("no weights\nmore"))) == said

@@ -75,17 +75,6 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
         assert ended[index].ids.tolist() == again.ids.tolist()
 
 
-def test_each_request_has_a_length_of_its_own(sampler: Any, tiny: Any) -> None:
-    ids = tiny.ids("1+1=")
-    longest = dict(sampler._generate(requests(tiny), as_it_is))
-    asked = [Request(prompt_ids=ids, seed=seed, max_new_tokens=1 + seed % 4) for seed in range(12)]
-    for index, response in sampler._generate(asked, as_it_is):
-        limit = asked[index].max_new_tokens
-        assert response.ids.tolist() == longest[index].ids.tolist()[:limit]
-        cut = len(longest[index].ids) > limit or longest[index].finish_reason == "length"
-        assert response.finish_reason == ("length" if cut else "stop")
-
-
 def test_a_batch_smaller_than_the_requests_changes_nothing(sampler: Any, tiny: Any) -> None:
     small = open_sampler("transformers", str(tiny.folder), tiny.sampling, batch_size=3)
     assert tiny.sample(small)["response_ids"].to_list() == tiny.sample(sampler)["response_ids"].to_list()

@@ -191,24 +191,7 @@ def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
     for state, event in WRONG:
         with pytest.raises(RolloutError, match=r"^the engine was .*must"):
             step(state, event, level=1, name="the engine")
-
-
-@pytest.mark.parametrize("level", [1, 2])
-def test_weights_wake_before_the_cache_and_nothing_wakes_twice(level: int) -> None:
-    resident, state = {"weights", "kv_cache"}, "awake"
-    for event in ("sample", "sleep", "load", "load", "loaded", "sample", "sleep", "sleep", "load", "loaded", "load"):
-        after, tags = step(state, event, level=level, name="the engine")  # type: ignore[arg-type]
-        if after == "asleep":
-            resident = set()
-        assert not resident & set(tags)
-        resident |= set(tags)
-        if event in ("load", "sample"):
-            assert "weights" in resident
-        assert (resident == {"weights", "kv_cache"}) == (after == "awake")
-        state = after
-
-
-def test_discarded_weights_answer_nothing_before_a_sync() -> None:
+    # Discarded weights answer nothing before a sync.
     assert step("asleep", "sample", level=1, name="the engine") == ("awake", ("weights", "kv_cache"))
     with pytest.raises(RolloutError, match="engine sleep must be 1"):
         step("asleep", "sample", level=2, name="the engine")

@@ -209,20 +209,9 @@ def test_a_request_goes_to_the_server_with_the_fewest_in_flight(three: Servers) 
     assert [server.in_flight for server in three.all] == [0, 0, 0]
 
 
-def test_a_failed_request_goes_to_another_server_at_once(three: Servers) -> None:
-    asked: list[Server] = []
-
-    def ask(server: Server) -> str:
-        asked.append(server)
-        if len(asked) < 3:
-            raise Failed("no")
-        return "yes"
-
-    assert three.answered(ask, threading.Event()) == "yes"
-    assert asked == three.all
-
-
-def test_a_failure_says_where_and_how_often(three: Servers) -> None:
+def test_a_failed_request_goes_to_another_server_at_once_and_the_last_failure_says_where_and_how_often(
+    three: Servers,
+) -> None:
     asked: list[Server] = []
 
     def ask(server: Server) -> None:
@@ -295,14 +284,10 @@ def test_a_server_that_asks_for_it_is_left_alone_up_to_a_bound(three: Servers, m
         assert busy.busy_until == until
 
 
-def test_a_request_does_not_wait_for_a_server_that_is_left_out() -> None:
+def test_a_request_does_not_wait_for_the_only_server_once_it_is_left_out_or_told_to_end() -> None:
     only, halt = Servers([Client("http://host/v1")]), threading.Event()
     only.all[0].left_out_until = time.monotonic() + 1000
     assert only.answered(lambda server: "back", halt) == "back"
-
-
-def test_waiting_for_the_only_server_ends_when_it_is_told_to() -> None:
-    only, halt = Servers([Client("http://host/v1")]), threading.Event()
 
     def ask(server: Server) -> None:
         halt.set()
