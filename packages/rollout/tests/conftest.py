@@ -165,27 +165,17 @@ def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 @pytest.fixture(scope="session")
-def serving(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with the tiny model: vLLM's own in ``nox -s faults``, which costs a minute, else one that speaks as it.
-
-    vLLM's may still be coming up (``wait``).
-    """
+def server_url(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the tiny model: vLLM's own in ``nox -s faults``, which costs a minute, else one that speaks so."""
     from serving import Served, Stub
 
     if "ISOCOMPUTE_ROLLOUT_FAULTS" in os.environ:
         server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
+        server.wait()
     else:
         server = Stub(open_sampler("transformers", str(tiny.folder), Sampling()))
-    yield server
+    yield server.url
     server.end()
-
-
-@pytest.fixture(scope="session")
-def server_url(serving: Any) -> str:
-    """The address of a server with the tiny model, once it answers."""
-    serving.wait()
-    url: str = serving.url
-    return url
 
 
 @pytest.fixture(scope="session")

@@ -82,9 +82,6 @@ class Loopback(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
-    def wait(self) -> None:
-        """It answers already."""
-
     def end(self) -> None:
         self.shutdown()
         self.server_close()

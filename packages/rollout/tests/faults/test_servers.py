@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(server_url: str, tiny: Any, chat_tiny: Path) -> dict[str, pl.DataFrame]:
-    """What a server without faults answers, by protocol."""
+    """The answers of a server without faults, by protocol."""
     return {
         protocol: tiny.sample(opened(tiny, chat_tiny, protocol, base_url=server_url), samples=SAMPLES)
         for protocol in ("completions", "chat")

@@ -1,4 +1,4 @@
-"""What every sampler does, in process, in an actor or behind a server: tables, seeds, options, streams, refusals.
+"""Tests of every sampler, in process, in an actor or behind a server: tables, seeds, options, streams, refusals.
 
 The files that import these tests define ``sampler``, one that is open on the folder of ``tiny``, and may define
 ``prompt_ids`` where prompts are not the plain text. Each test leaves the sampler as it was.

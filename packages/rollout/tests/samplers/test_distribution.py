@@ -1,4 +1,4 @@
-"""What tokens are sampled from and where responses end, against the rules written out token by token."""
+"""The distribution of tokens and the ends of responses, against the rules written out token by token."""
 
 import math
 from typing import Any
@@ -101,7 +101,7 @@ BYTES, SPACES = trained("bytes"), trained("spaces")
 
 
 def stopped(tokenizer: Any, ids: list[int], stop: list[str]) -> tuple[int, str] | None:
-    """How many tokens it took until there was a stop text, and the text before it."""
+    """The number of tokens until there was a stop text, and the text before it."""
     texts = StopTexts(tokenizer, stop)
     for count, token in enumerate(ids, 1):
         found = texts.add(token)

@@ -41,7 +41,7 @@ def tokenizer(*, template: str | None = None, adds: str = "", bos: bool = True) 
 
 
 def prompt(made: Any, text: str = "1+1=", *, longest: int = 200, **prompting: Any) -> str:
-    """What the tokens of a prompt say, special ones included."""
+    """The text of a prompt's tokens, special ones included."""
     maker = PromptMaker(made, prompting_from(prompting), max_prompt_tokens=longest)
     return "".join(made.convert_ids_to_tokens(maker.ids("p", text)))
 

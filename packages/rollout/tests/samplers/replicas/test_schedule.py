@@ -1,4 +1,4 @@
-"""Which replica answers which groups, and how weights travel to it."""
+"""The order of groups among replicas, and the way in which weights travel to them."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What a server's answer becomes and which cannot be right; and the threads that ask: everything once, nothing left."""
+"""Answers of servers, right and wrong ones, and the threads that ask: everything once, nothing left behind."""
 
 import threading
 import time

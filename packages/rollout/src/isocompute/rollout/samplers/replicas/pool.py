@@ -506,7 +506,6 @@ class Sender:
     """Sends weights to replicas.
 
     Args:
-        transport: One of ``TRANSPORTS``.
         size: Most bytes in a bucket.
         seconds: How long a replica may take over a bucket.
         keep: Whether the buckets stay in the object store until the next sync, for replicas that come later.

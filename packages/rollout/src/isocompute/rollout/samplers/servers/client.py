@@ -29,13 +29,7 @@ TICK_SECONDS = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class Limit:
-    """An exchange under way.
-
-    Attributes:
-        deadline: When it is ended (``time.monotonic``).
-        halt: Ends it as soon as it is set.
-        ended: Whether it was ended.
-    """
+    """An exchange under way, ended at its deadline (``time.monotonic``) or as soon as ``halt`` is set."""
 
     connection: socket.socket
     deadline: float
