@@ -107,7 +107,8 @@ def faults(session: nox.Session) -> None:
     many |= {"ROLLOUT_FAULTS": 100, "LEARNER_FAULTS": 100, "REPLICA_FAULTS": 100}
     more = {f"ISOCOMPUTE_{name}": str(number) for name, number in many.items()}
     found = [f"packages/budget/tests/ledger/test_{name}.py" for name in ("torture", "fold")]
-    found += ["packages/rollout/tests/faults", "packages/rollout/tests/samplers/test_replicas.py"]
+    found += [f"packages/rollout/tests/samplers/test_{name}.py" for name in ("replicas", "openai", "vllm")]
+    found += ["packages/rollout/tests/faults"]
     found += ["packages/learner/tests/faults", "experiments/tests/test_stale_weights.py"]
     session.run("python", "-m", "pytest", "-v", "-s", *(session.posargs or found), env={**test_variables(), **more})
 

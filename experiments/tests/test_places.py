@@ -103,7 +103,7 @@ def placed(request: pytest.FixtureRequest, cluster: None) -> Iterator[tuple[Any,
 
 
 def actors_of(ranks: LearnerGroup, sampler: Any) -> list[Any]:
-    return [*ranks._ranks, *(member.actor for member in sampler.crew.members)]
+    return [*ranks._ranks, *(member.actor for member in sampler.driver.members)]
 
 
 def by_value(made: Any) -> Any:

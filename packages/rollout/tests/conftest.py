@@ -1,5 +1,6 @@
 """A tiny random model with a tokenizer, problems for it, and what its log-probabilities should be."""
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -101,6 +102,7 @@ class Tiny:
     def largest_difference(self, policy: Any, rollouts: pl.DataFrame, sampling: Sampling | None = None) -> float:
         """Compare a table's log-probabilities with those that a model gives its tokens under ``sampling``."""
         import torch
+        from isocompute.rollout.samplers.transformers import distribution
 
         worst = 0.0
         for row in rollouts.iter_rows(named=True):
@@ -112,28 +114,6 @@ class Tiny:
             for i, token in enumerate(row["response_ids"]):
                 worst = max(worst, abs(float(scores[begin + i - 1, token]) - row["logprobs"][i]))
         return worst
-
-
-def distribution(logits: Any, sampling: Sampling) -> Any:
-    """Log-probabilities of what is sampled, [places, vocabulary]: temperature, then min-p, top-k and top-p.
-
-    At temperature 0 they are those of temperature 1, and no token is left out.
-    """
-    import torch
-
-    scores = torch.log_softmax(logits.double() / (sampling.temperature or 1.0), -1)
-    if not sampling.temperature:
-        return scores
-    best = scores.max(-1, keepdim=True).values
-    if sampling.min_p:
-        scores = scores.masked_fill(scores.exp() < sampling.min_p * best.exp(), -torch.inf)
-    if sampling.top_k:
-        least = scores.topk(min(sampling.top_k, scores.shape[-1]), -1).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
-    ordered, tokens = torch.log_softmax(scores, -1).sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    ordered = ordered.masked_fill(before >= sampling.top_p, -torch.inf)
-    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, ordered), -1)
 
 
 @pytest.fixture(scope="session")
@@ -161,32 +141,41 @@ def vllm_sampler(tiny: Tiny) -> Iterator[Any]:
     opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """A Ray cluster of two cores, one per test file."""
+    """A Ray cluster with places for the replicas of all files, which one process runs (``xdist_group``)."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    pytest.importorskip("torch")
+    import hashed
+
+    ray.init(num_cpus=12, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(hashed)
     yield ray
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
-def serving(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A server with the tiny model, which may still be coming up (``wait``)."""
-    pytest.importorskip("vllm")
-    from serving import Served
+def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Two replicas of ``hashed.HashedSampler``, whatever transport a test gives them."""
+    import hashed
 
-    server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
-    yield server
-    server.end()
+    opened = hashed.replicas(tmp_path_factory.mktemp("replicas"), 2)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")
-def server_url(serving: Any) -> str:
-    """The address of a server with the tiny model, once it answers."""
-    serving.wait()
-    url: str = serving.url
-    return url
+def server_url(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the tiny model: vLLM's own in ``nox -s faults``, which costs a minute, else one that speaks so."""
+    from serving import Served, Stub
+
+    if "ISOCOMPUTE_ROLLOUT_FAULTS" in os.environ:
+        server = Served(tiny.folder, tmp_path_factory.mktemp("server"))
+        server.wait()
+    else:
+        server = Stub(open_sampler("transformers", str(tiny.folder), Sampling()))
+    yield server.url
+    server.end()
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
-"""A sampler whose tokens are hashes of its weights and of a response's seed: its process starts in seconds."""
+"""A sampler whose tokens are hashes of weights and of a response's seed, its replicas, and tensors that get lost."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +15,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from isocompute.rollout import RolloutError, Sampling, response_seed
+from isocompute.rollout import Sampling, response_seed
 from isocompute.rollout.samplers.actor import GATHER_SECONDS
-from isocompute.rollout.samplers.base import Group, Layout, Sampler
+from isocompute.rollout.samplers.base import Columns, Group, Sampler
 from isocompute.rollout.samplers.sampling import Draw, Response
 from isocompute.rollout.samplers.weights import Manifest, Payload
 from isocompute.rollout.scoring.scorer import Verdict
@@ -39,6 +40,35 @@ def weights(seed: int) -> dict[str, Any]:
     return {name: torch.from_numpy(source.normal(size=shape).astype(np.float32)) for name, shape in SHAPES.items()}
 
 
+class Lost:
+    """A tensor of the right shape that is gone when it is copied, as when a learner dies while it sends."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"the tensor is gone ({name})")
+
+
+SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
+HANGING_SECONDS = 15.0
+"""Longer than a replica takes to come up again, torch included: till then the only other one may be kept waiting."""
+
+
+def replicas(folder: Path, count: int, **options: Any) -> Any:
+    """Replicas whose processes come up in seconds, and which take weights in six buckets.
+
+    Args:
+        folder: As for ``HashedSampler``.
+    """
+    from isocompute.rollout.samplers.replicas.pool import Replicas
+
+    settings = {"bucket_bytes": 300, "answer_seconds": HANGING_SECONDS} | options
+    opened = Replicas(partial(HashedSampler, SAMPLING, folder), "hashed", SAMPLING, replicas=count, **settings)
+    opened.alone, opened.folder = HashedSampler(SAMPLING, folder), folder
+    return opened
+
+
 class HashedSampler(Sampler):
     """Answers with up to ``max_new_tokens`` tokens that a hash of weights and seed determines.
 
@@ -53,7 +83,8 @@ class HashedSampler(Sampler):
         # Payloads need it: not within the timeout of the first one.
         import_module("torch")
         self._folder = folder
-        self._own()
+        source = np.random.default_rng(0)
+        self._weights = {n: source.normal(size=s).astype(np.float32).tobytes() for n, s in SHAPES.items()}
 
     @property
     def manifest(self) -> Manifest:
@@ -61,16 +92,10 @@ class HashedSampler(Sampler):
 
     def lengths(self, problems: pl.DataFrame) -> list[int]:
         self.faults.check()
-        if (too_long := problems.filter(pl.col("prompt").str.len_chars() > self.sampling.max_prompt_tokens)).height:
-            raise RolloutError(f"problem {too_long['problem_id'][0]} has a prompt that is too long")
         return [len(prompt) for prompt in problems["prompt"]]
 
     def probe(self) -> list[float]:
         return [self._hash(number) / 2**64 for number in range(4)]
-
-    def _own(self) -> None:
-        source = np.random.default_rng(0)
-        self._weights = {n: source.normal(size=s).astype(np.float32).tobytes() for n, s in SHAPES.items()}
 
     def _begin_load(self) -> None:
         self._weights = {}
@@ -94,7 +119,7 @@ class HashedSampler(Sampler):
 
     def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
         self.lengths(problems)
-        layout = Layout()
+        columns = Columns()
         for row, (problem_id, prompt) in enumerate(problems.select("problem_id", "prompt").iter_rows()):
             while self._told("wait"):
                 sleep(0.01)
@@ -112,7 +137,7 @@ class HashedSampler(Sampler):
                 texts=[""] * len(responses),
             )
             verdicts = [Verdict(reward=float(r.ids[0] % 2)) for r in responses]
-            yield layout.batch(group, verdicts, draw=draw, version=self._version)
+            yield columns.batch(group, verdicts, draw=draw, version=self._version)
 
     def _response(self, draw: Draw, problem_id: str, sample: int) -> Response:
         seed = response_seed(draw.seed, draw.phase, draw.step, problem_id, sample)

@@ -1,8 +1,9 @@
-"""A real server on loopback, and a proxy in front of it that injects faults."""
+"""Servers on loopback: vLLM's, one that answers in its words, and a proxy in front of either that injects faults."""
 
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -12,9 +13,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from isocompute.rollout.samplers.sampling import Request, Response, Sampling, as_it_is
 
 KEY = "the-key-of-the-test"
 TEMPLATE = (
@@ -22,23 +26,68 @@ TEMPLATE = (
 )
 """Renders a user's message as its text and a plus sign, so that a chat's prompt is another than a plain one."""
 
-QUIET = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # As in the sampler of this package: no C++ compiler for the ranks of tokens.
-    "TORCHDYNAMO_DISABLE": "1",
-}
+# As in the sampler of this package: no C++ compiler for the ranks of tokens, and no thread of vLLM's own choosing.
+QUIET = """VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1
+    VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 HF_HUB_OFFLINE=1 TORCHDYNAMO_DISABLE=1"""
+# A prompt prefilled in chunks breaks per-request seeds on CPU.
+LONGEST = 24
+OPTIONS = f"""--served-model-name tiny --api-key {KEY} --host 127.0.0.1 --max-model-len {LONGEST} --max-num-seqs 64
+    --dtype float32 --logprobs-mode processed_logprobs --enforce-eager --no-enable-chunked-prefill
+    --max-num-batched-tokens 1024"""
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection to a server in this process; a subclass responds."""
+
+    protocol_version = "HTTP/1.1"
+    # Head and body are two writes, the second of which would wait 40 ms for the first to be acknowledged.
+    disable_nagle_algorithm = True
+    server: Any
+
+    def do_GET(self) -> None:
+        self.respond(None)
+
+    def do_POST(self) -> None:
+        self.respond(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def respond(self, body: bytes | None) -> None:
+        raise NotImplementedError
+
+    def give(self, code: int, content: bytes, sent: int | None = None, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {"Content_Length": str(len(content)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(content[:sent])
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+class Loopback(ThreadingHTTPServer):
+    """A server in this process, which answers from now on until its end."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, handler: type[Handler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def end(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away."""
 
 
 class Served:
@@ -54,39 +103,12 @@ class Served:
         self.url = f"http://127.0.0.1:{self._port}/v1"
         template, self._log = folder / "template.jinja", folder / "log"
         template.write_text(TEMPLATE)
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+        command += [*OPTIONS.split(), "--port", str(self._port), "--chat-template", str(template)]
         with self._log.open("w") as log:
-            # A prompt prefilled in chunks breaks per-request seeds on CPU.
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "vllm.entrypoints.openai.api_server",
-                    "--model",
-                    str(model),
-                    "--host",
-                    "127.0.0.1",
-                    "--port",
-                    str(self._port),
-                    "--served-model-name",
-                    "tiny",
-                    "--dtype",
-                    "float32",
-                    "--max-model-len",
-                    "24",
-                    "--enforce-eager",
-                    "--no-enable-chunked-prefill",
-                    "--max-num-batched-tokens",
-                    "1024",
-                    "--max-num-seqs",
-                    "64",
-                    "--api-key",
-                    KEY,
-                    "--logprobs-mode",
-                    "processed_logprobs",
-                    "--chat-template",
-                    str(template),
-                ],
-                env=os.environ | QUIET,
+                command,
+                env=os.environ | dict(pair.split("=") for pair in QUIET.split()),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -100,19 +122,93 @@ class Served:
             assert self._process.poll() is None, self._log.read_text()[-4000:]
             time.sleep(0.5)
 
-    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+    def end(self) -> None:
         """End it, and the engine's process that a killed server leaves behind."""
-        self._process.send_signal(how)
+        self._process.terminate()
         self._process.wait(timeout=60)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Stub(Loopback):
+    """Answers as vLLM's server does, with the tokens of a sampler in this process: it is there at once.
+
+    Args:
+        sampler: Generates; what is asked for meanwhile is answered together.
+    """
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._asked: queue.Queue[tuple[Sampling, Request, Future[Response]]] = queue.Queue()
+        threading.Thread(target=self._run, daemon=True).start()
+        super().__init__(_Answers)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._asked.get()]
+            while not self._asked.empty():
+                batch.append(self._asked.get())
+            for sampling in {sampling for sampling, _, _ in batch}:
+                together = [entry for entry in batch if entry[0] == sampling]
+                self._sampler.sampling = sampling
+                for index, response in self._sampler._generate([request for _, request, _ in together], as_it_is):
+                    together[index][2].set_result(response)
+
+    def answer(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Return a status and the JSON to a request."""
+        tokenizer = self._sampler.tokenizer
+        chat, prompt = "messages" in asked, asked.get("prompt")
+        if chat:
+            said = ["9" * (m["role"] == "system") + m["content"] for m in asked["messages"]]
+            prompt = tokenizer("".join(said) + "+", add_special_tokens=False)["input_ids"]
+        length = asked.get("max_tokens") or asked["max_completion_tokens"]
+        if len(prompt) + length > LONGEST:
+            return 400, {"error": {"message": f"at most {LONGEST} tokens"}}
+        given = {name: asked[name] for name in ("temperature", "top_p", "top_k", "min_p") if name in asked}
+        ends = {name: tuple(asked.get(name, ())) for name in ("stop", "stop_token_ids")}
+        future: Future[Response] = Future()
+        request = Request(prompt_ids=prompt, seed=asked["seed"], max_new_tokens=length)
+        self._asked.put((Sampling(**given, **ends), request, future))
+        response = future.result()
+        ids, whole = response.ids.tolist(), tokenizer.decode(response.ids, skip_special_tokens=True)
+        text = whole if response.text is None else response.text
+        stopped_at = next((stop for stop in ends["stop"] if response.text is not None and whole.endswith(stop)), None)
+        if stopped_at is None and response.finish_reason == "stop" and ids[-1] != tokenizer.eos_token_id:
+            stopped_at = ids[-1]
+        # Of a character's single bytes vLLM gives no text.
+        tokens = [tokenizer.decode([token]).replace("\N{REPLACEMENT CHARACTER}", "") for token in ids]
+        numbers = response.logprobs.tolist()
+        choice: dict[str, Any] = {"finish_reason": response.finish_reason, "stop_reason": stopped_at}
+        if chat:
+            content = [{"token": t, "logprob": n} for t, n in zip(tokens, numbers, strict=True)]
+            choice |= {"message": {"role": "assistant", "content": text}, "logprobs": {"content": content}}
+        else:
+            choice |= {"text": text, "logprobs": {"tokens": tokens, "token_logprobs": numbers}}
+        answer = {"choices": [choice], "usage": {"completion_tokens": len(ids)}}
+        if asked.get("return_token_ids"):
+            choice["token_ids"] = ids
+            (answer if chat else choice)["prompt_token_ids"] = prompt
+        return 200, answer
+
+
+class _Answers(Handler):
+    def respond(self, body: bytes | None) -> None:
+        code, answer = 200, {"data": [{"id": "tiny"}]}
+        if self.headers["Authorization"] != f"Bearer {KEY}":
+            code, answer = 401, {"error": "Unauthorized"}
+        elif body is not None:
+            code, answer = self.server.answer(json.loads(body))
+        self.give(code, json.dumps(answer).encode())
 
 
 Plan = Callable[[dict[str, Any]], str | None]
 """From a request's JSON to the name of the fault to inject (``Proxy.FAULTS``), or None."""
 
 
-class Proxy(ThreadingHTTPServer):
+FAULTS = "500 busy hang drip cut-off reset no-JSON no-choices lost-token aborted wrong-prompt"
+
+
+class Proxy(Loopback):
     """Passes requests on to a server, except where a plan says otherwise.
 
     Args:
@@ -120,115 +216,70 @@ class Proxy(ThreadingHTTPServer):
         plan: Which fault each request meets.
     """
 
-    FAULTS = (
-        "500",
-        "busy",
-        "hang",
-        "drip",
-        "cut off",
-        "reset",
-        "no JSON",
-        "no choices",
-        "two choices",
-        "lost token",
-        "lost log-probability",
-        "unknown token",
-        "too long",
-        "aborted",
-        "wrong prompt",
-    )
-    daemon_threads = True
-    request_queue_size = 128
+    FAULTS = tuple(FAULTS.split())
 
     def __init__(self, url: str, plan: Plan = lambda asked: None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
         self.behind, self.plan = url, plan
-        self.change: Callable[[dict[str, Any]], None] = lambda asked: None
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.injected: list[str] = []
-        self.connections = 0
-        self.asked: list[dict[str, Any]] = []
         self.ends = threading.Event()
+        super().__init__(_Passes)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Count connections."""
-        self.connections += 1
-        super().process_request(request, client_address)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that went away."""
+    def end(self) -> None:
+        self.ends.set()
+        super().end()
 
 
 @contextlib.contextmanager
-def between(
-    url: str, plan: Plan = lambda asked: None, *, change: Callable[[dict[str, Any]], None] = lambda asked: None
-) -> Iterator[Proxy]:
-    """Run a proxy in a thread; ``change`` alters what it passes on."""
+def between(url: str, plan: Plan = lambda asked: None) -> Iterator[Proxy]:
+    """Run a proxy meanwhile."""
     proxy = Proxy(url, plan)
-    proxy.change = change
-    threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
         yield proxy
     finally:
-        proxy.ends.set()
-        proxy.shutdown()
-        proxy.server_close()
+        proxy.end()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    # Head and body are two writes, the second of which would wait 40 ms for the first to be acknowledged.
-    disable_nagle_algorithm = True
-    server: Proxy
-
-    def do_GET(self) -> None:
-        self.answer(*self.passed_on(None))
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        asked = json.loads(body)
-        self.server.asked.append(asked)
-        fault = self.server.plan(asked)
-        self.server.change(asked)
-        body = json.dumps(asked).encode()
-        if fault is None:
-            self.answer(*self.passed_on(body))
-            return
-        self.server.injected.append(fault)
-        self.inject(fault, body)
+class _Passes(Handler):
+    def respond(self, body: bytes | None) -> None:
+        fault = None if body is None else self.server.plan(json.loads(body))
+        if body is None or fault is None:
+            self.give(*self.passed_on(body))
+        else:
+            self.server.injected.append(fault)
+            self.inject(fault, body)
 
     def inject(self, fault: str, body: bytes) -> None:
         """Answer wrongly."""
         if fault.startswith("refuse "):
             name = fault.removeprefix("refuse ")
             said = {"error": {"message": f"Unrecognized request argument supplied: {name}"}}
-            self.answer(400, json.dumps(said).encode())
-        elif fault in {"500", "busy"}:
-            self.answer(
-                500 if fault == "500" else 503, b"the engine is gone", retry="0.01" if fault == "busy" else None
-            )
+            self.give(400, json.dumps(said).encode())
+        elif fault == "500":
+            self.give(500, b"the engine is gone")
+        elif fault == "busy":
+            self.give(503, b"the engine is gone", Retry_After="0.01")
         elif fault == "hang":
             self.close_connection = True
             self.server.ends.wait(60)
         elif fault == "reset":
             self.close_connection = True
-        elif fault == "no JSON":
-            self.answer(200, b"<html>a gateway's page</html>")
+        elif fault == "no-JSON":
+            self.give(200, b"<html>a gateway's page</html>")
         else:
             _, content = self.passed_on(body)
             if fault == "drip":
                 self.drip(content)
-            elif fault == "cut off":
+            elif fault == "cut-off":
                 self.close_connection = True
-                self.answer(200, content, sent=len(content) // 2)
+                self.give(200, content, sent=len(content) // 2)
             else:
-                self.answer(200, json.dumps(spoilt(fault, json.loads(content))).encode())
+                self.give(200, json.dumps(spoilt(fault, json.loads(content))).encode())
 
     def drip(self, content: bytes) -> None:
         """Send a byte at a time, so that no single read takes long."""
         self.close_connection = True
         with contextlib.suppress(OSError):
-            self.answer(200, content, sent=0)
+            self.give(200, content, sent=0)
             for byte in content:
                 if self.server.ends.wait(0.05):
                     return
@@ -245,39 +296,16 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             return 502, b"there is nothing behind the proxy"
 
-    def answer(self, code: int, content: bytes, *, sent: int | None = None, retry: str | None = None) -> None:
-        self.send_response(code)
-        self.send_header("Content-Length", str(len(content)))
-        if retry is not None:
-            self.send_header("Retry-After", retry)
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(content[:sent])
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
 
 def spoilt(fault: str, answer: dict[str, Any]) -> dict[str, Any]:
     """An answer that cannot be right."""
     choice = answer["choices"][0]
-    reported = choice.get("logprobs") or {}
-    if fault == "no choices":
+    if fault == "no-choices":
         del answer["choices"]
-    elif fault == "two choices":
-        answer["choices"] = [choice, choice]
-    elif fault == "lost token":
+    elif fault == "lost-token":
         choice["token_ids"] = choice["token_ids"][:-1]
-    elif fault == "lost log-probability":
-        values = reported.get("token_logprobs") or reported.get("content")
-        del values[-1]
-    elif fault == "unknown token":
-        choice["token_ids"][0] = 10**6
-    elif fault == "too long":
-        choice["token_ids"] = choice["token_ids"] * 9
-        answer["usage"]["completion_tokens"] = len(choice["token_ids"])
     elif fault == "aborted":
         choice["finish_reason"] = "abort"
-    elif fault == "wrong prompt":
+    elif fault == "wrong-prompt":
         choice["prompt_token_ids"] = [2]
     return answer

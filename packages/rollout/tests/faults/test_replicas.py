@@ -7,78 +7,44 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
-from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import hashed
 import polars as pl
 import pytest
-from isocompute.rollout import Sampling
-from isocompute.rollout.samplers.replicas.pool import Replicas
 
-pytestmark = pytest.mark.slow("Ray")
+pytestmark = [pytest.mark.slow("Ray"), pytest.mark.xdist_group("ray")]
 
-FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "4"))
+FAULTS = int(os.environ.get("ISOCOMPUTE_REPLICA_FAULTS", "3"))
 KINDS = (
     "killed in a batch",
-    "killed in a sync",
     "slow",
+    "hanging in a sync",
+    "killed in a sync",
     "hanging in a batch",
     "killed in both",
-    "hanging in a sync",
     "killed twice",
     "killed after a batch",
 )
 SIGNALS = {"killed": signal.SIGKILL, "hanging": signal.SIGSTOP}
-SAMPLING = Sampling(max_new_tokens=12, max_prompt_tokens=16)
 PROBLEMS = 24
-HANGING_SECONDS = 15.0
-"""Longer than a replica takes to come up again, torch included: till then the only other one may be kept waiting."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A Ray cluster with places for all replicas of this file."""
-    ray = pytest.importorskip("ray")
-    pytest.importorskip("torch")
-    ray.init(num_cpus=8, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
-    ray.cloudpickle.register_pickle_by_value(hashed)
-    yield ray
-    ray.shutdown()
 
 
 class Played:
     """Replicas, and the same sampler alone, which says what they should answer."""
 
-    def __init__(self, folder: Path, *, replicas: int, keep_weights: bool) -> None:
-        opener = partial(hashed.HashedSampler, SAMPLING, folder)
-        self.pool = Replicas(
-            opener,
-            "hashed",
-            SAMPLING,
-            replicas=replicas,
-            keep_weights=keep_weights,
-            bucket_bytes=300,
-            answer_seconds=HANGING_SECONDS,
-        )
-        self.alone, self.folder = opener(), folder
+    def __init__(self, pool: Any) -> None:
+        self.pool, self.alone, self.folder = pool, pool.alone, pool.folder
         self.problems = hashed.problems(PROBLEMS)
-        self.count, self.keeps = replicas, keep_weights
+        self.count = len(pool.driver.members)
 
-    def process_or_none(self, index: int) -> int | None:
-        """The process of a replica that is up."""
-        opened = self.pool.crew.members[index].opened
-        return None if opened is None else opened.process
-
-    def process(self, index: int) -> int:
-        process = self.process_or_none(index)
-        assert process is not None
-        return process
+    def process(self, index: int) -> Any:
+        """The process of a replica; None where it is not up."""
+        return getattr(self.pool.driver.members[index].opened, "process", None)
 
     def strike(self, index: int, how: str) -> int:
         """Kill or stop a replica; returns its process."""
-        process = self.process(index)
+        process: int = self.process(index)
         os.kill(process, SIGNALS[how])
         return process
 
@@ -105,7 +71,7 @@ class Played:
         """Sample with one replica that answers nothing until the others have answered most, and compare."""
         gate = self.folder / f"wait-{self.process(slow)}"
         gate.touch()
-        members = self.pool.crew.members
+        members = self.pool.driver.members
         before, groups = [member.answered for member in members], []
         for group in self.pool.stream(self.problems, **self._asked(step)):
             groups.append(group)
@@ -123,15 +89,15 @@ class Played:
             The process that was struck.
         """
         paced, moment = source.random() < 0.5, source.randint(1, PROBLEMS // 2)
-        member = self.pool.crew.members[victim]
+        member = self.pool.driver.members[victim]
         (self.folder / f"{'pace' if paced else 'wait'}-{self.process(victim)}").touch()
         before, groups, ended = member.answered, [], 0
         for group in self.pool.stream(self.problems, **self._asked(step)):
             groups.append(group)
             if not ended and (member.answered > before if paced else len(groups) == moment):
                 ended = self.strike(victim, how)
-        assert self.pool.crew.last_lost.startswith(f"replica {victim}: it di")
-        assert "answer the group" in self.pool.crew.last_lost
+        assert self.pool.driver.last_lost.startswith(f"replica {victim}: it di")
+        assert "answer the group" in self.pool.driver.last_lost
         self._compare(step, groups)
         return ended
 
@@ -144,17 +110,20 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Played]]:
+def played(pair: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], Played]]:
     """Two replicas that need not wait for the next sync after a death (0), and three that must (1)."""
+    three: list[Any] = []
 
-    @cache
     def made(which: int) -> Played:
-        return Played(tmp_path_factory.mktemp("replicas"), replicas=2 + which, keep_weights=not which)
+        if which and not three:
+            three.append(hashed.replicas(tmp_path_factory.mktemp("three"), 3))
+        return Played(three[0] if which else pair)
 
-    opened: set[int] = set()
-    yield lambda which: opened.add(which) or made(which)
-    for which in opened:
-        made(which).pool.close()
+    pair._sender._keep = True
+    yield made
+    pair._sender._keep = False
+    for pool in three:
+        pool.close()
 
 
 @pytest.mark.parametrize("number", range(FAULTS))
@@ -186,4 +155,4 @@ def test_a_fault_of_a_replica_shows_in_no_table(number: int, played: Callable[[i
     one.sync(one.pool.weights_version + 1, number + 2000, None, source)
     one.sample(number)
     assert len(ended) == (0 if fault == "slow" else 1 + (where in ("in both", "twice")))
-    assert not [process for process in ended if process in map(one.process_or_none, range(one.count))]
+    assert not [process for process in ended if process in map(one.process, range(one.count))]

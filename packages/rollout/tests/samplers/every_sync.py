@@ -1,13 +1,19 @@
-"""What every sampler whose weights can be replaced does, besides ``every_sampler``.
+"""Syncs of every sampler whose weights can be replaced, and of those in this process with a tied output head.
 
-The files that import these tests define ``sampler`` as there. Each test leaves it with the model's own weights.
+The files that import these tests define ``sampler`` as for ``every_sampler``, and ``tied_sampler``, open on the folder
+of ``tied_tiny``, where they import those of tied models. Each test leaves it with the model's own weights.
 """
 
+import os
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hashed import Lost
 from isocompute.rollout import RolloutError
+
+FAULTS = int(os.environ.get("ISOCOMPUTE_ROLLOUT_FAULTS", "10")) // 10
 
 
 def test_log_probabilities_are_the_models_after_every_sync(sampler: Any, tiny: Any, tmp_path: Path) -> None:
@@ -35,41 +41,22 @@ def test_a_sync_that_is_not_the_whole_model_is_refused_and_blocks_sampling(sampl
     whole = dict(tiny.save(tiny.folder, seed=0).state_dict())
     before, version = tiny.sample(sampler), sampler.weights_version
     last = list(whole)[-1]
-    wrong = {
-        f"a sync lacks the tensor {last}": {k: v for k, v in whole.items() if k != last},
-        r"a sync lacks the tensor .* and \d+ more": {},
-        "brings the tensor model.norm.nonsense, which the model does not have": whole
-        | {"model.norm.nonsense": torch.zeros(1)},
-        r"brings the tensor model.norm.weight as \(1,\); the model has it as \(32,\)": whole
-        | {"model.norm.weight": torch.zeros(1)},
-    }
-    for message, weights in wrong.items():
+    one = torch.zeros(1)
+    for message, weights in (
+        (f"lacks the tensor {last}", [pair for pair in whole.items() if pair[0] != last]),
+        (r"lacks the tensor .* and \d+ more", []),
+        ("the tensor nonsense, which the model does not have", whole | {"nonsense": one}),
+        (r"the tensor model.norm.weight as \(1,\); the model", whole | {"model.norm.weight": one}),
+        (r"brings the tensor .* twice", [*whole.items(), (last, whole[last])]),
+    ):
         with pytest.raises(RolloutError, match=message):
             sampler.sync(weights, version + 1)
         with pytest.raises(RolloutError, match="the last sync failed"):
             tiny.sample(sampler)
-    with pytest.raises(RolloutError, match=r"brings the tensor .* twice"):
-        sampler.sync([*whole.items(), (last, whole[last])], version + 1)
     sampler.sync(whole, version + 1)
     after = tiny.sample(sampler)
     assert sampler.weights_version == version + 1
     assert after["response_ids"].to_list() == before["response_ids"].to_list()
-
-
-def test_weights_that_end_in_an_error_block_sampling(sampler: Any, tiny: Any) -> None:
-    whole = dict(tiny.save(tiny.folder, seed=0).state_dict())
-    version = sampler.weights_version + 1
-
-    def torn() -> Any:
-        yield from list(whole.items())[:3]
-        raise OSError("the disk is gone")
-
-    with pytest.raises(OSError, match="the disk is gone"):
-        sampler.sync(torn(), version)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        tiny.sample(sampler)
-    sampler.sync(whole, version)
-    assert len(tiny.sample(sampler)) == 24
 
 
 def test_a_sync_in_the_middle_of_a_stream_is_refused(sampler: Any, tiny: Any) -> None:
@@ -83,26 +70,49 @@ def test_a_sync_in_the_middle_of_a_stream_is_refused(sampler: Any, tiny: Any) ->
     assert sampler.weights_version == version + 1
 
 
-class Lost:
-    """A tensor of the right shape that is gone when it is copied."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.shape, self.dtype, self.nbytes = tensor.shape, tensor.dtype, tensor.nbytes
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the tensor is gone ({name})")
-
-
+@pytest.mark.parametrize("number", range(FAULTS))
 def test_a_sync_cut_off_in_the_middle_blocks_sampling_until_a_whole_one(
-    sampler: Any, tiny: Any, tmp_path: Path
+    sampler: Any, tiny: Any, tmp_path: Path, number: int
 ) -> None:
-    before, version = tiny.sample(sampler), sampler.weights_version
-    other, own = (tiny.save(tmp_path, seed=seed).state_dict() for seed in (5, 0))
-    # A layer's query and key arrive, its value does not.
-    name = "model.layers.1.self_attn.v_proj.weight"
-    with pytest.raises(RolloutError, match="not take over the weights"):
-        sampler.sync({key: Lost(value) if key == name else value for key, value in other.items()}, version + 1)
-    with pytest.raises(RolloutError, match="the last sync failed"):
-        tiny.sample(sampler)
-    sampler.sync(own, version + 1)
+    source, before, version = random.Random(number), tiny.sample(sampler), sampler.weights_version
+    other = list(tiny.save(tmp_path, seed=source.randrange(1, 100)).state_dict().items())
+    for _ in range(source.randint(1, 3)):
+        lost = source.randrange(len(other))
+
+        def torn(lost: int = lost) -> Any:
+            yield from other[:lost]
+            raise OSError("the disk is gone")
+
+        whole = ((name, Lost(t) if i == lost else t) for i, (name, t) in enumerate(other))
+        for error, message, weights in (
+            (RolloutError, "not take over the weights", whole),
+            (OSError, "the disk is gone", torn()),
+        ):
+            with pytest.raises(error, match=message):
+                sampler.sync(weights, version + 1)
+            with pytest.raises(RolloutError, match="the last sync failed"):
+                next(sampler.stream(tiny.problems, samples=4, seed=3, step=1))
+            assert sampler.weights_version == version
+    policy, own = (tiny.save(tmp_path, seed=seed) for seed in (source.randrange(1, 100), 0))
+    sampler.sync(policy.state_dict().items(), version + 1)
+    assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
+    sampler.sync(own.state_dict(), version + 2)
     assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()
+
+
+@pytest.mark.parametrize("leave_out", ["", "lm_head.weight"], ids=["given", "left out"])
+def test_log_probabilities_are_a_tied_models_after_every_sync(
+    tied_sampler: Any, tied_tiny: Any, tmp_path: Path, leave_out: str
+) -> None:
+    synced_three_times(tied_sampler, tied_tiny, tmp_path, leave_out=leave_out)
+
+
+def test_a_tied_head_that_differs_from_the_embedding_is_refused(
+    tied_sampler: Any, tied_tiny: Any, tmp_path: Path
+) -> None:
+    whole = dict(tied_tiny.save(tmp_path, seed=0).state_dict())
+    version, head = tied_sampler.weights_version + 1, whole["lm_head.weight"]
+    with pytest.raises(RolloutError, match=r"model.embed_tokens.weight"):
+        tied_sampler.sync(whole | {"lm_head.weight": head + 1}, version)
+    tied_sampler.sync(whole | {"lm_head.weight": head.clone()}, version)
+    assert tied_sampler.weights_version == version

@@ -1,26 +1,19 @@
 """transformers on a tiny random model."""
 
-import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pytest
-from every_base_model import *  # noqa: F403
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
-from every_tied import *  # noqa: F403
 from isocompute.rollout import RolloutError, open_sampler
+from isocompute.rollout.cli import main
 from isocompute.rollout.samplers.sampling import Request, Response, as_it_is
 
 pytestmark = pytest.mark.slow("every test of a sampler")
-
-
-@pytest.fixture(scope="module")
-def kind() -> str:
-    return "transformers"
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +41,14 @@ def requests(tiny: Any, *, count: int = 12, length: int = 8, prompt: str = "1+1=
 
 
 def test_a_response_leaves_the_batch_when_it_is_finished(sampler: Any, tiny: Any, calls: list[Any]) -> None:
-    whole = sorted(sampler._generate(requests(tiny, count=64), as_it_is))
-    lengths = np.array([len(response.ids) for _, response in whole])
+    whole = [(len(calls), len(response.ids)) for _, response in sampler._generate(requests(tiny, count=64), as_it_is)]
+    lengths = np.array([length for _, length in whole])
+    assert [made for made, _ in whole] == lengths.tolist() == sorted(lengths)
     assert len(set(lengths)) > 3
     # Nothing is computed for a response that is finished: one row of a call per token.
     assert [rows for rows, _, _ in calls] == [int((lengths > step).sum()) for step in range(8)]
     # Logits of a whole prompt would not fit: they are computed for its last token alone.
     assert {places for _, places, _ in calls} == {1}
-
-
-def test_responses_come_as_they_finish(sampler: Any, tiny: Any, calls: list[Any]) -> None:
-    arrived = [(len(calls), len(response.ids)) for _, response in sampler._generate(requests(tiny), as_it_is)]
-    assert [made for made, _ in arrived] == [length for _, length in arrived]
-    assert arrived == sorted(arrived)
-    assert arrived[0][1] < arrived[-1][1]
 
 
 def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_of_its_length(
@@ -86,17 +73,6 @@ def test_a_request_that_follows_goes_on_from_the_response_and_waits_for_others_o
         alone = Request(prompt_ids=prompt, seed=index, max_new_tokens=2)
         ((_, again),) = sampler._generate([alone], as_it_is)
         assert ended[index].ids.tolist() == again.ids.tolist()
-
-
-def test_each_request_has_a_length_of_its_own(sampler: Any, tiny: Any) -> None:
-    ids = tiny.ids("1+1=")
-    longest = dict(sampler._generate(requests(tiny), as_it_is))
-    asked = [Request(prompt_ids=ids, seed=seed, max_new_tokens=1 + seed % 4) for seed in range(12)]
-    for index, response in sampler._generate(asked, as_it_is):
-        limit = asked[index].max_new_tokens
-        assert response.ids.tolist() == longest[index].ids.tolist()[:limit]
-        cut = len(longest[index].ids) > limit or longest[index].finish_reason == "length"
-        assert response.finish_reason == ("length" if cut else "stop")
 
 
 def test_a_batch_smaller_than_the_requests_changes_nothing(sampler: Any, tiny: Any) -> None:
@@ -183,20 +159,22 @@ def test_a_model_without_a_cache_of_keys_and_values_is_refused(tiny: Any, tmp_pa
         tiny.sample(recurrent)
 
 
-def test_a_model_that_cannot_be_loaded_is_named(tiny: Any, tmp_path: Path) -> None:
-    with pytest.raises(RolloutError, match="cannot be loaded"):
-        open_sampler("transformers", str(tmp_path), tiny.sampling)
-
-
-def test_rewards_use_the_metadata_of_a_problem(sampler: Any, tiny: Any) -> None:
-    pytest.importorskip("reasoning_gym")
-    problems = tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:number_format"), answer=pl.lit("2"))
-    sums = {}
-    for solution in (2, -1):
-        known = problems.with_columns(metadata=pl.lit(json.dumps({"metadata": {"solution": solution}})))
-        rollouts = tiny.sample(sampler, known, samples=32)
-        texts = tiny.tokenizer.batch_decode(rollouts["response_ids"].to_list(), skip_special_tokens=True)
-        right = [text.strip().isdigit() and int(text) == solution for text in texts]
-        assert all(reward == 1 for reward, expected in zip(rollouts["reward"], right, strict=True) if expected)
-        sums[solution] = rollouts["reward"].sum()
-    assert sums[2] != sums[-1]
+@pytest.mark.parametrize("how", ["missing", "without a config", "corrupted"])
+def test_a_base_model_that_cannot_be_loaded_is_one_line(
+    how: str, tiny: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, out = tmp_path / "model", tmp_path / "rollouts.parquet"
+    if how != "missing":
+        shutil.copytree(tiny.folder, model)
+    if how == "without a config":
+        (model / "config.json").unlink()
+    elif how == "corrupted":
+        weights = model / "model.safetensors"
+        weights.write_bytes(b"\xff" * 100 + weights.read_bytes()[100:])
+    tiny.problems.write_parquet(tmp_path / "problems.parquet")
+    asked = f"generate --sampler transformers --model {model} --problems {tmp_path}/problems.parquet --out {out}"
+    assert main(asked.split()) == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "Traceback" not in "".join(lines)
+    assert [line for line in lines if line.startswith(f"error: the base model {model} cannot be loaded (")]
+    assert not out.exists()

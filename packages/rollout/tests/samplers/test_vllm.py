@@ -1,21 +1,25 @@
-"""vLLM in this process on a tiny random model."""
+"""vLLM in this process: an engine on the tiny model, one on a tied one, and the rule by which engines sleep.
+
+vLLM on CPU frees no memory when it sleeps, but keeps account of what sleeps and schedules nothing until all is awake.
+"""
 
 import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import polars as pl
 import pytest
-from every_base_model import *  # noqa: F403
 from every_sampler import *  # noqa: F403
 from every_sync import *  # noqa: F403
-from every_tied import *  # noqa: F403
 from isocompute.rollout import RolloutError, Sampling, open_sampler
+from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import EngineConfig, Request
+from isocompute.rollout.samplers.vllm.sampler import STEPS, WRONG, Event, Sleep, State, step
 
 # Not imported here: that takes seconds in every process that collects.
 pytestmark = [
@@ -26,18 +30,25 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def kind() -> str:
-    return "vllm"
-
-
-@pytest.fixture(scope="module")
 def sampler(vllm_sampler: Any) -> Any:
     return vllm_sampler
 
 
 @pytest.fixture(scope="module")
-def tied_sampler(tied_tiny: Any) -> Iterator[Any]:
-    opened = open_sampler("vllm", str(tied_tiny.folder), tied_tiny.sampling)
+def tied_sampler(tied_tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A narrow engine on a tied model with another token at which responses end, and with prompts that are cached."""
+    import transformers
+
+    folder = tmp_path_factory.mktemp("narrow")
+    tied_tiny.save(folder, seed=0)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    ends = [1, tied_tiny.ids("3")[0]]
+    stated = transformers.GenerationConfig(eos_token_id=ends, top_k=1, temperature=0.6, do_sample=True)
+    stated.save_pretrained(folder)
+    narrow = EngineConfig(prefix_caching=True, max_concurrent=4, max_batched_tokens=320)
+    sampling = Sampling(max_new_tokens=8, max_prompt_tokens=300)
+    opened = open_sampler("vllm", str(folder), sampling, engine=narrow)
     yield opened
     opened.close()
 
@@ -51,44 +62,22 @@ def test_an_engine_on_cpu_compiles_nothing(sampler: Any) -> None:
 
 
 def test_a_sync_forgets_cached_prompts_and_a_generation_config_says_only_where_responses_stop(
-    tiny: Any, tmp_path: Path
+    tied_sampler: Any, tied_tiny: Any, tmp_path: Path
 ) -> None:
-    import transformers
-
-    policy, three = tiny.save(tmp_path, seed=0), tiny.ids("3")[0]
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
-    stated = transformers.GenerationConfig(eos_token_id=[1, three], top_k=1, temperature=0.6, do_sample=True)
-    stated.save_pretrained(tmp_path)
-    sampling = Sampling(max_new_tokens=8, max_prompt_tokens=300)
-    opened = open_sampler("vllm", str(tmp_path), sampling, engine=EngineConfig(prefix_caching=True, max_concurrent=4))
+    policy, three = tied_tiny.save(tmp_path, seed=0), tied_tiny.ids("3")[0]
     # A prompt of more than a block of the cache, which holds 128 tokens.
-    long = tiny.problems.head(2).with_columns(prompt=pl.Series(["1+" * 100 + "1=", "2-" * 100 + "1="]))
-    before = tiny.sample(opened, long, samples=16)
-    assert tiny.largest_difference(policy, before) < 1e-4
+    long = tied_tiny.problems.head(2).with_columns(prompt=pl.Series(["1+" * 100 + "1=", "2-" * 100 + "1="]))
+    before = tied_tiny.sample(tied_sampler, long, samples=16)
+    assert tied_tiny.largest_difference(policy, before) < 1e-4
     assert before["response_ids"].n_unique() > 4
     for row in before.iter_rows(named=True):
         assert three not in row["response_ids"][:-1]
         assert row["finish_reason"] == ("stop" if row["response_ids"][-1] in (1, three) else "length")
     assert three in before["response_ids"].list.last()
-    other = tiny.save(tmp_path, seed=5)
-    opened.sync(other.state_dict(), 1)
-    after = tiny.sample(opened, long, samples=8)
-    opened.close()
-    assert tiny.largest_difference(other, after) < 1e-4
-
-
-def test_a_model_that_transformers_has_no_language_model_for_is_served(tiny: Any, tmp_path: Any) -> None:
-    policy = tiny.save(tmp_path, seed=0)
-    config = json.loads((tmp_path / "config.json").read_text())
-    # A configuration with Llama's settings that belongs to encoders only; vLLM goes by the architecture.
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "eurobert"}))
-    opened = open_sampler("vllm", str(tmp_path), tiny.sampling, engine=EngineConfig(max_concurrent=4, kv_cache_gib=0.1))
-    assert opened.plan == ""
-    assert tiny.largest_difference(policy, tiny.sample(opened)) < 1e-4
-    with pytest.raises(RolloutError, match=r"be loaded \(Unrecognized"):
-        opened.sync(policy.state_dict(), 1)
-    opened.close()
+    other = tied_tiny.save(tmp_path, seed=5)
+    tied_sampler.sync(other.state_dict(), 1)
+    assert tied_tiny.largest_difference(other, tied_tiny.sample(tied_sampler, long, samples=8)) < 1e-4
+    tied_sampler.sync(policy.state_dict(), 2)
 
 
 def test_a_sync_in_this_process_is_refused_where_gpus_share_a_model(
@@ -128,32 +117,53 @@ def test_an_engine_answers_one_stream_at_a_time(sampler: Any, tiny: Any) -> None
 
 
 def test_a_narrow_engine_gives_the_same_tokens_and_one_that_fails_is_named_after_the_groups_that_are_whole(
-    sampler: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+    sampler: Any, tiny: Any, tied_sampler: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    narrow = EngineConfig(max_concurrent=4, max_batched_tokens=16)
-    opened = open_sampler("vllm", str(tiny.folder), tiny.sampling, engine=narrow)
-    assert tiny.sample(opened)["response_ids"].to_list() == tiny.sample(sampler)["response_ids"].to_list()
-    engine: Any = opened._llm.llm_engine  # type: ignore[attr-defined]
-    step, steps = engine.step, iter(range(20))
+    # More requests than it generates together, and few enough.
+    whole = tiny.sample(tied_sampler)
+    parts = [tiny.sample(tied_sampler, tiny.problems[i : i + 1]) for i in range(6)]
+    assert whole["response_ids"].to_list() == tables.concat(parts, "rollouts")["response_ids"].to_list()
+    engine: Any = tied_sampler._llm.llm_engine
+    advance, steps = engine.step, iter(range(20))
 
     def failing() -> Any:
         if next(steps, None) is None:
             raise RuntimeError("the device is lost")
-        return step()
+        return advance()
 
     monkeypatch.setattr(engine, "step", failing)
-    stream, groups = opened.stream(tiny.problems, samples=4, seed=3, step=1), []
-    with pytest.raises(RolloutError, match=f"engine of {tiny.folder} failed while sampling .*the device is lost"):
+    stream, groups = tied_sampler.stream(tiny.problems, samples=4, seed=3, step=1), []
+    with pytest.raises(RolloutError, match=r"engine of .* failed while sampling .*the device is lost"):
         groups += stream
     assert 1 <= len(groups) < 6
     assert all(group["sample"].to_pylist() == [0, 1, 2, 3] for group in groups)
     with pytest.raises(RolloutError, match="open another sampler"):
-        tiny.sample(opened)
-    opened.close()
+        tiny.sample(tied_sampler)
+    tied_sampler.close()
     with pytest.raises(RolloutError, match="the sampler is closed"):
-        tiny.sample(opened)
+        tiny.sample(tied_sampler)
     # vLLM takes the process groups of all engines away with the first one that ends.
     assert len(tiny.sample(sampler)) == 24
+
+
+def test_a_model_that_transformers_has_no_language_model_for_gets_a_cache_of_a_usual_size(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm
+
+    tiny.save(tmp_path, seed=0)
+    given: dict[str, Any] = {}
+
+    def engine(**options: Any) -> None:
+        given.update(options)
+        raise ValueError("nobody has this model\nat line 3")
+
+    # A configuration that belongs to encoders only; vLLM goes by the architecture.
+    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace('"llama"', '"eurobert"'))
+    monkeypatch.setattr(vllm, "LLM", engine)
+    with pytest.raises(RolloutError, match=r"the base model .* cannot be loaded \(nobody has this model\)"):
+        open_sampler("vllm", str(tmp_path), tiny.sampling)
+    assert given["kv_cache_memory_bytes"] == 4 * 2**30
 
 
 @pytest.mark.parametrize(
@@ -172,3 +182,80 @@ def test_what_cannot_run_is_refused_before_a_model_is_loaded(
     monkeypatch.setattr(vllm, "LLM", None)
     with pytest.raises(RolloutError, match=message):
         open_sampler("vllm", str(tiny.folder), sampling, engine=engine)
+
+
+def test_every_event_in_every_state_is_a_step_or_an_error() -> None:
+    every = set(product(get_args(State), get_args(Event)))
+    assert STEPS.keys() | WRONG.keys() == every
+    assert not STEPS.keys() & WRONG.keys()
+    for state, event in WRONG:
+        with pytest.raises(RolloutError, match=r"^the engine was .*must"):
+            step(state, event, level=1, name="the engine")
+    # Discarded weights answer nothing before a sync.
+    assert step("asleep", "sample", level=1, name="the engine") == ("awake", ("weights", "kv_cache"))
+    with pytest.raises(RolloutError, match="engine sleep must be 1"):
+        step("asleep", "sample", level=2, name="the engine")
+
+
+def test_what_did_not_wake_is_woken_by_the_next_try() -> None:
+    room, woken = [False, True, False, True], list[tuple[str, ...]]()
+
+    class Engine:
+        def sleep(self, level: int) -> None:
+            woken.clear()
+
+        def wake_up(self, tags: list[str]) -> bool:
+            if not room.pop(0):
+                raise MemoryError
+            woken.append(tuple(tags))
+            return len(woken) == 2
+
+    sleep = Sleep(Engine(), level=1, name="the engine")
+    sleep.on("sleep")
+    for event in ("load", "loaded"):
+        with pytest.raises(MemoryError):
+            sleep.on(event)  # type: ignore[arg-type]
+        sleep.on(event)  # type: ignore[arg-type]
+    assert (woken, sleep.state) == ([("weights",), ("kv_cache",)], "awake")
+
+
+@pytest.fixture
+def sleeping(vllm_sampler: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, list[Any]]]:
+    """An engine on CPU that is let sleep all the same, and what it was told."""
+    told: list[Any] = []
+    llm = vllm_sampler._llm
+    sleep, wake = llm.sleep, llm.wake_up
+    monkeypatch.setattr(llm, "sleep", lambda level: (told.append(level), sleep(level=level))[1])
+    monkeypatch.setattr(llm, "wake_up", lambda tags: (told.append(tuple(tags)), wake(tags=tags))[1])
+    monkeypatch.setattr(vllm_sampler, "sleeps", True)
+    for level in (0, 1):
+        monkeypatch.setattr(vllm_sampler, "_sleep", Sleep(llm, level=level, name="the engine"))
+    yield vllm_sampler, told
+    vllm_sampler._sleep.on("sample")
+
+
+def test_an_engine_sleeps_after_a_training_batch_and_wakes_for_a_sync_and_for_samples(
+    sleeping: tuple[Any, list[Any]], tiny: Any, tmp_path: Any
+) -> None:
+    sampler, told = sleeping
+    engine, version = sampler._llm.llm_engine, sampler.weights_version
+    tiny.sample(sampler, phase="eval")
+    assert told == []
+    before = tiny.sample(sampler)
+    assert told == [1]
+    assert engine.is_sleeping()
+    assert tiny.sample(sampler, phase="eval").drop("weights_version")["response_ids"].len() == 24
+    assert told == [1, ("weights", "kv_cache")]
+    assert not engine.is_sleeping()
+    tiny.sample(sampler)
+    told.clear()
+    policy = tiny.save(tmp_path, seed=5)
+    with pytest.raises(RolloutError, match="a sync lacks the tensor"):
+        sampler.sync(dict(list(policy.state_dict().items())[:3]), version + 1)
+    assert (told, sampler._sleep.state) == ([("weights",)], "loading")
+    sampler.sync(policy.state_dict(), version + 1)
+    assert told == [("weights",), ("kv_cache",)]
+    assert not engine.is_sleeping()
+    assert tiny.largest_difference(policy, tiny.sample(sampler)) < 1e-4
+    sampler.sync(tiny.save(tmp_path, seed=0).state_dict(), version + 2)
+    assert tiny.sample(sampler)["response_ids"].to_list() == before["response_ids"].to_list()

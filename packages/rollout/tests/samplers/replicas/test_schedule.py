@@ -1,17 +1,19 @@
-"""Which replica answers which groups."""
+"""The order of groups among replicas, and the way in which weights travel to them."""
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.rollout.samplers.replicas.pool import Expected, Queue, Work
+from isocompute.rollout import RolloutError
+from isocompute.rollout.samplers.replicas.pool import Expected, Queue, QueuedGroup, transport_of
 
 
-def works(*costs: float) -> list[Work]:
-    return [Work(problem_id=f"p{i}", cost=cost) for i, cost in enumerate(costs)]
+def works(*costs: float) -> list[QueuedGroup]:
+    return [QueuedGroup(problem_id=f"p{i}", cost=cost) for i, cost in enumerate(costs)]
 
 
-def names(chunk: list[Work]) -> list[str]:
+def names(chunk: list[QueuedGroup]) -> list[str]:
     return [work.problem_id for work in chunk]
 
 
@@ -68,3 +70,16 @@ def test_a_group_is_expected_to_be_as_long_as_the_problems_last_one() -> None:
     expected.learn("b", [10])
     expected.learn("a", [6])
     assert [expected.of(name) for name in ("a", "b", "c")] == [6, 10, 8]
+
+
+def test_the_transport_follows_the_replicas_devices_and_an_impossible_one_is_refused() -> None:
+    chosen = [transport_of("auto", num_gpus=gpus) for gpus in (0.0, 0.5, 1.0, 4.0)]
+    assert chosen == ["object_store", "ipc", "nccl", "nccl"]
+    assert transport_of("auto", num_gpus=1.0, keep=True) == "object_store"
+    assert transport_of("gloo", num_gpus=1.0) == "gloo"
+    with pytest.raises(RolloutError, match="one of object_store, gloo"):
+        transport_of("mpi", num_gpus=0.0)
+    with pytest.raises(RolloutError, match="it must be object_store"):
+        transport_of("nccl", num_gpus=0.0)
+    with pytest.raises(RolloutError, match="keep_weights keeps what"):
+        transport_of("ipc", num_gpus=0.5, keep=True)

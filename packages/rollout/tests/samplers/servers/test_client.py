@@ -1,4 +1,4 @@
-"""One server over HTTP on loopback, which answers in every way that servers and networks do."""
+"""One server over HTTP, which answers in every way that servers do; and several: who is asked, and who is left out."""
 
 import contextlib
 import json
@@ -7,52 +7,32 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from isocompute.rollout import RolloutError
 from isocompute.rollout.samplers.servers import client as client_module
-from isocompute.rollout.samplers.servers.client import Client, Failed, Refused
-from serving import free_port
+from isocompute.rollout.samplers.servers.client import ATTEMPTS, Client, Failed, Refused, Server, Servers
+from serving import Handler, Loopback, free_port
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Replies(Handler):
     reply: Callable[[Any], None]
     seen: list[Any]
 
-    def do_GET(self) -> None:
-        self.seen.append((self.path, self.headers["Authorization"], self.client_address, None))
+    def respond(self, body: bytes | None) -> None:
+        asked = None if body is None else json.loads(body)
+        self.seen.append((self.path, self.headers["Authorization"], self.client_address, asked))
         type(self).reply(self)
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append((self.path, self.headers["Authorization"], self.client_address, body))
-        type(self).reply(self)
-
-    def give(self, code: int, content: bytes, sent: int | None = None, **headers: str) -> None:
-        self.send_response(code)
-        for name, value in {"Content_Length": str(len(content)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(content[:sent])
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
 
 
 @contextlib.contextmanager
 def server(reply: Callable[[Any], None]) -> Iterator[tuple[str, list[Any]]]:
     """A server that replies so; yields its address and what it saw."""
     seen: list[Any] = []
-    handler = type("Replies", (Handler,), {"reply": staticmethod(reply), "seen": seen})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
-        running.daemon_threads = True
-        running.handle_error = lambda *_: None  # type: ignore[method-assign]
-        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}", seen
-        running.shutdown()
+    running = Loopback(type("Replying", (Replies,), {"reply": staticmethod(reply), "seen": seen}))
+    yield running.url.removesuffix("/v1"), seen
+    running.end()
 
 
 def test_one_connection_serves_many_requests_and_the_key_goes_along() -> None:
@@ -80,6 +60,15 @@ def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> Non
         assert len({address for _, _, address, _ in seen}) == 5
 
 
+def chunks(handler: Any) -> None:
+    """Half of a chunked body."""
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    handler.wfile.write(b"5\r\n[1, 2\r\n")
+    handler.close_connection = True
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
@@ -90,22 +79,14 @@ def test_a_connection_that_the_server_closed_while_idle_is_opened_again() -> Non
         (lambda h: h.wfile.write(b"nonsense\r\n\r\n"), r"cut off \(nonsense"),
         (lambda h: h.give(500, b'{"error": {"message": "no memory\\nat line 3"}}'), r"^500 .*Error: no memory$"),
         (lambda h: h.give(503, b""), r"^503 Service Unavailable$"),
+        (chunks, "cut off"),
     ],
-    ids=["page", "deep", "short", "silent", "no HTTP", "500", "503"],
+    ids=["page", "deep", "short", "silent", "no HTTP", "500", "503", "chunks"],
 )
 def test_what_a_server_does_wrong_is_said(reply: Any, reason: str) -> None:
     with server(reply) as (url, _), pytest.raises(Failed, match=reason) as failed:
         Client(url, timeout_seconds=20).ask("completions", {})
     assert not failed.value.unreachable
-
-
-def chunks(handler: Any) -> None:
-    """Half of a chunked body."""
-    handler.send_response(200)
-    handler.send_header("Transfer-Encoding", "chunked")
-    handler.end_headers()
-    handler.wfile.write(b"5\r\n[1, 2\r\n")
-    handler.close_connection = True
 
 
 def drip_body(handler: Any) -> None:
@@ -120,11 +101,6 @@ def drip(handler: Any) -> None:
     for _ in range(1000):
         handler.wfile.write(b" ")
         time.sleep(0.02)
-
-
-def test_a_chunked_body_that_ends_early_is_cut_off() -> None:
-    with server(chunks) as (url, _), pytest.raises(Failed, match="cut off"):
-        Client(url).ask("completions", {})
 
 
 @pytest.mark.slow
@@ -186,19 +162,12 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
     assert failed.value.unreachable
 
 
-@pytest.mark.parametrize(
-    "address", ["localhost:8000", "ftp://a/v1", "http://", "http://a:0/v1", "http://a:x/v1", "http://[::1/v1", ""]
-)
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+@pytest.mark.parametrize("address", ["localhost:8000", "ftp://a/v1", "http://", "http://a:0/v1", "http://[::1/v1", ""])
+def test_an_address_that_is_none_is_refused_and_any_other_is_completed(address: str) -> None:
     with pytest.raises(RolloutError, match="http://localhost:8000/v1"):
         Client(address)
-
-
-@pytest.mark.parametrize(
-    ("given", "used"), [("http://a", "http://a/v1"), ("http://a:1/", "http://a:1/v1"), ("https://a/b/", "https://a/b")]
-)
-def test_an_address_is_completed(given: str, used: str) -> None:
-    assert Client(given).base_url == used
+    for given, used in (("http://a", "http://a/v1"), ("http://a:1/", "http://a:1/v1"), ("https://a/b/", "https://a/b")):
+        assert Client(given).base_url == used
 
 
 def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,3 +180,125 @@ def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         assert Client(url).ask("models", None) == 1
         assert seen[1][0] == "/v1/models"
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_SECONDS", 0.001)
+
+
+@pytest.fixture
+def three() -> Servers:
+    return Servers([Client(f"http://host{i}/v1") for i in range(3)])
+
+
+def test_a_request_goes_to_the_server_with_the_fewest_in_flight(three: Servers) -> None:
+    halt = threading.Event()
+    held: list[Server] = []
+
+    def nested(depth: int) -> Any:
+        def ask(server: Server) -> None:
+            held.append(server)
+            if depth:
+                three.answered(nested(depth - 1), halt)
+
+        return ask
+
+    three.answered(nested(5), halt)
+    assert [held.count(server) for server in three.all] == [2, 2, 2]
+    assert [server.in_flight for server in three.all] == [0, 0, 0]
+
+
+def test_a_failed_request_goes_to_another_server_at_once_and_the_last_failure_says_where_and_how_often(
+    three: Servers,
+) -> None:
+    asked: list[Server] = []
+
+    def ask(server: Server) -> None:
+        asked.append(server)
+        raise Failed(f"busy {len(asked)}", unreachable=server not in (three.all[0], three.all[2]))
+
+    with pytest.raises(Failed) as failed:
+        three.answered(ask, threading.Event())
+    assert asked == [*three.all, three.all[0]]
+    assert len(asked) == ATTEMPTS
+    assert str(failed.value) == (
+        "the server at http://host0/v1 failed 2 times (busy 4); "
+        "the server at http://host1/v1 does not answer (busy 2); the server at http://host2/v1 failed once (busy 3)"
+    )
+    assert not failed.value.unreachable
+    # No connection anywhere is told apart.
+    with pytest.raises(Failed, match="does not answer") as failed:
+        Servers([Client("http://host/v1")]).answered(ask, threading.Event())
+    assert failed.value.unreachable
+
+
+def test_a_refusal_is_not_tried_again(three: Servers) -> None:
+    asked: list[Server] = []
+
+    def ask(server: Server) -> None:
+        asked.append(server)
+        raise Refused("401", status=401)
+
+    with pytest.raises(Refused):
+        three.answered(ask, threading.Event())
+    assert len(asked) == 1
+    assert [server.in_flight for server in three.all] == [0, 0, 0]
+
+
+def test_a_dead_server_is_left_out_and_comes_back(
+    three: Servers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(client_module, "FIRST_PAUSE_SECONDS", 30.0)
+    dead, halt = three.all[0], threading.Event()
+    asked: list[Server] = []
+
+    def ask(server: Server) -> None:
+        asked.append(server)
+        if server is dead and len(asked) == 1:
+            raise Failed("refused", unreachable=True)
+
+    for _ in range(10):
+        three.answered(ask, halt)
+    assert asked.count(dead) == 1
+    assert caplog.messages == ["the server at http://host0/v1 is left out for 30.0 s (refused)"]
+    dead.left_out_until = 0.0
+    for server in three.all[1:]:
+        server.in_flight = 1
+    three.answered(ask, halt)
+    assert asked[-1] is dead
+    assert dead.failures_in_a_row == 0
+
+
+def test_a_server_that_asks_for_it_is_left_alone_up_to_a_bound(three: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, halt = three.all[0], threading.Event()
+    monkeypatch.setattr(client_module.time, "monotonic", lambda: 1000.0)
+    for wait, until in ((5.0, 1005.0), (10_000.0, 1060.0)):
+        busy.busy_until = 0.0
+
+        def ask(server: Server, wait: float = wait) -> None:
+            if server is busy:
+                raise Failed("429", wait_seconds=wait)
+
+        three.answered(ask, halt)
+        assert busy.busy_until == until
+
+
+def test_a_request_does_not_wait_for_the_only_server_once_it_is_left_out_or_told_to_end() -> None:
+    only, halt = Servers([Client("http://host/v1")]), threading.Event()
+    only.all[0].left_out_until = time.monotonic() + 1000
+    assert only.answered(lambda server: "back", halt) == "back"
+
+    def ask(server: Server) -> None:
+        halt.set()
+        raise Failed("429", wait_seconds=60.0)
+
+    with pytest.raises(Failed, match="failed once"):
+        only.answered(ask, halt)
+
+
+def test_servers_are_named_once_and_there_is_one() -> None:
+    with pytest.raises(RolloutError, match="must name at least one"):
+        Servers([])
+    with pytest.raises(RolloutError, match="server http://a/v1 twice"):
+        Servers([Client("http://a"), Client("http://a/v1/")])

@@ -20,7 +20,7 @@ from .sampling import Sampling
 from .weights import BUCKET_BYTES
 
 GATHER_SECONDS = 0.05
-"""How long an actor goes on gathering groups before it sends them; a call costs about a millisecond."""
+"""Time for which an actor gathers groups before it sends them; a call costs about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +110,6 @@ def connected_ray() -> Any:
 
 
 def resources(ray: Any) -> str:
-    """What a cluster has, for an error."""
+    """Return a cluster's resources in words, for an error."""
     cluster = ray.cluster_resources()
     return f"{cluster.get('CPU', 0):g} CPUs and {cluster.get('GPU', 0):g} GPUs"

@@ -1,8 +1,7 @@
-"""What every sampler does alike: it counts the versions of its weights and samples from whole weights only.
+"""The interface of samplers, the columns of their tables, and the problems that they cannot score.
 
-Responses on their way into the ``rollouts`` table: a group that is complete becomes one Arrow batch.
-
-Problems that cannot be scored, though their responses were paid for: counted until it is clear that all are such.
+Every sampler counts the versions of its weights and samples from whole weights only. A group that is complete becomes
+one Arrow batch.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import ProblemError, RolloutError
 from ..scoring.scorer import Verdict
 from . import weights
 from .sampling import Draw, Response, Sampling
 from .weights import BUCKET_BYTES, InProcess, Manifest, Payload, Rendezvous, buckets, checked, loading, place_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,8 @@ class Group:
     texts: Sequence[str]
 
 
-class Layout:
-    """Which columns a sampler's batches have, and how they are made: no Python object per token.
-
-    Args:
-        keep_text: Whether there is a column ``text``.
-        sampled: Whether there is a column ``sampled``.
-        retokenized: Whether there is a column ``retokenized``.
-    """
+class Columns:
+    """The columns of a sampler's batches, three of which are optional; no Python object is made per token."""
 
     def __init__(self, *, keep_text: bool = False, sampled: bool = False, retokenized: bool = False) -> None:
         self._optional = {"text": keep_text, "sampled": sampled, "retokenized": retokenized}
@@ -74,7 +68,7 @@ class Layout:
     def batch(self, group: Group, verdicts: Sequence[Verdict], *, draw: Draw, version: int) -> pa.RecordBatch:
         """Return the rows of one group."""
         responses, rows = group.responses, len(group.responses)
-        columns: dict[str, Any] = {
+        values: dict[str, Any] = {
             "run_id": [draw.run_id] * rows,
             "step": [draw.step] * rows,
             "phase": [draw.phase] * rows,
@@ -89,32 +83,24 @@ class Layout:
             "score_error": [v.error for v in verdicts],
             "failure": [r.failure for r in responses],
             "text": list(group.texts),
-            "sampled": _lists([_sampled(r) for r in responses], np.bool_) if self._optional["sampled"] else None,
+            "sampled": _lists(
+                [np.ones(len(r.ids), np.bool_) if r.sampled is None else r.sampled for r in responses], np.bool_
+            ),
             "retokenized": [r.retokenized for r in responses],
         }
         arrays = [
-            columns[field.name]
-            if isinstance(columns[field.name], pa.Array)
-            else pa.array(columns[field.name], field.type)
+            values[field.name] if isinstance(values[field.name], pa.Array) else pa.array(values[field.name], field.type)
             for field in self.schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _sampled(response: Response) -> NDArray[np.bool_]:
-    """For each token whether the policy sampled it."""
-    return np.ones(len(response.ids), np.bool_) if response.sampled is None else response.sampled
-
-
 def _lists(rows: Sequence[Any], dtype: Any) -> pa.Array:
-    """A list column from offsets and values."""
+    """Build a list column from offsets and values."""
     offsets = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(r) for r in rows], out=offsets[1:])
     values = np.concatenate([np.asarray(r, dtype) for r in rows]) if rows else np.zeros(0, dtype)
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values))
-
-
-logger = logging.getLogger(__name__)
 
 
 class Faults:
@@ -142,17 +128,12 @@ class Faults:
 
     def hand_over(self) -> tuple[dict[str, str], bool]:
         """Forget what was noted, and return it for another process: reasons by problem, and whether any was scored."""
-        found = self._reasons, self._scored
+        noted = self._reasons, self._scored
         self._reasons, self._scored = {}, False
-        return found
+        return noted
 
     def add(self, reasons: Mapping[str, str], *, scored: bool) -> None:
-        """Take what another process noted.
-
-        Args:
-            reasons: Why problems cannot be scored, by problem.
-            scored: Whether responses to some problem could be.
-        """
+        """Take what another process noted (``hand_over``)."""
         self._reasons |= reasons
         self._scored |= scored
 
@@ -173,7 +154,7 @@ class Faults:
 
 
 class Sampler:
-    """Answers problems with a policy whose weights a learner may replace.
+    """A policy that answers problems, and whose weights a learner may replace.
 
     A subclass says how problems are answered (``_batches``), which tensors its model has (``manifest``) and how weights
     reach its engine (``_load``).
@@ -229,8 +210,8 @@ class Sampler:
             RolloutError: A prompt is longer than ``max_prompt_tokens``, a verifier is unknown or refused, the
                 latest sync failed, or the engine does not answer.
         """
-        asked: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
-        batches = list(self.stream(problems, samples=samples, first_sample=first_sample, **asked))
+        draw: dict[str, Any] = {"seed": seed, "step": step, "phase": phase, "run_id": run_id}
+        batches = list(self.stream(problems, samples=samples, first_sample=first_sample, **draw))
         table = pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches or [self._no_rows()])))
         return table.sort("problem_id", "sample")
 
@@ -246,9 +227,6 @@ class Sampler:
         first_sample: int = 0,
     ) -> Iterator[pa.RecordBatch]:
         """Answer each problem ``samples`` times, and yield each group as soon as it is complete and scored.
-
-        Args:
-            first_sample: Index of a problem's first response.
 
         Yields:
             The rows of the ``rollouts`` table of one problem, by sample; problems in the order in which they finish.
@@ -273,12 +251,8 @@ class Sampler:
     def use(self, sampling: Sampling) -> None:
         """Sample differently from now on, with the same engine and weights.
 
-        Args:
-            sampling: How responses are sampled. Its prompts and responses may not be longer than those the sampler was
-                opened for.
-
         Raises:
-            RolloutError: They may be longer.
+            RolloutError: Prompts or responses may be longer than those the sampler was opened for.
         """
         opened = self._opened
         for name in ("max_prompt_tokens", "max_new_tokens"):
@@ -359,7 +333,7 @@ class Sampler:
 
     @property
     def manifest(self) -> Manifest:
-        """Which tensors the model has, and so what a sync must bring.
+        """The tensors that the model has, and so what a sync must bring.
 
         Raises:
             RolloutError: Its configuration cannot be read.
@@ -390,7 +364,7 @@ class Sampler:
 
     def _no_rows(self) -> pa.RecordBatch:
         """Return a batch without rows, for a table without problems."""
-        return pa.RecordBatch.from_pylist([], Layout().schema)
+        return pa.RecordBatch.from_pylist([], Columns().schema)
 
     def _begin_load(self) -> None:
         """Make the engine ready for weights in parts, whatever an earlier sync has left of it."""
@@ -408,6 +382,6 @@ class Sampler:
 
 
 def pairs(weights: Any) -> Iterable[tuple[str, Any]]:
-    """Names and tensors of a mapping or an iterable of them."""
-    found: Iterable[tuple[str, Any]] = weights.items() if hasattr(weights, "items") else weights
-    return found
+    """Return names and tensors of a mapping or an iterable of them."""
+    named: Iterable[tuple[str, Any]] = weights.items() if hasattr(weights, "items") else weights
+    return named

@@ -1,7 +1,4 @@
-"""How a problem's text becomes a prompt: chat template, system prompt, few-shot examples, beginning of sequence.
-
-Loading a model's tokenizer, and one wording for models that cannot be loaded.
-"""
+"""Tokenizers and prompts: chat template, system prompt, few-shot examples, beginning of sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import RolloutError
+from .sampling import known_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,83 +22,6 @@ if TYPE_CHECKING:
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 """Libraries that vLLM asks for and this package does not need: beside the CPU build of torch, registries often give
 their CUDA builds, with which importing vLLM and parts of transformers fails."""
-
-
-def load_tokenizer(model: str) -> Any:
-    """Load a model's tokenizer.
-
-    Raises:
-        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
-    """
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
-    if Path(model).is_absolute() and not Path(model).is_dir():
-        raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
-    try:
-        return AutoTokenizer.from_pretrained(model)
-    except Exception as error:
-        # Libraries raise errors of any class for damaged files.
-        raise not_loaded(model, error) from None
-
-
-def stop_tokens(model: str, tokenizer: Any) -> list[int]:
-    """Return the tokens at which a model's responses end: those of its generation config and of its tokenizer."""
-    from transformers import GenerationConfig
-
-    stated = {tokenizer.eos_token_id}
-    try:
-        ends = GenerationConfig.from_pretrained(model).eos_token_id
-    except (OSError, ValueError):
-        # Many models have no generation config.
-        ends = None
-    stated |= set(ends) if isinstance(ends, list | tuple) else {ends}
-    return sorted(token for token in stated if token is not None)
-
-
-def check_folder(model: str | Path) -> None:
-    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
-
-    Raises:
-        RolloutError: The folder has no ``config.json``.
-    """
-    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
-        raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
-
-
-def not_loaded(model: str, error: BaseException) -> RolloutError:
-    """Return what to raise for a model that a library could not load, or for the library that is to blame.
-
-    Args:
-        error: What the library raised; the message quotes its first line.
-    """
-    for name in COMPANIONS:
-        if (misfit := _misfit(name)) is not None:
-            return RolloutError(
-                f"{model} was not loaded, because the installed {name} does not fit this torch ({first_line(misfit)}); "
-                f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
-            )
-    return RolloutError(f"the base model {model} cannot be loaded ({first_line(error)})")
-
-
-def _misfit(name: str) -> BaseException | None:
-    """What importing an installed library raises; None where it is not installed, or can be imported."""
-    try:
-        if find_spec(name) is not None:
-            import_module(name)
-    except Exception as error:
-        # A library of another build raises errors of any class.
-        return error
-    return None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, or its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 TEMPLATES = ("auto", "chat", "plain")
 RESERVED = (
@@ -116,7 +37,7 @@ RESERVED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompting:
-    """How prompts are made.
+    """Settings of prompts.
 
     Attributes:
         template: ``chat`` renders the tokenizer's chat template, ``plain`` takes the text as it is, ``auto`` is
@@ -170,13 +91,7 @@ def prompting_from(settings: Mapping[str, Any]) -> Prompting:
     Raises:
         RolloutError: A key is unknown or a value cannot be used.
     """
-    known = [f.name for f in fields(Prompting)]
-    if not isinstance(settings, Mapping):
-        raise RolloutError(f"prompting is {settings!r}; it must have the settings {', '.join(known)}")
-    for name in settings:
-        if name not in known:
-            raise RolloutError(f"prompting has no setting {name!r}; it has {', '.join(known)}")
-    values = dict(settings)
+    values = known_settings("prompting", settings, Prompting)
     if isinstance(values.get("examples"), list):
         values["examples"] = tuple(tuple(pair) if isinstance(pair, list) else pair for pair in values["examples"])
     return Prompting(**values)
@@ -213,10 +128,10 @@ class PromptMaker:
 
     def messages(self, text: str) -> Sequence[Mapping[str, str]]:
         """Return a prompt as chat messages."""
-        asked = [{"role": "system", "content": self._prompting.system}] if self._prompting.system else []
+        turns = [{"role": "system", "content": self._prompting.system}] if self._prompting.system else []
         for question, answer in self._prompting.examples:
-            asked += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return [*asked, {"role": "user", "content": text}]
+            turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return [*turns, {"role": "user", "content": text}]
 
     def digest(self, problems: pl.DataFrame) -> str:
         """Return a hash of what the prompts of problems say, whatever their order and length.
@@ -224,10 +139,10 @@ class PromptMaker:
         Raises:
             RolloutError: A text is empty, or the chat template refuses it.
         """
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         for problem_id, text in sorted(problems.select("problem_id", "prompt").iter_rows()):
-            found.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
-        return found.hexdigest()[:16]
+            digest.update(json.dumps([problem_id, self._rendered(problem_id, text), self._wants_bos]).encode())
+        return digest.hexdigest()[:16]
 
     def ids(self, problem_id: str, text: str) -> list[int]:
         """Return the token ids of a prompt.
@@ -300,3 +215,78 @@ def _is_date(value: object) -> bool:
 
 def _is_pair(pair: object) -> bool:
     return isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load a model's tokenizer.
+
+    Raises:
+        RolloutError: transformers is not installed, or the tokenizer cannot be loaded.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise RolloutError('transformers is not installed: pip install "isocompute-rollout[transformers]"') from None
+    if Path(model).is_absolute() and not Path(model).is_dir():
+        raise RolloutError(f"the base model {model} cannot be loaded (there is no such folder)")
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except Exception as error:
+        # Libraries raise errors of any class for damaged files.
+        raise not_loaded(model, error) from None
+
+
+def stop_tokens(model: str, tokenizer: Any) -> list[int]:
+    """Return the tokens at which a model's responses end: those of its generation config and of its tokenizer."""
+    from transformers import GenerationConfig
+
+    stated = {tokenizer.eos_token_id}
+    try:
+        ends = GenerationConfig.from_pretrained(model).eos_token_id
+    except (OSError, ValueError):
+        # Many models have no generation config.
+        ends = None
+    stated |= set(ends) if isinstance(ends, list | tuple) else {ends}
+    return sorted(token for token in stated if token is not None)
+
+
+def check_folder(model: str | Path) -> None:
+    """Refuse a folder that holds no model; libraries would look for a model of its name on the hub.
+
+    Raises:
+        RolloutError: The folder has no ``config.json``.
+    """
+    if Path(model).is_dir() and not (Path(model) / "config.json").is_file():
+        raise RolloutError(f"the base model {model} cannot be loaded (its folder holds no config.json)")
+
+
+def not_loaded(model: str, error: BaseException) -> RolloutError:
+    """Return what to raise for a model that a library could not load, or for the library that is to blame.
+
+    Args:
+        error: What the library raised; the message quotes its first line.
+    """
+    for name in COMPANIONS:
+        if (misfit := _misfit(name)) is not None:
+            return RolloutError(
+                f"{model} was not loaded, because the installed {name} does not fit this torch ({first_line(misfit)}); "
+                f"remove it, since nothing here needs it: pip uninstall --yes {' '.join(COMPANIONS)}"
+            )
+    return RolloutError(f"the base model {model} cannot be loaded ({first_line(error)})")
+
+
+def _misfit(name: str) -> BaseException | None:
+    """Return what importing an installed library raises; None where it is not installed, or can be imported."""
+    try:
+        if find_spec(name) is not None:
+            import_module(name)
+    except Exception as error:
+        # A library of another build raises errors of any class.
+        return error
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The samplers there are, by name; a sampler's library is imported when it is opened."""
+"""The samplers by name; a sampler's library is imported when it is opened."""
 
 from __future__ import annotations
 
@@ -33,14 +33,10 @@ def open_sampler(
     Args:
         kind: ``vllm``, ``transformers``, or ``openai`` (any OpenAI-compatible server; needs the option ``base_url``).
         model: Directory or name of a model in the Hugging Face format.
-        sampling: How responses are sampled.
-        scoring: How responses are scored; by default by the scorer that this process's samplers share.
+        scoring: Settings of scoring; by default this process's samplers share a scorer.
         replicas: One or several replicas of ``vllm`` or ``transformers``, each in a Ray actor of its own: the options
             of ``Replicas``, such as ``{"replicas": 2}``. By default one sampler, in this process.
         **options: Passed to the sampler's constructor.
-
-    Returns:
-        The sampler.
 
     Raises:
         RolloutError: There is no such kind, its library is not installed, the model cannot be loaded, or a server
@@ -79,7 +75,6 @@ def _replicated(kind: str, model: str, sampling: Sampling, replicas: Mapping[str
 
 
 def _has_gpus() -> bool:
-    """Whether the cluster has GPUs."""
     from .actor import connected_ray
 
     return bool(connected_ray().cluster_resources().get("GPU"))

@@ -1,8 +1,6 @@
 """transformers in this process, for machines where vLLM cannot run.
 
-What a token is sampled from: temperature, min-p, top-k and top-p, in vLLM's order and with its meaning.
-
-Where a response ends: at a token, at a text, or at its length.
+Tokens are sampled by temperature, min-p, top-k and top-p, in vLLM's order and with its meaning.
 """
 
 from __future__ import annotations
@@ -19,126 +17,13 @@ from ..errors import RolloutError
 from ..scoring.scorer import Scorer
 from .local import LocalSampler
 from .prompts import Prompting, check_folder, not_loaded
-from .sampling import Continue, Finished, Request, Response, Sampling
+from .sampling import DTYPES, Continue, Finished, Request, Response, Sampling
 from .weights import Payload, place_of
 
 if TYPE_CHECKING:
     import torch
 
-
-def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Return the log-probabilities of the distribution that tokens are sampled from.
-
-    Args:
-        logits: Shape ``(responses, vocabulary)``.
-        sampling: The settings; at temperature 0 nothing is left out and nothing tempered.
-
-    Returns:
-        Float32, the same shape, −∞ for what is left out; each row's probabilities have a total of 1.
-    """
-    import torch
-
-    if sampling.temperature == 0:
-        return torch.log_softmax(logits.float(), -1)
-    scores = torch.log_softmax(logits.float() / sampling.temperature, -1)
-    left_out = False
-    if sampling.min_p > 0:
-        least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p)
-        scores, left_out = scores.masked_fill(scores < least, -torch.inf), True
-    if 0 < sampling.top_k < scores.shape[-1]:
-        # Tokens as probable as the last one of the k stay, so that their order does not matter.
-        last = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
-        scores, left_out = scores.masked_fill(scores < last, -torch.inf), True
-    if left_out:
-        scores = torch.log_softmax(scores, -1)
-    return _nucleus(scores, sampling.top_p) if sampling.top_p < 1 else scores
-
-
-def draw(scores: torch.Tensor, generators: list[torch.Generator], *, greedy: bool) -> torch.Tensor:
-    """Sample one token per response.
-
-    Args:
-        scores: From ``distribution``, shape ``(responses, vocabulary)``.
-        generators: One per response, on the CPU: its tokens depend neither on the batch nor on the device.
-        greedy: Whether to take the most probable token and draw nothing.
-
-    Returns:
-        Tokens, shape ``(responses,)``.
-    """
-    import torch
-
-    if greedy:
-        return scores.argmax(-1)
-    # Inverse transform of one uniform draw from each response's own generator.
-    draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(scores.device)
-    cumulative = scores.double().exp().cumsum(-1)
-    tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
-    return tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
-
-
-def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Nucleus sampling (arXiv 1904.09751): keep the most probable tokens up to a total of ``top_p``, at least one.
-
-    Args:
-        scores: Log-probabilities, [responses, vocabulary].
-        top_p: Total probability kept.
-
-    Returns:
-        Log-probabilities of the distribution that is left, scaled to a total of 1.
-    """
-    import torch
-
-    ordered, tokens = scores.sort(-1, descending=True)
-    before = ordered.exp().cumsum(-1) - ordered.exp()
-    nucleus = ordered.masked_fill(before >= top_p, -torch.inf)
-    nucleus[:, 0] = ordered[:, 0]
-    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, nucleus), -1)
-
-
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-class StopTexts:
-    """Decodes one response token by token, and finds the first of some texts in it."""
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self._ids: list[int] = []
-        self._begin, self._end = 0, 0
-        self._text = ""
-
-    def add(self, token: int) -> str | None:
-        """Take the next token of the response.
-
-        Returns:
-            The response's text up to the stop text, once there is one; before that None.
-        """
-        self._ids.append(token)
-        # A token's text may depend on the one before it, so that some are decoded again with each new one.
-        known = self._decoded(self._ids[self._begin : self._end])
-        whole = self._decoded(self._ids[self._begin :])
-        # Until the last byte of a character there is no character to look for.
-        if len(whole) <= len(known) or whole.endswith(REPLACEMENT):
-            return None
-        new = whole[len(known) :]
-        self._begin, self._end = self._end, len(self._ids)
-        before = len(self._text)
-        self._text += new
-        return self._cut(before)
-
-    def _cut(self, before: int) -> str | None:
-        """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
-        found = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
-        ends = [(at + len(stop), at) for at, stop in found if at >= 0]
-        # The earliest end: one token may complete several.
-        return self._text[: min(ends, key=lambda pair: pair[0])[1]] if ends else None
-
-    def _decoded(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
-        return text
-
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 class TransformersSampler(LocalSampler):
@@ -166,8 +51,8 @@ class TransformersSampler(LocalSampler):
         prompting: Prompting | None = None,
         scorer: Scorer | None = None,
     ) -> None:
-        if dtype not in DTYPES:
-            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if dtype == "auto" or dtype not in DTYPES:
+            raise RolloutError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES[1:])}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise RolloutError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
         check_folder(model)
@@ -223,13 +108,13 @@ class TransformersSampler(LocalSampler):
                 else:
                     waiting.setdefault(len(following.prompt_ids), []).append((index, following))
 
-    def _batch(self, asked: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
+    def _batch(self, batch: Sequence[tuple[int, Request]]) -> Iterator[tuple[int, Response]]:
         """Answer requests whose prompts have one length; a response leaves the batch when it is finished."""
         import torch
 
         ends = frozenset(self.stop_token_ids)
-        texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in asked]
-        rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(asked, texts, strict=True)]
+        texts = [StopTexts(self.tokenizer, self.sampling.stop) if self.sampling.stop else None for _ in batch]
+        rows = [_Row(i, request, ends, stop) for (i, request), stop in zip(batch, texts, strict=True)]
         given = torch.tensor([row.request.prompt_ids for row in rows], device=self._device)
         cache = None
         while rows:
@@ -291,3 +176,105 @@ class _Row:
             finish_reason="stop" if ended else "length",
             text=text,
         )
+
+
+def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return the log-probabilities of the distribution that tokens are sampled from.
+
+    Args:
+        logits: Shape ``(responses, vocabulary)``.
+        sampling: The settings; at temperature 0 nothing is left out and nothing tempered.
+
+    Returns:
+        Float32, the same shape, −∞ for what is left out; each row's probabilities have a total of 1.
+    """
+    import torch
+
+    if sampling.temperature == 0:
+        return torch.log_softmax(logits.float(), -1)
+    scores = torch.log_softmax(logits.float() / sampling.temperature, -1)
+    left_out = False
+    if sampling.min_p > 0:
+        least = scores.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        scores, left_out = scores.masked_fill(scores < least, -torch.inf), True
+    if 0 < sampling.top_k < scores.shape[-1]:
+        # Tokens as probable as the last one of the k stay, so that their order does not matter.
+        last = scores.topk(sampling.top_k, dim=-1).values[:, -1:]
+        scores, left_out = scores.masked_fill(scores < last, -torch.inf), True
+    if left_out:
+        scores = torch.log_softmax(scores, -1)
+    return _nucleus(scores, sampling.top_p) if sampling.top_p < 1 else scores
+
+
+def draw(scores: torch.Tensor, generators: list[torch.Generator], *, greedy: bool) -> torch.Tensor:
+    """Sample one token per response.
+
+    Args:
+        scores: From ``distribution``, shape ``(responses, vocabulary)``.
+        generators: One per response, on the CPU: its tokens depend neither on the batch nor on the device.
+        greedy: Take the most probable token and draw nothing.
+    """
+    import torch
+
+    if greedy:
+        return scores.argmax(-1)
+    # Inverse transform of one uniform draw from each response's own generator.
+    draws = torch.stack([torch.rand((), generator=g, dtype=torch.float64) for g in generators]).to(scores.device)
+    cumulative = scores.double().exp().cumsum(-1)
+    tokens = torch.searchsorted(cumulative, (draws * cumulative[:, -1])[:, None], right=True)
+    return tokens.squeeze(-1).clamp(max=scores.shape[-1] - 1)
+
+
+def _nucleus(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keep the most probable tokens up to a total of ``top_p``, at least one: nucleus sampling (arXiv 1904.09751).
+
+    Args:
+        scores: Log-probabilities, [responses, vocabulary].
+    """
+    import torch
+
+    ordered, tokens = scores.sort(-1, descending=True)
+    before = ordered.exp().cumsum(-1) - ordered.exp()
+    nucleus = ordered.masked_fill(before >= top_p, -torch.inf)
+    nucleus[:, 0] = ordered[:, 0]
+    return torch.log_softmax(torch.empty_like(scores).scatter_(-1, tokens, nucleus), -1)
+
+
+class StopTexts:
+    """Decodes one response token by token, and finds the first of some texts in it."""
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._ids: list[int] = []
+        self._begin, self._end = 0, 0
+        self._text = ""
+
+    def add(self, token: int) -> str | None:
+        """Take the next token of the response.
+
+        Returns:
+            The response's text up to the stop text, once there is one; before that None.
+        """
+        self._ids.append(token)
+        # A token's text may depend on the one before it, so that some are decoded again with each new one.
+        known = self._decoded(self._ids[self._begin : self._end])
+        whole = self._decoded(self._ids[self._begin :])
+        # Until the last byte of a character there is no character to look for.
+        if len(whole) <= len(known) or whole.endswith(REPLACEMENT):
+            return None
+        new = whole[len(known) :]
+        self._begin, self._end = self._end, len(self._ids)
+        before = len(self._text)
+        self._text += new
+        return self._cut(before)
+
+    def _cut(self, before: int) -> str | None:
+        """The text before the stop text that is complete first, among those that reach beyond ``before`` characters."""
+        places = [(self._text.find(stop, max(0, before - len(stop) + 1)), stop) for stop in self._stop]
+        ends = [(at + len(stop), at) for at, stop in places if at >= 0]
+        # The earliest end: one token may complete several.
+        return self._text[: min(ends, key=lambda pair: pair[0])[1]] if ends else None
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text

@@ -1,20 +1,12 @@
-"""Which tensors a model has, and so what a sync must bring; each is compared before an engine loads it.
+"""The weights of a sync: the tensors that must come, buckets of them, and the ways in which a bucket travels.
 
-An engine does not compare: vLLM loads a checkpoint without its last tensor and keeps the old one.
-
-A process group between the process that sends weights and those that take them, apart from torch's default one.
-
-The sender is rank 0. It keeps the group from one sync to the next, as long as the same processes take the weights. gloo
-was run on CPU; NCCL, which is the same calls, was not (*unverified on a GPU*). vLLM's own sender over NCCL would need
-the names, types and shapes of the whole model before it begins, sends to one engine, and runs on GPUs only.
-
-A model's weights in buckets of a few tensors, and each bucket as one run of bytes.
-
-One bucket of weights on its way to a sampler: how the process that takes it gets its tensors.
-
-``InProcess`` within one process; ``InObjectStore`` through Ray's object store; ``InSharedMemory`` in memory that two
-processes map, on a GPU by CUDA IPC and on CPU by a file; ``Broadcast`` over a process group, NCCL or gloo
-(``broadcasting``). What needs a GPU is *unverified*.
+An engine does not compare what it is given with its model: vLLM loads a checkpoint without its last tensor and keeps
+the old one. So each tensor is compared here first. A bucket travels as it is in one process (``InProcess``), through
+Ray's object store (``InObjectStore``), in memory that two processes map, on a GPU by CUDA IPC and on CPU by a file
+(``InSharedMemory``), or over a process group apart from torch's default one (``Broadcast``), whose rank 0 is the sender
+and which is kept from one sync to the next while the same processes take the weights. gloo was run on CPU; what needs a
+GPU, NCCL by the same calls included, is *unverified*. vLLM's own sender over NCCL would need the whole model's names,
+types and shapes before it begins, sends to one engine, and runs on GPUs only.
 """
 
 from __future__ import annotations
@@ -40,11 +32,317 @@ if TYPE_CHECKING:
     import torch
 
 BACKENDS = ("gloo", "nccl")
+BUCKET_BYTES = 128 * 2**20
+"""Bytes of tensors in one bucket."""
+ALIGNMENT = 16
+"""A tensor begins at a multiple of this many bytes, so that bytes can be viewed as any type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """The tensors of a model.
+
+    Attributes:
+        shapes: From the Hugging Face name of each to its shape.
+        tied: From the name of each that is only another name of one to that one's name, as ``lm_head.weight`` to
+            ``model.embed_tokens.weight``; a sync may leave the former out.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    tied: Mapping[str, str]
+
+    @property
+    def elements(self) -> int:
+        """Number of the model's parameters, tied ones counted once."""
+        return sum(prod(shape) for name, shape in self.shapes.items() if name not in self.tied)
+
+
+def manifest(model: str) -> Manifest:
+    """Return the tensors of a model, from its configuration alone: nothing is allocated.
+
+    Raises:
+        RolloutError: The configuration cannot be read.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            built = AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        raise not_loaded(model, error) from None
+    return manifest_of(built)
+
+
+def manifest_of(built: Any) -> Manifest:
+    """Return the tensors of a model of transformers, on any device."""
+    tensors = built.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    # Tied tensors are one object; the name that comes first, the embedding's, is its own.
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+    tied = {name: source for name, source in names.items() if name != source}
+    return Manifest(shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied=tied)
+
+
+def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tuple[str, Any]]:
+    """Pass on the tensors of a sync, and compare each with those that the model has, as they arrive.
+
+    Of tied tensors the first to come is buffered until the other does, or to the end.
+
+    Args:
+        weights: Pairs of a Hugging Face name and a tensor, read once.
+
+    Raises:
+        RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied
+            to; the message names it.
+    """
+    tied = {*wanted.tied, *wanted.tied.values()}
+    seen: set[str] = set()
+    first: dict[str, Any] = {}
+    for name, tensor in weights:
+        shape = tuple(tensor.shape)
+        if name not in wanted.shapes:
+            raise RolloutError(f"a sync brings the tensor {name}, which the model does not have")
+        if name in seen:
+            raise RolloutError(f"a sync brings the tensor {name} twice")
+        if shape != wanted.shapes[name]:
+            raise RolloutError(f"a sync brings the tensor {name} as {shape}; the model has it as {wanted.shapes[name]}")
+        seen.add(name)
+        if name in tied:
+            first[name] = tensor
+            pairs = {n: s for n, s in wanted.tied.items() if n in first and s in first and name in (n, s)}
+            check_tied(pairs, first)
+        yield name, tensor
+    missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
+
+
+def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
+    """Compare the values of tensors that a sync brings under two names.
+
+    Args:
+        pairs: From one name to the other.
+        brought: The tensors by name.
+
+    Raises:
+        RolloutError: They differ, so the learner does not tie what the model ties.
+    """
+    for name, source in pairs.items():
+        one, other = brought[name], brought[source]
+        if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
+            raise RolloutError(f"a sync brings {name} and {source} with different values, and the model ties them")
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Raise whatever an engine raises over the weights that it is given as one sentence."""
+    try:
+        yield
+    except RolloutError:
+        raise
+    except Exception as error:
+        raise RolloutError(
+            f"the engine did not take over the weights ({type(error).__name__}: {first_line(error)}); "
+            "sync again before sampling"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """The tensors of a packed bucket, in its order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    nbytes: int
+
+    def unpacked(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        """Return names and tensors, which are views of ``packed``.
+
+        Args:
+            packed: The run of bytes, shape ``(nbytes,)``, uint8.
+        """
+        import torch
+
+        tensors, begin = [], 0
+        for name, kind, shape in zip(self.names, self.dtypes, self.shapes, strict=True):
+            dtype = getattr(torch, kind)
+            length = prod(shape) * dtype.itemsize
+            tensors.append((name, packed[begin : begin + length].view(dtype).reshape(shape)))
+            begin += _aligned(length)
+        return tensors
+
+
+def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[tuple[str, Any]]]:
+    """Yield tensors in buckets, in their order; of a stream only one bucket and the next tensor are buffered.
+
+    Args:
+        weights: Pairs of a Hugging Face name and a tensor, on any device.
+        size: Most bytes in a bucket; a larger tensor has a bucket of its own.
+    """
+    buffered: list[tuple[str, Any]] = []
+    used = 0
+    for name, tensor in weights:
+        if buffered and used + tensor.nbytes > size:
+            yield buffered
+            buffered, used = [], 0
+        buffered.append((name, tensor))
+        used += tensor.nbytes
+    if buffered:
+        yield buffered
+
+
+def pack(bucket: list[tuple[str, torch.Tensor]], device: Any) -> tuple[Contents, torch.Tensor]:
+    """Copy the tensors of a bucket into one run of bytes on a device."""
+    import torch
+
+    tensors = [tensor.detach() for _, tensor in bucket]
+    contents = Contents(
+        names=[name for name, _ in bucket],
+        dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+        shapes=[tuple(tensor.shape) for tensor in tensors],
+        nbytes=sum(_aligned(tensor.nbytes) for tensor in tensors),
+    )
+    packed = torch.empty(contents.nbytes, dtype=torch.uint8, device=device)
+    for (_, view), tensor in zip(contents.unpacked(packed), tensors, strict=True):
+        view.copy_(tensor)
+    return contents, packed
+
+
+def _aligned(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+class Payload(Protocol):
+    """A bucket of weights."""
+
+    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
+        """Return Hugging Face names and tensors, in the process that takes them.
+
+        Args:
+            device: Where the model is.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Names and tensors of this process, as they are, on any device."""
+
+    pairs: list[tuple[str, Any]]
+
+    def tensors(self, device: Any) -> list[tuple[str, Any]]:
+        """Return them."""
+        del device
+        return self.pairs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InObjectStore:
+    """Bytes that Ray's object store shares without a copy."""
+
+    contents: Contents
+    array: NDArray[np.uint8]
+
+    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
+        """Return copies, since the store's bytes are read-only and may go."""
+        import torch
+
+        return self.contents.unpacked(torch.from_numpy(np.array(self.array)).to(device))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSharedMemory:
+    """Memory of another process on the same device, which stays as it is until the payload has been taken.
+
+    Attributes:
+        place: Its device, as ``place_of`` names it.
+        handle: Where it is: ``torch.multiprocessing``'s function that maps it and its arguments, pickled.
+    """
+
+    contents: Contents
+    place: str
+    handle: bytes
+
+    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
+        """Return copies, which vLLM may hold until a layer is complete.
+
+        Raises:
+            RolloutError: The model is on another device.
+        """
+        if place_of(device) != self.place:
+            raise RolloutError(
+                f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
+                "nccl or object_store"
+            )
+        rebuild, arguments = pickle.loads(self.handle)
+        if self.place.startswith("GPU"):
+            # torch's arguments name the GPU by its index, which may be another one here.
+            arguments = (*arguments[:6], device.index, *arguments[7:])
+        copy = rebuild(*arguments).clone()
+        _finish(copy)
+        return self.contents.unpacked(copy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    """A bucket that the first rank of this process's group is about to broadcast."""
+
+    contents: Contents
+
+    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
+        """Wait for it."""
+        import torch
+
+        group = current()
+        packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
+        group.broadcast(packed).wait()
+        return self.contents.unpacked(packed.to(device))
+
+
+def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
+    """Let other processes on the device map a bucket; whoever calls keeps it until they have.
+
+    Args:
+        packed: Its bytes, shape ``(nbytes,)``, uint8.
+    """
+    import torch.multiprocessing as processes
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    _finish(packed)
+    strategy, file = processes.get_sharing_strategy(), io.BytesIO()
+    # On CPU by a name: a file descriptor could only be passed on to a child.
+    processes.set_sharing_strategy("file_system")
+    try:
+        ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(reduce_tensor(packed))
+    finally:
+        processes.set_sharing_strategy(strategy)
+    return InSharedMemory(contents=contents, place=place_of(packed.device), handle=file.getvalue())
+
+
+def _finish(copied: torch.Tensor) -> None:
+    """Wait for copies that a GPU has been asked for: another process reads or replaces what they are of."""
+    if copied.is_cuda:
+        import torch
+
+        torch.cuda.current_stream(copied.device).synchronize()
+
+
+def place_of(device: Any) -> str:
+    """Return the name of a device that is the same in every process: a GPU's UUID, or the machine's name."""
+    if not str(device).startswith("cuda"):
+        return f"CPU of {socket.gethostname()}"
+    import torch
+
+    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """Where the ranks of a group find each other.
+    """The address at which the ranks of a group find each other.
 
     Attributes:
         backend: One of ``BACKENDS``.
@@ -59,10 +357,10 @@ class Rendezvous:
 
 
 class BroadcastGroup:
-    """This process's place in the group.
+    """This process's membership of the group.
 
     Args:
-        key: Which processes it connects.
+        key: Names the processes that it connects.
 
     Attributes:
         on_gpus: Whether tensors must be on a GPU.
@@ -103,9 +401,7 @@ def connect(
 
     Args:
         key: Names the processes; a restarted one has another name.
-        host: This machine's address.
         world: Number of ranks, this one included.
-        seconds: Timeout of the rendezvous and of each broadcast.
         invite: Asks the others to join; what it returns waits until they have.
     """
     global _current
@@ -166,319 +462,3 @@ def _group(rendezvous: Rendezvous, store: Any, rank: int) -> Any:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return dist.ProcessGroupNCCL(store, rank, rendezvous.world, options)
-
-
-BUCKET_BYTES = 128 * 2**20
-"""Bytes of tensors in one bucket."""
-ALIGNMENT = 16
-"""A tensor begins at a multiple of this many bytes, so that bytes can be viewed as any type."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
-    """What a packed bucket holds, in its order."""
-
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[tuple[int, ...]]
-    nbytes: int
-
-    def unpacked(self, packed: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        """Return names and tensors, which are views of ``packed``.
-
-        Args:
-            packed: The run of bytes, shape ``(nbytes,)``, uint8.
-        """
-        import torch
-
-        found, begin = [], 0
-        for name, kind, shape in zip(self.names, self.dtypes, self.shapes, strict=True):
-            dtype = getattr(torch, kind)
-            length = prod(shape) * dtype.itemsize
-            found.append((name, packed[begin : begin + length].view(dtype).reshape(shape)))
-            begin += _aligned(length)
-        return found
-
-
-def buckets(weights: Iterable[tuple[str, Any]], *, size: int) -> Iterator[list[tuple[str, Any]]]:
-    """Yield tensors in buckets, in their order; of a stream only one bucket and the next tensor are held.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, on any device.
-        size: Most bytes in a bucket; a larger tensor has a bucket of its own.
-    """
-    held: list[tuple[str, Any]] = []
-    used = 0
-    for name, tensor in weights:
-        if held and used + tensor.nbytes > size:
-            yield held
-            held, used = [], 0
-        held.append((name, tensor))
-        used += tensor.nbytes
-    if held:
-        yield held
-
-
-def pack(bucket: list[tuple[str, torch.Tensor]], device: Any) -> tuple[Contents, torch.Tensor]:
-    """Copy the tensors of a bucket into one run of bytes on a device."""
-    import torch
-
-    tensors = [tensor.detach() for _, tensor in bucket]
-    contents = Contents(
-        names=[name for name, _ in bucket],
-        dtypes=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-        shapes=[tuple(tensor.shape) for tensor in tensors],
-        nbytes=sum(_aligned(tensor.nbytes) for tensor in tensors),
-    )
-    packed = torch.empty(contents.nbytes, dtype=torch.uint8, device=device)
-    for (_, place), tensor in zip(contents.unpacked(packed), tensors, strict=True):
-        place.copy_(tensor)
-    return contents, packed
-
-
-def _aligned(length: int) -> int:
-    return -(-length // ALIGNMENT) * ALIGNMENT
-
-
-class Payload(Protocol):
-    """A bucket of weights."""
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return Hugging Face names and tensors, in the process that takes them.
-
-        Args:
-            device: Where the model is.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class InProcess:
-    """Tensors of this process, as they are.
-
-    Attributes:
-        pairs: Names and tensors, on any device.
-    """
-
-    pairs: list[tuple[str, Any]]
-
-    def tensors(self, device: Any) -> list[tuple[str, Any]]:
-        """Return them."""
-        del device
-        return self.pairs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InObjectStore:
-    """Bytes that Ray's object store shares without a copy."""
-
-    contents: Contents
-    array: NDArray[np.uint8]
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, since the store's bytes are read-only and may go."""
-        import torch
-
-        return self.contents.unpacked(torch.from_numpy(np.array(self.array)).to(device))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InSharedMemory:
-    """Memory of another process on the same device, which stays as it is until the payload has been taken.
-
-    Attributes:
-        place: Its device, as ``place_of`` names it.
-        handle: Where it is: ``torch.multiprocessing``'s function that maps it and its arguments, pickled.
-    """
-
-    contents: Contents
-    place: str
-    handle: bytes
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Return copies, which vLLM may hold until a layer is complete.
-
-        Raises:
-            RolloutError: The model is on another device.
-        """
-        if place_of(device) != self.place:
-            raise RolloutError(
-                f"weights shared on {self.place} were sent to a model on {place_of(device)}; the transport must be "
-                "nccl or object_store"
-            )
-        rebuild, arguments = pickle.loads(self.handle)
-        if self.place.startswith("GPU"):
-            # torch's arguments name the GPU by its index, which may be another one here.
-            arguments = (*arguments[:6], device.index, *arguments[7:])
-        copy = rebuild(*arguments).clone()
-        _finish(copy)
-        return self.contents.unpacked(copy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Broadcast:
-    """What the first rank of this process's broadcast group is about to broadcast."""
-
-    contents: Contents
-
-    def tensors(self, device: Any) -> list[tuple[str, torch.Tensor]]:
-        """Wait for it."""
-        import torch
-
-        group = current()
-        packed = torch.empty(self.contents.nbytes, dtype=torch.uint8, device=device if group.on_gpus else "cpu")
-        group.broadcast(packed).wait()
-        return self.contents.unpacked(packed.to(device))
-
-
-def share(contents: Contents, packed: torch.Tensor) -> InSharedMemory:
-    """Let other processes on the device map a bucket; whoever calls keeps it until they have.
-
-    Args:
-        packed: Its bytes, shape ``(nbytes,)``, uint8.
-    """
-    import torch.multiprocessing as processes
-    from torch.multiprocessing.reductions import reduce_tensor
-
-    _finish(packed)
-    strategy, file = processes.get_sharing_strategy(), io.BytesIO()
-    # On CPU by a name: a file descriptor could only be passed on to a child.
-    processes.set_sharing_strategy("file_system")
-    try:
-        ForkingPickler(file, pickle.HIGHEST_PROTOCOL).dump(reduce_tensor(packed))
-    finally:
-        processes.set_sharing_strategy(strategy)
-    return InSharedMemory(contents=contents, place=place_of(packed.device), handle=file.getvalue())
-
-
-def _finish(copied: torch.Tensor) -> None:
-    """Wait for copies that a GPU has been asked for: another process reads or replaces what they are of."""
-    if copied.is_cuda:
-        import torch
-
-        torch.cuda.current_stream(copied.device).synchronize()
-
-
-def place_of(device: Any) -> str:
-    """Return the name of a device that is the same in every process: a GPU's UUID, or the machine's name."""
-    if not str(device).startswith("cuda"):
-        return f"CPU of {socket.gethostname()}"
-    import torch
-
-    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Raise whatever an engine raises over the weights that it is given as one sentence."""
-    try:
-        yield
-    except RolloutError:
-        raise
-    except Exception as error:
-        raise RolloutError(
-            f"the engine did not take over the weights ({type(error).__name__}: {first_line(error)}); "
-            "sync again before sampling"
-        ) from error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """The tensors of a model.
-
-    Attributes:
-        shapes: From the Hugging Face name of each to its shape.
-        tied: From the name of each that is only another name of one to that one's name, as ``lm_head.weight`` to
-            ``model.embed_tokens.weight``; a sync may leave the former out.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    tied: Mapping[str, str]
-
-    @property
-    def elements(self) -> int:
-        """Number of the model's parameters, tied ones counted once."""
-        return sum(prod(shape) for name, shape in self.shapes.items() if name not in self.tied)
-
-
-def manifest(model: str) -> Manifest:
-    """Return which tensors a model has, from its configuration alone: nothing is allocated.
-
-    Raises:
-        RolloutError: The configuration cannot be read.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(model)
-        with torch.device("meta"):
-            built = AutoModelForCausalLM.from_config(config)
-    except Exception as error:
-        raise not_loaded(model, error) from None
-    return manifest_of(built)
-
-
-def manifest_of(built: Any) -> Manifest:
-    """Return which tensors a model has.
-
-    Args:
-        built: A model of transformers, on any device.
-    """
-    tensors = built.state_dict(keep_vars=True)
-    first: dict[int, str] = {}
-    # Tied tensors are one object; the name that comes first, the embedding's, is its own.
-    names = {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
-    tied = {name: source for name, source in names.items() if name != source}
-    return Manifest(shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()}, tied=tied)
-
-
-def checked(weights: Iterable[tuple[str, Any]], wanted: Manifest) -> Iterator[tuple[str, Any]]:
-    """Pass on the tensors of a sync, and compare each with those that the model has, as they arrive.
-
-    Of tied tensors the first to come is held until the other does, or to the end.
-
-    Args:
-        weights: Pairs of a Hugging Face name and a tensor, read once.
-
-    Raises:
-        RolloutError: A tensor is missing, unknown, repeated, of another shape, or differs from the one that it is tied
-            to; the message names it.
-    """
-    tied = {*wanted.tied, *wanted.tied.values()}
-    seen: set[str] = set()
-    first: dict[str, Any] = {}
-    for name, tensor in weights:
-        shape = tuple(tensor.shape)
-        if name not in wanted.shapes:
-            raise RolloutError(f"a sync brings the tensor {name}, which the model does not have")
-        if name in seen:
-            raise RolloutError(f"a sync brings the tensor {name} twice")
-        if shape != wanted.shapes[name]:
-            raise RolloutError(f"a sync brings the tensor {name} as {shape}; the model has it as {wanted.shapes[name]}")
-        seen.add(name)
-        if name in tied:
-            first[name] = tensor
-            pairs = {n: s for n, s in wanted.tied.items() if n in first and s in first and name in (n, s)}
-            check_tied(pairs, first)
-        yield name, tensor
-    missing = [name for name in wanted.shapes if name not in seen and name not in wanted.tied]
-    if missing:
-        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RolloutError(f"a sync lacks the tensor {missing[0]}{others}")
-
-
-def check_tied(pairs: Mapping[str, str], brought: Mapping[str, Any]) -> None:
-    """Compare the values of tensors that a sync brings under two names.
-
-    Args:
-        pairs: From one name to the other.
-        brought: The tensors by name.
-
-    Raises:
-        RolloutError: They differ, so the learner does not tie what the model ties.
-    """
-    for name, source in pairs.items():
-        one, other = brought[name], brought[source]
-        if one is not other and one.data_ptr() != other.data_ptr() and not bool((one == other).all()):
-            raise RolloutError(f"a sync brings {name} and {source} with different values, and the model ties them")

@@ -1,15 +1,7 @@
-"""Several replicas of a sampler behind its interface: tables depend neither on their number nor on deaths.
-
-Which replica answers which groups: longest first, in chunks, from one queue; none of it changes a token.
-
-One call of ``stream``: groups are handed to replicas that are free, and those of a lost one to others, once.
-
-The weights of one sync to all replicas: which way they go, and what is done about replicas that are lost.
-"""
+"""Several replicas of a sampler behind its interface: tables depend neither on their number nor on deaths."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -26,16 +18,370 @@ from ..actor import Verifiers, connected_ray, resources
 from ..base import Sampler, pairs
 from ..sampling import Draw, Sampling
 from ..weights import BUCKET_BYTES, Manifest
-from .crew import Answered, Crew, Event, Member, Opened, Opener, Timeouts
+from .driver import Answered, Driver, Event, Member, Opened, Opener, Timeouts
 from .transfer import Receiver, Sent, Transfer
 
+TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 CHUNKS = 2
 """Chunks that each replica would take of what waits, were all equally fast: the later ones are smaller, so that a slow
 replica takes fewer and all end at about the same time."""
+SHOWN = 5
+"""Groups that an error names."""
+
+
+class Replicas(Sampler):
+    """Samples with several replicas, each in a Ray actor of its own; all of them take over every sync.
+
+    The responses to a problem are sampled by one replica. Groups that are expected to take longest go first, in chunks
+    to whichever replica is free. Of a replica that dies or hangs, the groups that it was given are answered by another,
+    once; a new process takes its place, and answers only once it has the current weights: at once where these are the
+    model's own or are kept, else from the next sync on.
+
+    Seeds belong to responses, so tokens do not depend on the number of replicas.
+
+    Args:
+        opener: Opens one replica's sampler, in its process; it is pickled (``functools.partial`` of ``open_sampler``).
+        model: Directory or name of the model, for messages.
+        placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
+            with a bundle for each.
+        bundles: The bundle of each replica in it; by default the first ones.
+        transport: The way in which weights travel; see ``transport_of``.
+        bucket_bytes: Most bytes of weights that are sent at a time.
+        keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
+            are started again before the next.
+        tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
+        restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
+        start_seconds: Timeout for a replica to be placed and to load the model.
+        answer_seconds: Timeout for a replica's next group. For one bucket of a sync it is half of that, so that ranks
+            that send it are not taken for dead first.
+
+    Attributes:
+        driver: The replicas' processes.
+        sync_number: Number of the sync whose weights answer; 0 where the model's own do.
+
+    Raises:
+        RolloutError: Ray is not installed, the cluster has no room, or the model cannot be loaded.
+        EngineError: A replica died while it started.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        model: str | Path,
+        sampling: Sampling,
+        *,
+        replicas: int,
+        num_gpus: float = 0.0,
+        placement: Any = None,
+        bundles: Sequence[int] | None = None,
+        num_cpus: float = 1.0,
+        transport: str = "auto",
+        bucket_bytes: int = BUCKET_BYTES,
+        keep_weights: bool = False,
+        tolerance: float = 1e-3,
+        restarts: int = 3,
+        start_seconds: float = 600.0,
+        answer_seconds: float = 1800.0,
+    ) -> None:
+        super().__init__(model, sampling)
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
+            raise RolloutError(f"replicas is {replicas!r}; it must be a whole number of at least 1")
+        self.transport = transport_of(transport, num_gpus=num_gpus, keep=keep_weights)
+        self._ray = connected_ray()
+        self._own_placement: Any = None
+        self._tolerance = tolerance
+        self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
+        devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+        if placement is None:
+            placement = self._own_placement = self._reserved(devices, replicas, start_seconds)
+        places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
+        timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
+        self.driver = Driver(self._ray, opener, places, timeouts, restarts=restarts)
+        self._sender = Sender(
+            self._ray,
+            self.driver,
+            transport=self.transport,
+            size=bucket_bytes,
+            seconds=answer_seconds / 2,
+            keep=keep_weights,
+        )
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        """Start all replicas, and wait for them."""
+        for member in self.driver.members:
+            self.driver.start(member, self.sampling)
+        opened: dict[int, Opened] = self.driver.gather(self.driver.members)
+        if len(opened) < len(self.driver.members):
+            raise self.driver.nobody("start")
+        self.plan, self.sleeps = opened[0].plan, opened[0].sleeps
+        self._agree({index: one.probe for index, one in opened.items()})
+
+    def use(self, sampling: Sampling) -> None:
+        """Sample differently from now on; see ``Sampler.use``."""
+        if self._streams:
+            raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
+        super().use(sampling)
+        self._look()
+        self._all("use", sampling, task="take other sampling options")
+
+    def sleep(self) -> None:
+        """Let all replicas sleep; see ``Sampler.sleep``."""
+        # One that is starting would take its part of a GPU from whoever that is left to.
+        self.settle()
+        self._all("sleep", task="sleep")
+
+    def _all(self, method: str, *arguments: Any, task: str) -> None:
+        """Ask all replicas that are up, and wait for them."""
+        members = [member for member in self.driver.members if member.idle]
+        for member in members:
+            self.driver.ask(member, method, *arguments, task=task)
+        self.driver.gather(members)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The tensors that the model has; at least one replica is up then. See ``Sampler.manifest``."""
+        self._look()
+        tensors: Manifest = self._one("manifest", task="list the model's tensors")
+        return tensors
+
+    def sync(self, weights: Any, version: int) -> None:
+        """Take over weights with all replicas; see ``Sampler.sync`` and ``Sender.send``."""
+        self._tear()
+        wanted = self.manifest
+        self.sync_number += 1
+        self._agree(self._sender.send(Sync(number=self.sync_number, version=version), pairs(weights), wanted))
+        self._stamp(version)
+        self._whole = True
+
+    def settle(self) -> None:
+        """Wait until the replicas that were started again have loaded the model, or are left out."""
+        self._look()
+        while any(member.call is not None for member in self.driver.members):
+            self.driver.gather(self.driver.members)
+            self._look()
+
+    def close(self) -> None:
+        """End the replicas; a cluster stays as it is."""
+        self.driver.close()
+        # Where the weights were this process's own, it was the sender.
+        weights.leave()
+        if self._own_placement is not None and self._ray.is_initialized():
+            from ray.util.placement_group import remove_placement_group
+
+            remove_placement_group(self._own_placement)
+        self._own_placement = None
+
+    def able(self) -> list[int]:
+        """Indices of the replicas that hold the current weights, or will hold them as soon as they are up."""
+        later = self.sync_number == 0 or self._sender.keeps(self.sync_number)
+        return [m.index for m in self.driver.members if m.actor is not None and (later or m.sync == self.sync_number)]
+
+    def make_current(self) -> None:
+        """Let replicas that have come up answer, or send them the weights that were kept.
+
+        Raises:
+            RolloutError: One says that it has the current weights, and does not sample from them.
+        """
+        for member in self.driver.members:
+            if not member.idle or member.sync is not None or member.said is None:
+                continue
+            if member.said.sync != self.sync_number:
+                if self._sender.keeps(self.sync_number):
+                    self._sender.send_again(member)
+                continue
+            try:
+                agreed({-1: self._reference, member.index: member.said.probe}, tolerance=self._tolerance)
+            except RolloutError:
+                self.driver.end(member)
+                raise
+            member.sync = self.sync_number
+
+    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
+        self._look()
+        self.faults.check()
+        problems = problems.sort("problem_id")
+        lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
+        prompts = dict(zip(problems["problem_id"].to_list(), lengths, strict=True))
+        dispatch = Dispatch(self, problems, self.expected.work(prompts, draw.samples), draw)
+        try:
+            yield from dispatch.groups()
+        finally:
+            dispatch.close()
+
+    def _agree(self, probes: dict[int, list[float]]) -> None:
+        """Let replicas answer, if they sample from the same weights."""
+        self._reference = agreed(probes, tolerance=self._tolerance)
+        for index in probes:
+            self.driver.members[index].sync, self.driver.members[index].deaths = self.sync_number, 0
+
+    def _one(self, method: str, *arguments: Any, task: str) -> Any:
+        """Ask one replica, whichever is up, and another one where it dies."""
+        while any(member.actor is not None for member in self.driver.members):
+            idle = [member for member in self.driver.members if member.idle]
+            if idle:
+                self.driver.ask(idle[0], method, *arguments, task=task)
+                answers = self.driver.gather(idle[:1])
+                if answers:
+                    return answers[idle[0].index]
+            else:
+                self.driver.next()
+            self._look()
+        raise self.driver.nobody(task)
+
+    def _look(self) -> None:
+        """Take note of the replicas that have come up meanwhile, and start those that are missing."""
+        self.driver.poll()
+        for member in self.driver.members:
+            if member.actor is None:
+                self.driver.start(member, self.sampling)
+
+    def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
+        """Reserve a placement group with a bundle for each replica."""
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        bundle = {"CPU": devices["num_cpus"], "GPU": devices["num_gpus"]}
+        group: Any = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
+        if not group.wait(seconds):
+            remove_placement_group(group)
+            raise RolloutError(
+                f"{replicas} replicas need {bundle['CPU']:g} CPUs and {bundle['GPU']:g} GPUs each, and in {seconds:g} "
+                f"s the cluster had no room for them (it has {resources(self._ray)})"
+            )
+        return group
+
+
+def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
+    """Return a scheduling strategy for each replica."""
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    chosen = list(range(replicas)) if bundles is None else list(bundles)
+    if len(chosen) != replicas:
+        raise RolloutError(f"bundles names {len(chosen)} bundles; it must name one for each of {replicas} replicas")
+    return [
+        PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=bundle)
+        for bundle in chosen
+    ]
+
+
+class Dispatch:
+    """Answers problems with all replicas that hold the current weights; groups of a lost one go to another, once."""
+
+    def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[QueuedGroup], draw: Draw) -> None:
+        self._pool, self._driver = pool, pool.driver
+        self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
+        self._queue = Queue(works, len(pool.driver.members))
+        self._missing = {work.problem_id for work in works}
+        self._given: dict[int, dict[str, QueuedGroup]] = {}
+        """Groups that each replica was given and has not answered, by its index and by problem."""
+
+    def groups(self) -> Iterator[pa.RecordBatch]:
+        """Yield every group once, in the order in which they finish.
+
+        Raises:
+            EngineError: A group was lost with two replicas, or no replica is left for one.
+            RolloutError: A replica refuses the problems.
+        """
+        self._hand_out()
+        while self._missing:
+            if not self._given and not self._queue.reachable(self._pool.able()):
+                raise self._driver.nobody(f"answer {_named(self._missing)}")
+            event = self._driver.next()
+            groups = self._lost(event) if event.lost else self._answered(event)
+            # Before the groups are handed out: the replicas go on meanwhile.
+            self._hand_out()
+            yield from groups
+
+    def close(self) -> None:
+        """Take what is unfinished out of the replicas."""
+        busy = [self._driver.members[index] for index in self._given]
+        self._given = {}
+        with suppress(RolloutError):
+            self._driver.gather(busy)
+        idle = [member for member in busy if member.idle]
+        for member in idle:
+            self._driver.ask(member, "end", task="end a batch")
+        with suppress(RolloutError):
+            self._driver.gather(idle)
+
+    def _hand_out(self) -> None:
+        """Give every replica that is free and current some groups that wait."""
+        self._pool.make_current()
+        for member in self._driver.members:
+            if member.idle and member.sync == self._pool.sync_number and len(self._queue):
+                self._give(member, self._queue.take(member.index))
+
+    def _give(self, member: Member, works: list[QueuedGroup]) -> None:
+        if not works:
+            return
+        self._given[member.index] = {work.problem_id: work for work in works}
+        chunk = self._problems.filter(pl.col("problem_id").is_in(list(self._given[member.index])))
+        self._driver.ask(
+            member,
+            "answer",
+            chunk,
+            asdict(self._draw),
+            self._verifiers,
+            self._pool.sync_number,
+            task=f"answer {_named(self._given[member.index])}",
+        )
+
+    def _answered(self, event: Event) -> list[pa.RecordBatch]:
+        """Take the groups of an answer."""
+        member = event.member
+        if not isinstance(event.value, Answered):
+            return []
+        given = self._given[member.index]
+        for group in event.value.groups:
+            self._take(group, given)
+        self._pool.faults.add(event.value.unscored, scored=event.value.scored)
+        member.answered += len(event.value.groups)
+        if event.value.groups:
+            member.deaths = 0
+        if not event.value.ended:
+            self._driver.ask(member, "go_on", task=f"answer {_named(given)}")
+        else:
+            del self._given[member.index]
+            if given:
+                raise RolloutError(f"replica {member.index} has ended without an answer to {_named(given)}")
+        return event.value.groups
+
+    def _take(self, group: pa.RecordBatch, given: dict[str, QueuedGroup]) -> None:
+        """Note that a group is there; refuse one of other weights or that was not requested."""
+        problem_id = group["problem_id"][0].as_py()
+        versions = set(group["weights_version"].to_pylist())
+        if versions != {self._pool.weights_version} or given.pop(problem_id, None) is None:
+            raise RolloutError(
+                f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
+                f"for {_named(self._missing)} with version {self._pool.weights_version}"
+            )
+        self._missing.remove(problem_id)
+        self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
+
+    def _lost(self, event: Event) -> list[pa.RecordBatch]:
+        """Let other replicas answer what a lost one was given; a new process takes its place."""
+        member = event.member
+        given = self._given.pop(member.index, {})
+        twice = self._queue.put_back(given.values(), member.index)
+        if twice:
+            raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
+        self._driver.start(member, self._pool.sampling)
+        return []
+
+
+def _named(problems: object) -> str:
+    """Name the first problems of some, for an error."""
+    names = sorted(str(problem) for problem in problems)  # type: ignore[attr-defined]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"the group{'s' if len(names) > 1 else ''} of {', '.join(names[:SHOWN])}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class QueuedGroup:
     """One group that is to be sampled.
 
     Attributes:
@@ -49,11 +395,7 @@ class Work:
 
 
 class Expected:
-    """How many tokens the responses to a problem are expected to have: the mean of its latest group.
-
-    Args:
-        longest: Expected before anything was answered, ``max_new_tokens``.
-    """
+    """Expected tokens of the responses to a problem: the mean of its latest group, ``longest`` before there is one."""
 
     def __init__(self, longest: int) -> None:
         self._longest = float(longest)
@@ -61,7 +403,7 @@ class Expected:
         self._total = 0.0
 
     def learn(self, problem_id: str, lengths: Sequence[int]) -> None:
-        """Take note of the lengths of a group's responses (tokens)."""
+        """Note the lengths of a group's responses (tokens)."""
         mean = float(np.mean(lengths)) if len(lengths) else 0.0
         self._total += mean - self._means.get(problem_id, 0.0)
         self._means[problem_id] = mean
@@ -72,26 +414,22 @@ class Expected:
             return self._means.get(problem_id, self._longest)
         return self._total / len(self._means)
 
-    def work(self, prompts: Mapping[str, int], samples: int) -> list[Work]:
-        """Return the groups of some problems, with their costs: samples × (prompt + expected response).
-
-        Args:
-            prompts: Tokens of each problem's prompt.
-        """
-        return [Work(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
+    def work(self, prompts: Mapping[str, int], samples: int) -> list[QueuedGroup]:
+        """Return the groups of problems, from the tokens of prompts; cost: samples × (prompt + expected response)."""
+        return [QueuedGroup(problem_id=p, cost=samples * (length + self.of(p))) for p, length in prompts.items()]
 
 
 class Queue:
-    """Groups that wait for a replica."""
+    """Groups that wait for a replica: longest first, in chunks; the order changes no token."""
 
-    def __init__(self, works: Iterable[Work], replicas: int) -> None:
+    def __init__(self, works: Iterable[QueuedGroup], replicas: int) -> None:
         self._waiting = sorted(works, key=_longest_first)
         self._replicas = replicas
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def take(self, replica: int) -> list[Work]:
+    def take(self, replica: int) -> list[QueuedGroup]:
         """Return the next groups for a replica that is free: the longest, up to its share of a chunk, at least one.
 
         What failed on this replica is left to others.
@@ -99,7 +437,7 @@ class Queue:
         # One replica has nobody to leave work to.
         chunks = CHUNKS * self._replicas if self._replicas > 1 else 1
         share = sum(work.cost for work in self._waiting) / chunks
-        chunk: list[Work] = []
+        chunk: list[QueuedGroup] = []
         for work in self._waiting:
             if work.failed_on == replica:
                 continue
@@ -110,7 +448,7 @@ class Queue:
         self._waiting = [work for work in self._waiting if work.problem_id not in taken]
         return chunk
 
-    def put_back(self, works: Iterable[Work], replica: int) -> list[Work]:
+    def put_back(self, works: Iterable[QueuedGroup], replica: int) -> list[QueuedGroup]:
         """Let other replicas try the groups that one died or hung over.
 
         Returns:
@@ -122,166 +460,43 @@ class Queue:
         return [work for work in again if work.failed_on is not None]
 
     def reachable(self, replicas: Iterable[int]) -> bool:
-        """Whether one of some replicas may take a group that waits."""
+        """Return whether one of some replicas may take a group that waits."""
         return any(work.failed_on != replica for replica in replicas for work in self._waiting)
 
 
-def _longest_first(work: Work) -> tuple[float, str]:
+def _longest_first(work: QueuedGroup) -> tuple[float, str]:
     return -work.cost, work.problem_id
-
-
-SHOWN = 5
-"""Groups that an error names."""
-
-
-class Dispatch:
-    """Answers problems with all replicas that hold the current weights."""
-
-    def __init__(self, pool: Replicas, problems: pl.DataFrame, works: list[Work], draw: Draw) -> None:
-        self._pool, self._crew = pool, pool.crew
-        self._problems, self._draw, self._verifiers = problems, draw, Verifiers.here()
-        self._queue = Queue(works, len(pool.crew.members))
-        self._missing = {work.problem_id for work in works}
-        self._held: dict[int, dict[str, Work]] = {}
-        """The groups that each replica was given and has not answered, by its index and by problem."""
-
-    def groups(self) -> Iterator[pa.RecordBatch]:
-        """Yield every group once, in the order in which they finish.
-
-        Raises:
-            EngineError: A group was lost with two replicas, or no replica is left for one.
-            RolloutError: A replica refuses the problems.
-        """
-        self._hand_out()
-        while self._missing:
-            if not self._held and not self._queue.reachable(self._pool.able()):
-                raise self._crew.nobody(f"answer {_named(self._missing)}")
-            event = self._crew.next()
-            groups = self._lost(event) if event.lost else self._answered(event)
-            # Before the groups are handed out: the replicas go on meanwhile.
-            self._hand_out()
-            yield from groups
-
-    def close(self) -> None:
-        """Take what is unfinished out of the replicas."""
-        busy = [self._crew.members[index] for index in self._held]
-        self._held = {}
-        with suppress(RolloutError):
-            self._crew.gather(busy)
-        idle = [member for member in busy if member.idle]
-        for member in idle:
-            self._crew.ask(member, "end", task="end a batch")
-        with suppress(RolloutError):
-            self._crew.gather(idle)
-
-    def _hand_out(self) -> None:
-        """Give every replica that is free and current some groups that wait."""
-        self._pool.make_current()
-        for member in self._crew.members:
-            if member.idle and member.sync == self._pool.sync_number and len(self._queue):
-                self._give(member, self._queue.take(member.index))
-
-    def _give(self, member: Member, works: list[Work]) -> None:
-        if not works:
-            return
-        self._held[member.index] = {work.problem_id: work for work in works}
-        chunk = self._problems.filter(pl.col("problem_id").is_in(list(self._held[member.index])))
-        self._crew.ask(
-            member,
-            "answer",
-            chunk,
-            asdict(self._draw),
-            self._verifiers,
-            self._pool.sync_number,
-            task=f"answer {_named(self._held[member.index])}",
-        )
-
-    def _answered(self, event: Event) -> list[pa.RecordBatch]:
-        """Take the groups of an answer."""
-        member = event.member
-        if not isinstance(event.value, Answered):
-            return []
-        held = self._held[member.index]
-        for group in event.value.groups:
-            self._take(group, held)
-        self._pool.faults.add(event.value.unscored, scored=event.value.scored)
-        member.answered += len(event.value.groups)
-        if event.value.groups:
-            member.deaths = 0
-        if not event.value.ended:
-            self._crew.ask(member, "go_on", task=f"answer {_named(held)}")
-        else:
-            del self._held[member.index]
-            if held:
-                raise RolloutError(f"replica {member.index} has ended without an answer to {_named(held)}")
-        return event.value.groups
-
-    def _take(self, group: pa.RecordBatch, held: dict[str, Work]) -> None:
-        """Note that a group is there; refuse one of other weights or that was not asked for."""
-        problem_id = group["problem_id"][0].as_py()
-        versions = set(group["weights_version"].to_pylist())
-        if versions != {self._pool.weights_version} or held.pop(problem_id, None) is None:
-            raise RolloutError(
-                f"a replica has answered problem {problem_id} with weights of version {sorted(versions)}; asked was "
-                f"for {_named(self._missing)} with version {self._pool.weights_version}"
-            )
-        self._missing.remove(problem_id)
-        self._pool.expected.learn(problem_id, group["response_ids"].value_lengths().to_pylist())
-
-    def _lost(self, event: Event) -> list[pa.RecordBatch]:
-        """Let other replicas answer what a lost one was given; a new process takes its place."""
-        member = event.member
-        held = self._held.pop(member.index, {})
-        twice = self._queue.put_back(held.values(), member.index)
-        if twice:
-            raise EngineError(f"{_named([work.problem_id for work in twice])} lost with two replicas: {event.lost}")
-        self._crew.start(member, self._pool.sampling)
-        return []
-
-
-def _named(problems: object) -> str:
-    """The first problems of some, for an error."""
-    names = sorted(str(problem) for problem in problems)  # type: ignore[attr-defined]
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"the group{'s' if len(names) > 1 else ''} of {', '.join(names[:SHOWN])}{more}"
-
-
-TRANSPORTS = ("object_store", "gloo", "nccl", "ipc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sync:
-    """One sync.
-
-    Attributes:
-        number: Which one, from 1; unlike versions, numbers never repeat.
-    """
+    """One sync; its number, from 1, never repeats, as versions may."""
 
     number: int
     version: int
 
 
-def transport_of(asked: str, *, num_gpus: float, keep: bool = False) -> str:
-    """Return how weights travel: of ``auto``, what the replicas' devices suggest.
+def transport_of(wanted: str, *, num_gpus: float, keep: bool = False) -> str:
+    """Return the way in which weights travel: of ``auto``, what the replicas' devices suggest.
 
     Args:
-        asked: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
+        wanted: ``auto`` or one of ``TRANSPORTS``. ``auto`` is ``object_store`` for replicas without a GPU, ``nccl`` for
             those with GPUs of their own, and ``ipc`` for those that have a share of one, which they share with a rank.
         keep: Whether the weights are kept in the object store.
 
     Raises:
         RolloutError: There is no such transport, or the replicas cannot use it.
     """
-    if asked not in ("auto", *TRANSPORTS):
-        raise RolloutError(f"transport is {asked!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
-    if asked == "nccl" and not num_gpus:
+    if wanted not in ("auto", *TRANSPORTS):
+        raise RolloutError(f"transport is {wanted!r}; it must be auto or one of {', '.join(TRANSPORTS)}")
+    if wanted == "nccl" and not num_gpus:
         raise RolloutError("transport is 'nccl', and the replicas have no GPU; it must be object_store or gloo")
-    if keep and asked not in ("auto", "object_store"):
+    if keep and wanted not in ("auto", "object_store"):
         raise RolloutError(
-            f"transport is {asked!r}, and keep_weights keeps what Ray's object store holds; it must be object_store"
+            f"transport is {wanted!r}, and keep_weights keeps what Ray's object store holds; it must be object_store"
         )
-    if asked != "auto":
-        return asked
+    if wanted != "auto":
+        return wanted
     if keep or not num_gpus:
         return "object_store"
     return "nccl" if num_gpus >= 1 else "ipc"
@@ -291,14 +506,13 @@ class Sender:
     """Sends weights to replicas.
 
     Args:
-        transport: One of ``TRANSPORTS``.
         size: Most bytes in a bucket.
         seconds: How long a replica may take over a bucket.
         keep: Whether the buckets stay in the object store until the next sync, for replicas that come later.
     """
 
-    def __init__(self, ray: Any, crew: Crew, *, transport: str, size: int, seconds: float, keep: bool) -> None:
-        self._ray, self._crew, self._size, self._keep = ray, crew, size, keep
+    def __init__(self, ray: Any, driver: Driver, *, transport: str, size: int, seconds: float, keep: bool) -> None:
+        self._ray, self._driver, self._size, self._keep = ray, driver, size, keep
         self._transport, self._seconds = transport, seconds
         self._kept: list[Any] = []
         self._kept_of: Sync | None = None
@@ -319,14 +533,14 @@ class Sender:
         """
         self._kept, self._kept_of = [], None
         task = f"take over the weights of version {sync.version}"
-        members = [member for member in self._crew.members if member.idle]
+        members = [member for member in self._driver.members if member.idle]
         for member in members:
             member.sync = None
-            self._crew.ask(member, "begin_sync", sync.number, task=task)
-        answered = self._crew.gather(members)
+            self._driver.ask(member, "begin_sync", sync.number, task=task)
+        answered = self._driver.gather(members)
         members = [member for member in members if member.index in answered]
         if not members:
-            raise self._crew.nobody(task)
+            raise self._driver.nobody(task)
         transfer = Transfer(
             transport=self._transport,
             receivers=[_receiver(member) for member in members],
@@ -342,19 +556,19 @@ class Sender:
         sent = [transfer.send(0, weights)] if on_ranks is None else on_ranks(transfer)
         members = self._taken(sent, members)
         if not members:
-            raise self._crew.nobody(task)
+            raise self._driver.nobody(task)
         count = max(one.buckets for one in sent)
         for member in members:
-            self._crew.ask(member, "end_sync", sync.version, sync.number, count, task=task)
-        probes = {index: answer.probe for index, answer in self._crew.gather(members).items()}
+            self._driver.ask(member, "end_sync", sync.version, sync.number, count, task=task)
+        probes = {index: answer.probe for index, answer in self._driver.gather(members).items()}
         if not probes:
-            raise self._crew.nobody(task)
+            raise self._driver.nobody(task)
         if self._keep:
             self._kept, self._kept_of = list(sent[0].kept), sync
         return probes
 
     def keeps(self, number: int) -> bool:
-        """Whether the weights of a sync are still there."""
+        """Return whether the weights of a sync are still there."""
         return self._kept_of is not None and self._kept_of.number == number
 
     def send_again(self, member: Member) -> None:
@@ -366,14 +580,14 @@ class Sender:
         for reference in self._kept:
             member.actor.take.remote(reference, sync.number)
         task = f"take over the weights of version {sync.version}"
-        self._crew.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
+        self._driver.ask(member, "end_sync", sync.version, sync.number, len(self._kept), task=task)
 
     def _taken(self, sent: Sequence[Sent], members: Sequence[Member]) -> list[Member]:
         """End the replicas that were lost; return those that were sent all weights."""
         lost = {index: why for one in sent for index, why in one.lost.items()}
         for member in members:
             if member.index in lost:
-                self._crew.lose(member, lost[member.index])
+                self._driver.lose(member, lost[member.index])
         for one in sent:
             if one.failure is not None:
                 raise one.failure
@@ -419,247 +633,3 @@ def agreed(probes: dict[int, list[float]], *, tolerance: float) -> list[float]:
                 f"the same prompts lie {apart:.3g} nats apart, and may by {tolerance:g}; sync again before sampling"
             )
     return first[1]
-
-
-_log = logging.getLogger(__name__)
-
-
-class Replicas(Sampler):
-    """Samples with several replicas, each in a Ray actor of its own; all of them take over every sync.
-
-    The responses to a problem are sampled by one replica. Groups that are expected to take longest go first, in chunks
-    to whichever replica is free. Of a replica that dies or hangs, the groups that it was given are answered by another,
-    once; a new process takes its place, and answers only once it has the current weights: at once where these are the
-    model's own or are kept, else from the next sync on.
-
-    Seeds belong to responses, so tokens do not depend on the number of replicas.
-
-    Args:
-        opener: Opens one replica's sampler, in its process; it is pickled (``functools.partial`` of ``open_sampler``).
-        model: Directory or name of the model, for messages.
-        placement: A Ray placement group to be in, such as one shared with learner ranks; by default one of its own,
-            with a bundle for each.
-        bundles: The bundle of each replica in it; by default the first ones.
-        transport: How weights travel; see ``sending.transport_of``.
-        bucket_bytes: Most bytes of weights that are sent at a time.
-        keep_weights: Whether Ray's object store keeps the weights of the latest sync, a whole model, for replicas that
-            are started again before the next.
-        tolerance: How far the replicas' log-probabilities after the same prompts may lie apart after a sync (nats).
-        restarts: How often in a row a replica may end, without a sync or a group between, and is started again.
-        start_seconds: Timeout for a replica to be placed and to load the model.
-        answer_seconds: Timeout for a replica's next group. For one bucket of a sync it is half of that, so that ranks
-            that send it are not taken for dead first.
-
-    Attributes:
-        crew: The replicas.
-        transport: How weights travel.
-        expected: Expected lengths of responses, for the order of groups.
-        sync_number: Number of the sync whose weights answer; 0 where the model's own do.
-
-    Raises:
-        RolloutError: Ray is not installed, the cluster has no room, or the model cannot be loaded.
-        EngineError: A replica died while it started.
-    """
-
-    def __init__(
-        self,
-        opener: Opener,
-        model: str | Path,
-        sampling: Sampling,
-        *,
-        replicas: int,
-        num_gpus: float = 0.0,
-        placement: Any = None,
-        bundles: Sequence[int] | None = None,
-        num_cpus: float = 1.0,
-        transport: str = "auto",
-        bucket_bytes: int = BUCKET_BYTES,
-        keep_weights: bool = False,
-        tolerance: float = 1e-3,
-        restarts: int = 3,
-        start_seconds: float = 600.0,
-        answer_seconds: float = 1800.0,
-    ) -> None:
-        super().__init__(model, sampling)
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-            raise RolloutError(f"replicas is {replicas!r}; it must be a whole number of at least 1")
-        self.transport = transport_of(transport, num_gpus=num_gpus, keep=keep_weights)
-        self._ray = connected_ray()
-        self._own_placement: Any = None
-        self._tolerance = tolerance
-        self.expected, self.sync_number = Expected(sampling.max_new_tokens), 0
-        devices = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-        if placement is None:
-            placement = self._own_placement = self._reserved(devices, replicas, start_seconds)
-        places = [{**devices, "scheduling_strategy": s} for s in _strategies(placement, bundles, replicas)]
-        timeouts = Timeouts(start=start_seconds, answer=answer_seconds)
-        self.crew = Crew(self._ray, opener, places, timeouts, restarts=restarts)
-        self._sender = Sender(
-            self._ray,
-            self.crew,
-            transport=self.transport,
-            size=bucket_bytes,
-            seconds=answer_seconds / 2,
-            keep=keep_weights,
-        )
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-
-    def _open(self) -> None:
-        """Start all replicas, and wait for them."""
-        for member in self.crew.members:
-            self.crew.start(member, self.sampling)
-        opened: dict[int, Opened] = self.crew.gather(self.crew.members)
-        if len(opened) < len(self.crew.members):
-            raise self.crew.nobody("start")
-        self.plan, self.sleeps = opened[0].plan, opened[0].sleeps
-        self._agree({index: one.probe for index, one in opened.items()})
-
-    def use(self, sampling: Sampling) -> None:
-        """Sample differently from now on; see ``Sampler.use``."""
-        if self._streams:
-            raise RolloutError("a stream is still open, whose responses would be sampled differently; close it first")
-        super().use(sampling)
-        self._look()
-        self._all("use", sampling, task="take other sampling options")
-
-    def sleep(self) -> None:
-        """Let all replicas sleep; see ``Sampler.sleep``."""
-        # One that is starting would take its part of a GPU from whoever that is left to.
-        self.settle()
-        self._all("sleep", task="sleep")
-
-    def _all(self, method: str, *arguments: Any, task: str) -> None:
-        """Ask all replicas that are up, and wait for them."""
-        members = [member for member in self.crew.members if member.idle]
-        for member in members:
-            self.crew.ask(member, method, *arguments, task=task)
-        self.crew.gather(members)
-
-    @property
-    def manifest(self) -> Manifest:
-        """Which tensors the model has; at least one replica is up then. See ``Sampler.manifest``."""
-        self._look()
-        found: Manifest = self._one("manifest", task="list the model's tensors")
-        return found
-
-    def sync(self, weights: Any, version: int) -> None:
-        """Take over weights with all replicas; see ``Sampler.sync`` and ``Sender.send``."""
-        self._tear()
-        wanted = self.manifest
-        self.sync_number += 1
-        self._agree(self._sender.send(Sync(number=self.sync_number, version=version), pairs(weights), wanted))
-        self._stamp(version)
-        self._whole = True
-
-    def settle(self) -> None:
-        """Wait until the replicas that were started again have loaded the model, or are left out."""
-        self._look()
-        while any(member.call is not None for member in self.crew.members):
-            self.crew.gather(self.crew.members)
-            self._look()
-
-    def close(self) -> None:
-        """End the replicas; a cluster stays as it is."""
-        self.crew.close()
-        # Where the weights were this process's own, it was the sender.
-        weights.leave()
-        if self._own_placement is not None and self._ray.is_initialized():
-            from ray.util.placement_group import remove_placement_group
-
-            remove_placement_group(self._own_placement)
-        self._own_placement = None
-
-    def able(self) -> list[int]:
-        """Indices of the replicas that hold the current weights, or will hold them as soon as they are up."""
-        later = self.sync_number == 0 or self._sender.keeps(self.sync_number)
-        return [m.index for m in self.crew.members if m.actor is not None and (later or m.sync == self.sync_number)]
-
-    def make_current(self) -> None:
-        """Let replicas that have come up answer, or send them the weights that were kept.
-
-        Raises:
-            RolloutError: One says that it has the current weights, and does not sample from them.
-        """
-        for member in self.crew.members:
-            if not member.idle or member.sync is not None or member.said is None:
-                continue
-            if member.said.sync != self.sync_number:
-                if self._sender.keeps(self.sync_number):
-                    self._sender.send_again(member)
-                continue
-            try:
-                agreed({-1: self._reference, member.index: member.said.probe}, tolerance=self._tolerance)
-            except RolloutError:
-                self.crew.end(member)
-                raise
-            member.sync = self.sync_number
-
-    def _batches(self, problems: pl.DataFrame, draw: Draw) -> Iterator[pa.RecordBatch]:
-        self._look()
-        self.faults.check()
-        problems = problems.sort("problem_id")
-        lengths = self._one("lengths", problems, Verifiers.here(), task="check the problems")
-        prompts = dict(zip(problems["problem_id"].to_list(), lengths, strict=True))
-        dispatch = Dispatch(self, problems, self.expected.work(prompts, draw.samples), draw)
-        try:
-            yield from dispatch.groups()
-        finally:
-            dispatch.close()
-
-    def _agree(self, probes: dict[int, list[float]]) -> None:
-        """Let replicas answer, if they sample from the same weights."""
-        self._reference = agreed(probes, tolerance=self._tolerance)
-        for index in probes:
-            self.crew.members[index].sync, self.crew.members[index].deaths = self.sync_number, 0
-
-    def _one(self, method: str, *arguments: Any, task: str) -> Any:
-        """Ask one replica, whichever is up, and another one where it dies."""
-        while any(member.actor is not None for member in self.crew.members):
-            idle = [member for member in self.crew.members if member.idle]
-            if idle:
-                self.crew.ask(idle[0], method, *arguments, task=task)
-                answers = self.crew.gather(idle[:1])
-                if answers:
-                    return answers[idle[0].index]
-            else:
-                self.crew.next()
-            self._look()
-        raise self.crew.nobody(task)
-
-    def _look(self) -> None:
-        """Take note of the replicas that have come up meanwhile, and start those that are missing."""
-        self.crew.poll()
-        for member in self.crew.members:
-            if member.actor is None:
-                self.crew.start(member, self.sampling)
-
-    def _reserved(self, devices: dict[str, float], replicas: int, seconds: float) -> Any:
-        """A placement group with a bundle for each replica."""
-        from ray.util.placement_group import placement_group, remove_placement_group
-
-        bundle = {"CPU": devices["num_cpus"], "GPU": devices["num_gpus"]}
-        group: Any = placement_group([{k: v for k, v in bundle.items() if v}] * replicas, strategy="PACK")
-        if not group.wait(seconds):
-            remove_placement_group(group)
-            raise RolloutError(
-                f"{replicas} replicas need {bundle['CPU']:g} CPUs and {bundle['GPU']:g} GPUs each, and in {seconds:g} "
-                f"s the cluster had no room for them (it has {resources(self._ray)})"
-            )
-        return group
-
-
-def _strategies(placement: Any, bundles: Sequence[int] | None, replicas: int) -> list[Any]:
-    """Where each replica is scheduled."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    chosen = list(range(replicas)) if bundles is None else list(bundles)
-    if len(chosen) != replicas:
-        raise RolloutError(f"bundles names {len(chosen)} bundles; it must name one for each of {replicas} replicas")
-    return [
-        PlacementGroupSchedulingStrategy(placement_group=placement, placement_group_bundle_index=bundle)
-        for bundle in chosen
-    ]

@@ -1,4 +1,4 @@
-"""What carries the weights of a sync to replicas; it runs where the weights are, here or on learner ranks."""
+"""The transfer of a sync's weights to replicas; it runs where the weights are, here or on learner ranks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What became of one rank's part of a sync. An error is returned, not raised, since it must not end the ranks.
+    """The outcome of one rank's part of a sync. An error is returned, not raised, since it must not end the ranks.
 
     Attributes:
         buckets: How many each replica was sent.
@@ -73,7 +73,7 @@ class Transfer:
     own GPU, and on CPU the first one all that are on its machine.
 
     Attributes:
-        transport: One of ``sending.TRANSPORTS``.
+        transport: One of ``pool.TRANSPORTS``.
         task: The sync in words, as a verb.
         size: Most bytes in a bucket.
         seconds: How long a replica may take over a bucket.
@@ -102,21 +102,21 @@ class Transfer:
         Args:
             weights: Pairs of a Hugging Face name and a tensor, read once.
         """
-        progress = _Progress(self)
+        sending = _Sending(self)
         failure: Exception | None = None
         try:
-            progress.go(self._own(rank), weights)
+            sending.go(self._own(rank), weights)
         except Exception as error:
             failure = error
         if failure is not None and self.transport in BACKENDS:
             # The others may be waiting for a bucket that does not come.
             leave()
         return Sent(
-            buckets=progress.count, reached=progress.reached, lost=progress.lost, kept=progress.kept, failure=failure
+            buckets=sending.count, reached=sending.reached, lost=sending.lost, kept=sending.kept, failure=failure
         )
 
     def device(self) -> str:
-        """Where buckets are packed.
+        """Return the device on which buckets are packed.
 
         Raises:
             RolloutError: This process has no GPU, and must have one.
@@ -133,7 +133,7 @@ class Transfer:
         return "cuda"
 
     def _own(self, rank: int) -> list[Receiver]:
-        """The replicas that a rank sends to."""
+        """Return the replicas that a rank sends to."""
         if self.transport != "ipc":
             return list(self.receivers) if rank == 0 else []
         here = place_of(self.device())
@@ -141,12 +141,12 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class _Progress:
+class _Sending:
     """One call of a transfer.
 
     Attributes:
         left: Replicas that are there.
-        calls: What they were asked and have not answered, by index.
+        calls: Calls that they have not answered, by index.
         in_flight: The bucket that these calls read.
         sending: torch's ``Work`` of a broadcast.
     """
@@ -181,7 +181,7 @@ class _Progress:
         self._settle()
 
     def _send(self) -> Callable[[Contents, Any], None]:
-        """What sends one bucket."""
+        """Return the function that sends one bucket."""
         if self.transfer.transport == "object_store":
             return self._store
         if self.transfer.transport == "ipc":
@@ -209,7 +209,7 @@ class _Progress:
         self.calls = {one.index: getattr(one.actor, method).remote(*arguments) for one in self.left}
 
     def _group(self) -> BroadcastGroup:
-        """The group of this process and all workers of all replicas."""
+        """Connect this process and all workers of all replicas."""
         import ray
 
         def invite(rendezvous: Rendezvous) -> Callable[[], None]:
@@ -229,7 +229,7 @@ class _Progress:
         )
 
     def _settle(self) -> None:
-        """Wait for what the replicas were asked, and let go of those that died or hang.
+        """Wait for the replicas' answers, and let go of those that died or hang.
 
         Raises:
             RolloutError: One refuses the weights.
@@ -265,7 +265,7 @@ class _Progress:
 
 
 def _lost(call: Any, task: str) -> str:
-    """Why a replica was lost; empty where it has answered.
+    """Return why a replica was lost; empty where it has answered.
 
     Raises:
         RolloutError: It refused.

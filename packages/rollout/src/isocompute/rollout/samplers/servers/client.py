@@ -1,8 +1,6 @@
-"""One server over HTTP: connections that stay open, a deadline for the whole answer, a limit on its size.
+"""Servers over HTTP: connections that stay open, a deadline for the whole answer, a limit on its size.
 
-Ends exchanges with a server at their deadlines: a socket's own timeout begins again with every byte.
-
-Several servers as one: a request goes to the least busy; one that keeps failing is left out for a while.
+Of several servers the least busy one gets a request; one that keeps failing is left out for a while.
 """
 
 from __future__ import annotations
@@ -31,13 +29,7 @@ TICK_SECONDS = 0.05
 
 @dataclass(slots=True, kw_only=True)
 class Limit:
-    """An exchange under way.
-
-    Attributes:
-        deadline: When it is ended (``time.monotonic``).
-        halt: Ends it as soon as it is set.
-        ended: Whether it was ended.
-    """
+    """An exchange under way, ended at its deadline (``time.monotonic``) or as soon as ``halt`` is set."""
 
     connection: socket.socket
     deadline: float
@@ -46,7 +38,7 @@ class Limit:
 
 
 class Watch:
-    """A thread that shuts down sockets whose time is up; it runs while there are any."""
+    """A thread that shuts down sockets whose time is up: a socket's own timeout begins again with every byte."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -283,7 +275,7 @@ def _judged(status: int, reason: str, headers: Message, data: bytes) -> Any:
 
 
 def _message(data: bytes) -> str:
-    """The server's message about an error, in one line."""
+    """Return the server's message about an error, in one line."""
     text = data.decode("utf-8", "replace")
     try:
         body = json.loads(text)
@@ -296,7 +288,7 @@ def _message(data: bytes) -> str:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """The seconds of a header ``Retry-After``: a number or a date."""
+    """Return the seconds of a header ``Retry-After``: a number or a date."""
     if not retry_after:
         return 0.0
     try:
@@ -322,7 +314,7 @@ def _address(base_url: str) -> SplitResult:
 
 
 def _proxy(url: SplitResult) -> SplitResult | None:
-    """The proxy that the environment names for an address (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``)."""
+    """Return the proxy that the environment names for an address (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``)."""
     named = urllib.request.getproxies().get(url.scheme)
     if not named or urllib.request.proxy_bypass(url.netloc):
         return None
@@ -342,7 +334,7 @@ FAILURES_IN_A_ROW = 3
 """After which a server is left out; after one where there is no connection."""
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Server:
@@ -381,7 +373,7 @@ class Servers:
         addresses = [server.client.base_url for server in self.all]
         return f"the server at {addresses[0]}" if len(addresses) == 1 else f"the servers at {', '.join(addresses)}"
 
-    def answered(self, ask: Callable[[Server], Answer], halt: threading.Event) -> Answer:
+    def answered(self, ask: Callable[[Server], Result], halt: threading.Event) -> Result:
         """Return the answer to one request, from whichever server gives it.
 
         Args:
@@ -443,7 +435,7 @@ class Servers:
 
 
 def _said(server: Server, failures: Sequence[Failed]) -> str:
-    """How a server failed at a request."""
+    """Say how a server failed at a request."""
     last, count = failures[-1], len(failures)
     what = "does not answer" if last.unreachable else "failed once" if count == 1 else f"failed {count} times"
     return f"the server at {server.client.base_url} {what} ({last})"

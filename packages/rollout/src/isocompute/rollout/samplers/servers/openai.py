@@ -1,9 +1,4 @@
-"""Any OpenAI-compatible server, for measuring difficulty and for evaluation: its weights cannot be replaced.
-
-Which model a server has, and how many tokens that model knows.
-
-Work for many threads, whose results come out in the order in which they are done.
-"""
+"""Any OpenAI-compatible server, for measuring difficulty and for evaluation: its weights cannot be replaced."""
 
 from __future__ import annotations
 
@@ -27,125 +22,11 @@ from ..sampling import Continue, Finished, Request, Response, Sampling, aborted
 from .client import Client, Failed, Refused, Server, Servers
 from .protocols import CHAT, PROTOCOLS, WRONG_REQUEST, Protocol, Reader, ask
 
-
-def served_name(servers: Servers, model: str, wanted: str | None) -> str:
-    """Return a model's name at servers, checked against their lists.
-
-    Args:
-        wanted: Its name, if it is known.
-
-    Raises:
-        RolloutError: None of them answers, or one refuses or has no such model.
-    """
-    name, silent = wanted, []
-    for server in servers.all:
-        url = server.client.base_url
-        try:
-            listed = _listed(server)
-        except Failed as error:
-            silent.append(str(error))
-            continue
-        if name is None:
-            name = listed[0] if model not in listed and len(listed) == 1 else model
-        if listed and name not in listed:
-            raise RolloutError(f"the server at {url} has no model {name} (it has {', '.join(listed)})")
-    if len(silent) == len(servers.all):
-        raise RolloutError(silent[0])
-    return name or model
-
-
-def _listed(server: Server) -> list[str]:
-    """The models that a server lists; none where it has no such list."""
-    url = server.client.base_url
-    try:
-        answer = Servers([server.client]).answered(lambda s: s.client.ask("models", None), threading.Event())
-        return [str(entry["id"]) for entry in answer["data"]]
-    except Refused as error:
-        if error.status == 404:
-            return []
-        raise RolloutError(f"the server at {url} refuses ({error})") from None
-    except (KeyError, TypeError):
-        raise RolloutError(f"{url}/models does not answer as an OpenAI-compatible server") from None
-
-
-def vocabulary(model: str, tokenizer: Any) -> int:
-    """Return how many tokens a model has; its output may be wider than its tokenizer.
-
-    Args:
-        model: Directory or name of the model; there may be only a tokenizer.
-    """
-    from transformers import AutoConfig
-
-    try:
-        width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
-    except (OSError, ValueError, AttributeError):
-        width = 0
-    return max(width, len(tokenizer))
-
-
+TOO_LARGE = 413
 JOIN_SECONDS = 2.0
-"""How long the end waits for threads; one that is still connecting ends by itself."""
+"""Longest wait for threads at the end; one that is still connecting ends by itself."""
 
 Result = TypeVar("Result")
-
-
-def in_parallel(
-    count: int, work: Callable[[int, threading.Event], Result], *, threads: int
-) -> Generator[tuple[int, Result], None, None]:
-    """Do ``work(0)`` to ``work(count - 1)``, begun in that order.
-
-    At most twice as many results as threads wait to be taken: who takes them slowly is not overrun. Closing the
-    iterator ends the work.
-
-    Args:
-        count: How much there is to do.
-        work: Called with an index, and with an event that is set when it must end.
-
-    Yields:
-        Indices and results, as they are done.
-
-    Raises:
-        BaseException: What a call of ``work`` raised, which ends the others.
-    """
-    halt = threading.Event()
-    done: queue.Queue[tuple[int, Result | None, BaseException | None]] = queue.Queue(2 * threads)
-    indices = iter(range(count))
-    lock = threading.Lock()
-
-    def put(*result: object) -> None:
-        while not halt.is_set():
-            with contextlib.suppress(queue.Full):
-                done.put(result, timeout=0.1)  # type: ignore[arg-type]
-                return
-
-    def run() -> None:
-        while not halt.is_set():
-            with lock:
-                index = next(indices, None)
-            if index is None:
-                return
-            try:
-                put(index, work(index, halt), None)
-            except BaseException as error:
-                put(index, None, error)
-
-    workers = [threading.Thread(target=run, name=f"server-{i}", daemon=True) for i in range(min(threads, count))]
-    for worker in workers:
-        worker.start()
-    try:
-        for _ in range(count):
-            index, result, error = done.get()
-            if error is not None:
-                raise error
-            yield index, result  # type: ignore[misc]
-    finally:
-        halt.set()
-        deadline = time.monotonic() + JOIN_SECONDS
-        for worker in workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-
-
-TOO_LARGE = 413
 
 
 class OpenAISampler(LocalSampler):
@@ -238,7 +119,7 @@ class OpenAISampler(LocalSampler):
         self._servers.close()
 
     def _no_rows(self) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pylist([], self._layout().schema)
+        return pa.RecordBatch.from_pylist([], self._columns().schema)
 
     def _generate(self, requests: Sequence[Request], control: Continue) -> Finished:
         batch = _Batch(self._servers, self._response, requests, control)
@@ -265,7 +146,7 @@ class OpenAISampler(LocalSampler):
             # Without a chat template here, the whole text is the user's.
             text = self.tokenizer.decode(request.prompt_ids)
             request = replace(request, messages=({"role": "user", "content": text},))
-        body = self._protocol.asked(
+        body = self._protocol.body(
             self.sampling,
             request,
             served_model=self.served_model,
@@ -327,3 +208,114 @@ def _check_protocol(protocol: Protocol, sampling: Sampling) -> None:
         raise RolloutError(
             "interruption goes on from the middle of a response, which the protocol chat cannot: use completions"
         )
+
+
+def served_name(servers: Servers, model: str, wanted: str | None) -> str:
+    """Return a model's name at servers, checked against their lists.
+
+    Args:
+        wanted: Its name, if it is known.
+
+    Raises:
+        RolloutError: None of them answers, or one refuses or has no such model.
+    """
+    name, silent = wanted, []
+    for server in servers.all:
+        url = server.client.base_url
+        try:
+            listed = _listed(server)
+        except Failed as error:
+            silent.append(str(error))
+            continue
+        if name is None:
+            name = listed[0] if model not in listed and len(listed) == 1 else model
+        if listed and name not in listed:
+            raise RolloutError(f"the server at {url} has no model {name} (it has {', '.join(listed)})")
+    if len(silent) == len(servers.all):
+        raise RolloutError(silent[0])
+    return name or model
+
+
+def _listed(server: Server) -> list[str]:
+    """Return the models that a server lists; none where it has no such list."""
+    url = server.client.base_url
+    try:
+        answer = Servers([server.client]).answered(lambda s: s.client.ask("models", None), threading.Event())
+        return [str(entry["id"]) for entry in answer["data"]]
+    except Refused as error:
+        if error.status == 404:
+            return []
+        raise RolloutError(f"the server at {url} refuses ({error})") from None
+    except (KeyError, TypeError):
+        raise RolloutError(f"{url}/models does not answer as an OpenAI-compatible server") from None
+
+
+def vocabulary(model: str, tokenizer: Any) -> int:
+    """Return how many tokens a model has; its output may be wider than its tokenizer.
+
+    Args:
+        model: Directory or name of the model; there may be only a tokenizer.
+    """
+    from transformers import AutoConfig
+
+    try:
+        width = int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    except (OSError, ValueError, AttributeError):
+        width = 0
+    return max(width, len(tokenizer))
+
+
+def in_parallel(
+    count: int, work: Callable[[int, threading.Event], Result], *, threads: int
+) -> Generator[tuple[int, Result], None, None]:
+    """Do ``work(0)`` to ``work(count - 1)``, begun in that order.
+
+    At most twice as many results as threads wait to be taken: who takes them slowly is not overrun. Closing the
+    iterator ends the work.
+
+    Args:
+        count: How much there is to do.
+        work: Called with an index, and with an event that is set when it must end.
+
+    Yields:
+        Indices and results, as they are done.
+
+    Raises:
+        BaseException: What a call of ``work`` raised, which ends the others.
+    """
+    halt = threading.Event()
+    done: queue.Queue[tuple[int, Result | None, BaseException | None]] = queue.Queue(2 * threads)
+    indices = iter(range(count))
+    lock = threading.Lock()
+
+    def put(*result: object) -> None:
+        while not halt.is_set():
+            with contextlib.suppress(queue.Full):
+                done.put(result, timeout=0.1)  # type: ignore[arg-type]
+                return
+
+    def run() -> None:
+        while not halt.is_set():
+            with lock:
+                index = next(indices, None)
+            if index is None:
+                return
+            try:
+                put(index, work(index, halt), None)
+            except BaseException as error:
+                put(index, None, error)
+
+    workers = [threading.Thread(target=run, name=f"server-{i}", daemon=True) for i in range(min(threads, count))]
+    for worker in workers:
+        worker.start()
+    try:
+        for _ in range(count):
+            index, result, error = done.get()
+            if error is not None:
+                raise error
+            yield index, result  # type: ignore[misc]
+    finally:
+        halt.set()
+        deadline = time.monotonic() + JOIN_SECONDS
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))

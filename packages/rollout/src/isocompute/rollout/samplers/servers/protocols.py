@@ -1,10 +1,7 @@
-"""OpenAI's completions protocol: prompts go out as token ids.
+"""OpenAI's two protocols: with completions prompts go out as token ids, with chat as messages that the server renders.
 
-A server's answer becomes a response, once everything that can be counted in it agrees.
-
-The fields of a request, and which of them a server may refuse without changing what is sampled.
-
-OpenAI's chat protocol: prompts go out as messages, which the server renders with its chat template.
+A server may refuse the fields of a request that change nothing that is sampled. Its answer becomes a response once
+everything that can be counted in it agrees.
 """
 
 from __future__ import annotations
@@ -31,8 +28,8 @@ class Wrong(Failed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What both protocols say about a response; None where a server does not.
+class Reply:
+    """The statements of both protocols about a response; None where a server makes none.
 
     Attributes:
         ids: Its token ids, as vLLM gives them.
@@ -64,8 +61,8 @@ def only_choice(answer: Any) -> Mapping[str, Any]:
         raise Wrong("its answer has no choices, so it is not OpenAI's protocol")
     if len(choices) != 1:
         raise Wrong(f"its answer has {len(choices)} choices, and 1 was asked for")
-    found: Mapping[str, Any] = choices[0]
-    return found
+    choice: Mapping[str, Any] = choices[0]
+    return choice
 
 
 def counted(answer: Mapping[str, Any]) -> int | None:
@@ -77,8 +74,8 @@ def counted(answer: Mapping[str, Any]) -> int | None:
 
 def stopped_at(choice: Mapping[str, Any]) -> str | int | None:
     """Return the stop text or the token that ended a response, where a server says so."""
-    found = choice.get("stop_reason", choice.get("matched_stop"))
-    return found if isinstance(found, str | int) else None
+    stop = choice.get("stop_reason", choice.get("matched_stop"))
+    return stop if isinstance(stop, str | int) else None
 
 
 class Reader:
@@ -94,7 +91,7 @@ class Reader:
     def __init__(self, tokenizer: Any, *, vocabulary: int, ends: Sequence[int], stops: bool) -> None:
         self._tokenizer, self._vocabulary, self._ends, self._stops = tokenizer, vocabulary, ends, stops
 
-    def response(self, answer: Answer, request: Request) -> Response:
+    def response(self, answer: Reply, request: Request) -> Response:
         """Return the response that an answer holds.
 
         Raises:
@@ -135,7 +132,7 @@ class Reader:
             raise Wrong(f"its response holds token {token}, and the vocabulary has {self._vocabulary}")
         return array.astype(np.int32)
 
-    def _tokenized(self, answer: Answer) -> tuple[NDArray[np.int32], bool]:
+    def _tokenized(self, answer: Reply) -> tuple[NDArray[np.int32], bool]:
         """Tokenize a text; the end-of-sequence token, which a text does not show, is added where it was sampled.
 
         Returns:
@@ -159,7 +156,7 @@ class Reader:
         same = "".join(seen) == text and list(accumulate(len(token) for token in seen)) == places
         return np.array([*ids, end] if ended else ids, np.int32), same
 
-    def _logprobs(self, answer: Answer, count: int) -> NDArray[np.float32]:
+    def _logprobs(self, answer: Reply, count: int) -> NDArray[np.float32]:
         """Return the log-probabilities, if there is one for each token."""
         none = np.zeros(0, np.float32)
         if not len(answer.logprobs):
@@ -190,10 +187,10 @@ NEUTRAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """What is sent.
+    """The body of a request.
 
     Attributes:
-        fields: What every server must take.
+        fields: Those that every server must take.
         optional: Groups of fields that a strict server may refuse, since nothing that is sampled depends on them: the
             name of a group and its fields.
         instead: For some groups the fields sent where they are refused.
@@ -267,16 +264,13 @@ def body(
     return Body(fields={**fields, **own}, optional=optional, instead=instead, own=tuple(own))
 
 
-def ask(server: Server, route: str, asked: Body, *, halt: Any) -> Any:
+def ask(server: Server, route: str, body: Body, *, halt: Any) -> Any:
     """Ask a server, without the optional fields that it refuses.
 
     Args:
-        server: The server; it remembers which groups of fields it refuses.
+        server: It remembers which groups of fields it refuses.
         route: Below its address.
         halt: Ends the exchange as soon as it is set.
-
-    Returns:
-        The answer's JSON.
 
     Raises:
         RolloutError: The server refuses a field that changes what is sampled.
@@ -286,10 +280,10 @@ def ask(server: Server, route: str, asked: Body, *, halt: Any) -> Any:
     refused, first = server.refused, None
     while True:
         try:
-            answer = server.client.ask(route, asked.without(refused), halt=halt)
+            answer = server.client.ask(route, body.without(refused), halt=halt)
         except Refused as error:
             first = first or error
-            more = asked.blamed(str(error), refused) if error.status in WRONG_REQUEST else frozenset()
+            more = body.blamed(str(error), refused) if error.status in WRONG_REQUEST else frozenset()
             if not more:
                 raise first from None
             refused |= more
@@ -306,11 +300,7 @@ def chat_body(
     stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
 ) -> Body:
-    """Return what to send for a request.
-
-    Args:
-        chat_options: Further arguments of the chat template.
-    """
+    """Return what to send for a request; ``chat_options`` are further arguments of the chat template."""
     # Servers that know only the newer name say so; those that know only the older would ignore the newer.
     common = body(
         sampling, request, served_model=served_model, stop_token_ids=stop_token_ids, length="max_completion_tokens"
@@ -323,7 +313,7 @@ def chat_body(
     return replace(common, fields=fields, own=own, optional={**common.optional, "logprobs": {"logprobs": True}})
 
 
-def read_chat(answer: Any, request: Request) -> Answer:
+def read_chat(answer: Any, request: Request) -> Reply:
     """Return what an answer says.
 
     Raises:
@@ -343,7 +333,7 @@ def read_chat(answer: Any, request: Request) -> Answer:
         ids = choice.get("token_ids")
         # A reasoning parser takes the thinking out of the text; where there are token ids they are decoded instead.
         parsed = message.get("reasoning") or message.get("reasoning_content") or message.get("tool_calls")
-        return Answer(
+        return Reply(
             finish_reason=str(choice["finish_reason"]),
             text=None if ids is not None and parsed else message.get("content") or "",
             ids=ids,
@@ -365,11 +355,7 @@ def completions_body(
     stop_token_ids: list[int],
     chat_options: Mapping[str, Any],
 ) -> Body:
-    """Return what to send for a request.
-
-    Args:
-        chat_options: Not used: the prompt is rendered here.
-    """
+    """Return what to send for a request; its prompt was rendered here, with the options of the template."""
     del chat_options
     common = body(sampling, request, served_model=served_model, stop_token_ids=stop_token_ids)
     return replace(
@@ -379,7 +365,7 @@ def completions_body(
     )
 
 
-def read_completion(answer: Any, request: Request) -> Answer:
+def read_completion(answer: Any, request: Request) -> Reply:
     """Return what an answer says.
 
     Raises:
@@ -388,7 +374,7 @@ def read_completion(answer: Any, request: Request) -> Answer:
     choice = only_choice(answer)
     try:
         reported = choice.get("logprobs") or {}
-        found = Answer(
+        reply = Reply(
             finish_reason=str(choice["finish_reason"]),
             text=choice.get("text"),
             ids=choice.get("token_ids"),
@@ -400,9 +386,9 @@ def read_completion(answer: Any, request: Request) -> Answer:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise Wrong(f"its answer is not one of the completions protocol ({error})") from None
-    if found.prompt_ids is not None and found.prompt_ids != request.prompt_ids:
+    if reply.prompt_ids is not None and reply.prompt_ids != request.prompt_ids:
         raise Wrong("it answers another prompt than the one that was sent")
-    return found
+    return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,15 +397,15 @@ class Protocol:
 
     Attributes:
         route: Path of its endpoint under the server's address.
-        asked: Makes the body of a request.
+        body: Makes the body of a request.
         read: Reads the JSON of an answer; raises ``Wrong`` where it is not of this protocol.
     """
 
     route: str
-    asked: Callable[..., Body]
-    read: Callable[[Any, Request], Answer]
+    body: Callable[..., Body]
+    read: Callable[[Any, Request], Reply]
 
 
-COMPLETIONS = Protocol(route="completions", asked=completions_body, read=read_completion)
-CHAT = Protocol(route="chat/completions", asked=chat_body, read=read_chat)
+COMPLETIONS = Protocol(route="completions", body=completions_body, read=read_completion)
+CHAT = Protocol(route="chat/completions", body=chat_body, read=read_chat)
 PROTOCOLS = {"completions": COMPLETIONS, "chat": CHAT}

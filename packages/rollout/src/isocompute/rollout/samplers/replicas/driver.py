@@ -1,7 +1,4 @@
-"""Replicas as their driver sees them: processes that are started, asked, and ended when they die or hang.
-
-One replica, as it is in its own process.
-"""
+"""One replica in its process, and the driver of all: it starts them, calls them, and ends those that die or hang."""
 
 from __future__ import annotations
 
@@ -26,19 +23,19 @@ from ..weights import Manifest, Payload, Rendezvous
 if TYPE_CHECKING:
     from ..base import Sampler
 
+_log = logging.getLogger(__name__)
+
 Opener = Callable[[], "Sampler"]
 """Opens a replica's sampler, in the replica's process; it is pickled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What a replica says of itself once it has loaded the model.
+    """A replica's description of itself once it has loaded the model.
 
     Attributes:
-        plan: ``Sampler.plan``.
         probe: ``Sampler.probe`` of the model's own weights.
         place: The device that its model is on (``Sampler.place``).
-        workers: Processes that share its model.
         sleeps: Whether it is to sleep after each training batch.
         sync: Number of the sync that these weights are of: none.
     """
@@ -55,11 +52,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """What a replica says once it has taken over the weights of a sync.
-
-    Attributes:
-        probe: ``Sampler.probe`` of these weights.
-    """
+    """A replica's answer once it has taken over the weights of a sync; the probe is of these."""
 
     sync: int
     probe: list[float]
@@ -70,7 +63,6 @@ class Answered:
     """Groups that a replica has finished.
 
     Attributes:
-        groups: Each group's rows.
         ended: Whether they are the last that it was given.
         unscored: Why problems among those answered so far cannot be scored, by problem.
         scored: Whether responses to some problem could be scored.
@@ -198,12 +190,9 @@ class Replica(SamplerActor):
             raise RolloutError(f"a replica was sent weights of sync {sync}, and it has not begun that one; sync again")
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """How long a replica may take (s).
+    """Timeouts of a replica (s).
 
     Attributes:
         start: To be placed and to load the model.
@@ -224,8 +213,7 @@ class Member:
         opened: What it said when it had loaded the model.
         said: The number of the sync whose weights it has taken over last (0: the model's own), and its probe of them.
         sync: That number, once what it said was compared with the others; None while it must not answer.
-        call: What it was asked and has not answered.
-        task: That call in words.
+        call: A call that it has not answered, ``task`` in words.
         deadline: When it counts as hanging (s, ``monotonic``).
         deaths: How often it has ended since it last answered a group or took over a sync.
         answered: Groups that it has answered, with all its processes.
@@ -244,7 +232,7 @@ class Member:
 
     @property
     def idle(self) -> bool:
-        """Whether it has loaded the model and has nothing to do."""
+        """It has loaded the model and has nothing to do."""
         return self.opened is not None and self.call is None
 
 
@@ -263,7 +251,7 @@ class Event:
     lost: str = ""
 
 
-class Crew:
+class Driver:
     """Starts replicas in their places, asks them, and replaces those that die or hang.
 
     Args:
@@ -304,25 +292,22 @@ class Crew:
         Raises:
             RolloutError: The call was refused.
         """
-        asked = [member for member in self.members if member.call is not None]
-        first = min(member.deadline for member in asked)
-        self._ray.wait([member.call for member in asked], timeout=max(0.0, first - monotonic()))
+        busy = [member for member in self.members if member.call is not None]
+        first = min(member.deadline for member in busy)
+        self._ray.wait([member.call for member in busy], timeout=max(0.0, first - monotonic()))
         # Only what is not there counts as late: the caller may have been away for longer than the timeout.
-        done = set(self._ray.wait([m.call for m in asked], num_returns=len(asked), timeout=0)[0])
-        late = [member for member in asked if member.call not in done and member.deadline <= monotonic()]
+        done = set(self._ray.wait([m.call for m in busy], num_returns=len(busy), timeout=0)[0])
+        late = [member for member in busy if member.call not in done and member.deadline <= monotonic()]
         if late:
             member = late[0]
             return self.lose(member, self._late(member))
-        ready = [member for member in asked if member.call in done]
+        ready = [member for member in busy if member.call in done]
         return self._outcome(ready[0]) if ready else self.next()
 
     def poll(self) -> list[Event]:
         """Return the calls that have ended by now, without waiting."""
-        found: list[Event] = []
-        for member in self.members:
-            if member.call is not None and self._ray.wait([member.call], timeout=0)[0]:
-                found.append(self._outcome(member))
-        return found
+        calls = [member for member in self.members if member.call is not None]
+        return [self._outcome(member) for member in calls if self._ray.wait([member.call], timeout=0)[0]]
 
     def gather(self, members: Sequence[Member]) -> dict[int, Any]:
         """Wait for the calls of some replicas.
@@ -354,7 +339,7 @@ class Crew:
             self.end(member)
 
     def nobody(self, task: str) -> EngineError:
-        """What to raise where no replica is left for a task."""
+        """Return the error for a task that no replica is left for."""
         return EngineError(
             f"none of {len(self.members)} replicas is left to {task}; the last one lost: {self.last_lost or 'none'}"
         )

@@ -1,19 +1,18 @@
-"""Forced interruption, by rule and with real engines, and how often responses are interrupted or cut off."""
+"""Forced interruption, by rule and with a real engine, and how often responses are interrupted or cut off."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from isocompute.rollout import Interruption, RolloutError, Sampling, open_sampler
 from isocompute.rollout.samplers.local import Shares, controlled, drawn_length, shares
-from isocompute.rollout.samplers.sampling import Request, Response, aborted, as_it_is, response_seed
+from isocompute.rollout.samplers.sampling import Request, Response, aborted, response_seed
 from isocompute.rollout.scoring.length_penalty import LengthPenalty
 
-pytestmark = pytest.mark.xdist_group("vllm")
+torch = pytest.importorskip("torch")
 
 CUT = Interruption(lowest=2, highest=4, phrase="-1")
 
@@ -41,11 +40,9 @@ def interrupting(thinker: Any, *, lowest: int = 3, highest: int = 3, phrase: str
     return Sampling(max_new_tokens=12, interruption=Interruption(lowest=lowest, highest=highest, phrase=phrase))
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(1, 9000), st.integers(0, 3000))
-def test_a_length_is_within_its_range_and_its_seeds_alone(seed: int, lowest: int, more: int) -> None:
-    cut = Interruption(lowest=lowest, highest=lowest + more)
-    assert cut.lowest <= drawn_length(seed, cut) <= cut.highest
-    assert drawn_length(seed, cut) == drawn_length(seed, cut)
+@pytest.fixture(scope="module")
+def engine(tiny: Any) -> Any:
+    return open_sampler("transformers", str(tiny.folder), tiny.sampling)
 
 
 def test_lengths_are_drawn_uniformly() -> None:
@@ -54,13 +51,6 @@ def test_lengths_are_drawn_uniformly() -> None:
     assert sorted(drawn) == list(range(10, 20))
     # Six standard deviations of a count of a tenth of 20,000.
     assert all(abs(count - 2000) < 6 * (20_000 * 0.1 * 0.9) ** 0.5 for count in drawn.values())
-
-
-def test_without_an_interruption_requests_and_responses_are_as_they_are(thinker: Any) -> None:
-    asked = [Request(prompt_ids=[1], seed=5, max_new_tokens=9)]
-    first, control = controlled(asked, Sampling(max_new_tokens=9), thinker)
-    assert first == asked
-    assert control is as_it_is
 
 
 def test_a_response_that_is_still_going_on_is_cut_and_goes_on_after_the_phrase(thinker: Any) -> None:
@@ -92,8 +82,7 @@ def test_a_response_that_has_closed_its_thinking_goes_on_without_the_phrase(thin
     assert following.max_new_tokens == 9
     whole = control(0, response([5]))
     assert isinstance(whole, Response)
-    assert whole.ids.tolist() == [4, 8, 6, 5]
-    assert whole.sampled is None
+    assert (whole.ids.tolist(), whole.sampled) == ([4, 8, 6, 5], None)
     # A phrase that closes nothing interrupts every response that is still going on.
     _, control = controlled([asked], interrupting(thinker, phrase="time is up"), thinker)
     following = control(0, response([4, 8, 6]))
@@ -110,15 +99,10 @@ def test_a_response_is_interrupted_at_most_once_and_not_when_it_has_ended(thinke
     assert isinstance(control(2, response([4, 5, 6])), Request)
     whole = control(2, response([4] * 5))
     assert isinstance(whole, Response)
-    assert whole.finish_reason == "length"
-    assert len(whole.ids) == 12
-
-
-def test_a_response_whose_second_part_fails_has_failed(thinker: Any) -> None:
-    _, control = controlled([Request(prompt_ids=[6], seed=5, max_new_tokens=12)], interrupting(thinker), thinker)
-    assert isinstance(control(0, response([4, 5, 6])), Request)
-    failed = aborted("the engine is gone")
-    assert control(0, failed) is failed
+    assert (whole.finish_reason, len(whole.ids)) == ("length", 12)
+    # One whose second part fails has failed.
+    assert isinstance(control(2, response([4, 5, 6])), Request)
+    assert control(2, failed) is failed
 
 
 def test_what_a_server_leaves_out_or_cuts_is_kept_so(thinker: Any) -> None:
@@ -127,9 +111,7 @@ def test_what_a_server_leaves_out_or_cuts_is_kept_so(thinker: Any) -> None:
     control(0, response([4, 5, 6], scored=False, retokenized=True))
     whole = control(0, response([7, 6], "stop", scored=False, text=" and"))
     assert isinstance(whole, Response)
-    assert len(whole.ids) == 9
-    assert whole.logprobs.tolist() == []
-    assert whole.retokenized
+    assert (len(whole.ids), len(whole.logprobs), whole.retokenized) == (9, 0, True)
     assert whole.text == "so 1 2 time is up and"
     # More tokens than were asked for, as a text may have when it is tokenized again, leave nothing to ask for.
     control = controlled([Request(prompt_ids=[6], seed=5, max_new_tokens=12)], interrupting(thinker), thinker)[1]
@@ -147,62 +129,37 @@ def test_a_phrase_that_leaves_no_room_or_has_no_token_is_refused(thinker: Any) -
         controlled(asked, interrupting(thinker), nothing)
 
 
-def check_interrupted(sampler: Any, tiny: Any, policy: Any) -> None:
-    """Interrupt the responses of an engine, and compare with those that it gives when it is left alone."""
-    import torch
-
-    free = tiny.sample(sampler, samples=16)
-    sampler.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, interruption=CUT))
-    try:
-        rollouts = tiny.sample(sampler, samples=16)
-        fewer = tiny.sample(sampler, tiny.problems[2:4], samples=3)
-    finally:
-        sampler.use(tiny.sampling)
-    phrase = tiny.ids(CUT.phrase)
+@pytest.mark.slow("an engine")
+def test_an_engine_is_interrupted(engine: Any, tiny: Any, tmp_path: Path) -> None:
+    policy, free = tiny.save(tmp_path, seed=0), tiny.sample(engine, samples=16)
+    engine.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, interruption=CUT))
+    rollouts = tiny.sample(engine, samples=16)
+    fewer = tiny.sample(engine, tiny.problems[2:4], samples=3)
     interrupted = Counter[str]()
     for whole, row in zip(free["response_ids"].to_list(), rollouts.iter_rows(named=True), strict=True):
-        ids, cut = (
-            row["response_ids"],
-            drawn_length(response_seed(3, "train", 1, row["problem_id"], row["sample"]), CUT),
-        )
+        ids, seed = row["response_ids"], response_seed(3, "train", 1, row["problem_id"], row["sample"])
+        cut = drawn_length(seed, CUT)
         ended_before = whole[:cut][-1] == 1
         interrupted[str(ended_before)] += 1
         if ended_before:
             assert ids == whole
             assert all(row["sampled"])
         else:
-            assert ids[:cut] == whole[:cut]
-            assert ids[cut : cut + 2] == phrase
-            assert len(ids) > cut + 2
-            inserted = [not (cut <= place < cut + 2) for place in range(len(ids))]
-            assert row["sampled"] == inserted
+            assert ids[: cut + 2] == whole[:cut] + tiny.ids(CUT.phrase)
+            assert cut + 2 < len(ids) <= 8
+            assert row["sampled"] == [not (cut <= place < cut + 2) for place in range(len(ids))]
             assert row["finish_reason"] == ("stop" if ids[-1] == 1 else "length")
-        assert len(ids) <= 8
-        given_ids = torch.tensor([row["prompt_ids"] + ids])
         with torch.no_grad():
-            scores = policy(given_ids).logits[0].log_softmax(-1)
+            scores = policy(torch.tensor([row["prompt_ids"] + ids])).logits[0].log_softmax(-1)
         begin = len(row["prompt_ids"]) - 1
         expected = [float(scores[begin + i, t]) if row["sampled"][i] else 0.0 for i, t in enumerate(ids)]
         assert np.abs(np.array(row["logprobs"]) - expected).max() < 1e-4
     assert min(interrupted.values()) > 5
-    found = shares(rollouts)
-    assert found is not None
-    assert found.interrupted == interrupted["False"] / len(rollouts)
-    assert found.truncated == (rollouts["finish_reason"] == "length").mean()
+    truncated = float((rollouts["finish_reason"] == "length").mean())
+    assert shares(rollouts) == Shares(truncated=truncated, interrupted=interrupted["False"] / len(rollouts))
     # Lengths and seeds are a response's own, whatever it is sampled with.
     same = rollouts.join(fewer.select("problem_id", "sample"), on=["problem_id", "sample"], how="semi")
     assert same["response_ids"].to_list() == fewer["response_ids"].to_list()
-
-
-@pytest.mark.slow
-def test_transformers_is_interrupted(tiny: Any) -> None:
-    policy = tiny.save(tiny.folder, seed=0)
-    check_interrupted(open_sampler("transformers", str(tiny.folder), tiny.sampling), tiny, policy)
-
-
-@pytest.mark.slow
-def test_vllm_is_interrupted(vllm_sampler: Any, tiny: Any) -> None:
-    check_interrupted(vllm_sampler, tiny, tiny.save(tiny.folder, seed=0))
 
 
 def test_shares_are_of_the_completed_responses() -> None:
@@ -217,19 +174,17 @@ def test_shares_are_of_the_completed_responses() -> None:
     assert shares(rollouts.tail(1)) is None
 
 
-@pytest.mark.slow
+@pytest.mark.slow("an engine")
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_the_rival_takes_reward_off_long_right_responses_in_training_alone(tiny: Any, phase: str) -> None:
-    sampler = open_sampler("transformers", str(tiny.folder), tiny.sampling)
+def test_the_rival_takes_reward_off_long_right_responses_in_training_alone(engine: Any, tiny: Any, phase: str) -> None:
+    engine.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, keep_text=True))
     problems = tiny.problems.head(1)
-    sampler.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, keep_text=True))
-    ended = tiny.sample(sampler, problems, samples=400, phase=phase).filter(pl.col("text").str.contains(r"^\d$"))
-    problems = problems.with_columns(verifier=pl.lit("exact"), answer=pl.lit(ended["text"].mode()[0]))
-    sampler.use(tiny.sampling)
-    plain = tiny.sample(sampler, problems, samples=400, phase=phase)
+    ended = tiny.sample(engine, problems, samples=400, phase=phase).filter(pl.col("text").str.contains(r"^\d$"))
+    problems = problems.with_columns(answer=pl.lit(ended["text"].mode()[0]))
+    plain = tiny.sample(engine, problems, samples=400, phase=phase)
     penalty = LengthPenalty(longest=3, margin=2)
-    sampler.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, length_penalty=penalty))
-    penalised = tiny.sample(sampler, problems, samples=400, phase=phase)
+    engine.use(Sampling(max_new_tokens=8, max_prompt_tokens=8, length_penalty=penalty))
+    penalised = tiny.sample(engine, problems, samples=400, phase=phase)
     assert plain["response_ids"].to_list() == penalised["response_ids"].to_list()
     lengths = plain["response_ids"].list.len().to_list()
     expected = [penalty.reward(r, tokens=n, phase=phase) for r, n in zip(plain["reward"], lengths, strict=True)]

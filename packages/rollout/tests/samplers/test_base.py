@@ -1,4 +1,4 @@
-"""Groups of responses as record batches."""
+"""Groups of responses as record batches, and problems that turn out not to be scorable."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from isocompute.rollout import RolloutError, open_sampler
 from isocompute.rollout.contract import tables
-from isocompute.rollout.samplers.base import Faults, Group, Layout
+from isocompute.rollout.samplers.base import Columns, Faults, Group
 from isocompute.rollout.samplers.local import _Scoring
 from isocompute.rollout.samplers.sampling import Draw, Response, aborted
 from isocompute.rollout.scoring.config import ScoringConfig
@@ -18,23 +19,22 @@ from isocompute.rollout.scoring.scorer import Scorer, Verdict
 DRAW = Draw(samples=3, seed=1, step=2, phase="train", run_id="r", first_sample=5)
 
 
-def table(responses: list[Response], verdicts: list[Verdict], layout: Layout) -> pl.DataFrame:
+def table(responses: list[Response], verdicts: list[Verdict], columns: Columns) -> pl.DataFrame:
     group = Group(
         row=0, problem_id="p", prompt_ids=[7, 8], responses=responses, texts=[str(len(r.ids)) for r in responses]
     )
-    batch = layout.batch(group, verdicts, draw=DRAW, version=4)
+    batch = columns.batch(group, verdicts, draw=DRAW, version=4)
     return tables.check(pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch]))), "rollouts", where="made")
 
 
-@pytest.mark.slow
-@settings(deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.lists(st.integers(0, 99), max_size=9), min_size=1, max_size=6))
 def test_tokens_and_log_probabilities_pass_unchanged(rows: list[list[int]]) -> None:
     responses = [
         Response(ids=np.array(ids, np.int32), logprobs=-np.array(ids, np.float32) / 7, finish_reason="stop")
         for ids in rows
     ]
-    made = table(responses, [Verdict(reward=0.0)] * len(rows), Layout())
+    made = table(responses, [Verdict(reward=0.0)] * len(rows), Columns())
     assert made["response_ids"].to_list() == rows
     assert made["logprobs"].to_list() == [r.logprobs.tolist() for r in responses]
     assert made["prompt_ids"].to_list() == [[7, 8]] * len(rows)
@@ -49,7 +49,7 @@ def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
     made = table(
         [whole, aborted("the server hung"), whole],
         [Verdict(reward=1.0), Verdict(reward=0.0), Verdict(reward=0.0, error="out of time")],
-        Layout(),
+        Columns(),
     )
     assert made["failure"].to_list() == [None, "the server hung", None]
     assert made["score_error"].to_list() == [None, None, "out of time"]
@@ -58,16 +58,14 @@ def test_what_went_wrong_with_a_response_has_a_column_of_its_own() -> None:
 
 
 def test_columns_that_were_not_asked_for_are_left_out() -> None:
-    marks = np.array([True, False])
     cut: dict[str, Any] = {"ids": np.array([1, 2], np.int32), "logprobs": np.zeros(2, np.float32)}
     responses = [
-        Response(**cut, finish_reason="stop", sampled=marks),
+        Response(**cut, finish_reason="stop", sampled=np.array([True, False])),
         Response(**cut, finish_reason="stop", retokenized=True),
     ]
-    verdicts = [Verdict(reward=0.0)] * 2
-    plain = table(responses, verdicts, Layout())
-    full = table(responses, verdicts, Layout(keep_text=True, sampled=True, retokenized=True))
-    assert set(full.columns) - set(plain.columns) == {"text", "sampled", "retokenized"}
+    plain = table(responses, [Verdict(reward=0.0)] * 2, Columns())
+    full = table(responses, [Verdict(reward=0.0)] * 2, Columns(keep_text=True, sampled=True, retokenized=True))
+    assert full.drop("text", "sampled", "retokenized").equals(plain)
     assert full["sampled"].to_list() == [[True, False], [True, True]]
     assert full["retokenized"].to_list() == [False, True]
     assert full["text"].to_list() == ["2", "2"]
@@ -88,3 +86,25 @@ def test_a_group_with_a_response_that_hangs_holds_up_no_other() -> None:
     assert (late.row, verdicts[0].error) == (0, "deadline: more than 0.5 s of processor time")
     assert list(scoring.rest()) == []
     scorer.close()
+
+
+@pytest.mark.slow("a sampler")
+def test_responses_to_a_problem_that_cannot_be_scored_are_aborted_with_their_tokens(tiny: Any) -> None:
+    pytest.importorskip("reasoning_gym")
+    sampler = open_sampler("transformers", str(tiny.folder), tiny.sampling)
+    exact = tiny.sample(sampler)
+    broken = pl.when(pl.col("problem_id") == "p2").then(pl.lit('{"settings": {"nonsense": 1}}')).otherwise(pl.lit(""))
+    problems = tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:gcd"), metadata=broken)
+    rollouts = tiny.sample(sampler, problems)
+    # They were generated, so that they are charged; no group is missing.
+    same = ["problem_id", "sample", "response_ids", "logprobs"]
+    assert rollouts.select(same).equals(exact.select(same))
+    lost = rollouts.filter(pl.col("finish_reason") == "aborted")
+    assert lost["problem_id"].to_list() == ["p2"] * 4
+    assert lost["failure"].str.contains("problem cannot be scored: reasoning-gym refuses the task 'gcd'").all()
+    # A run of which no problem can be scored stops, once they were paid for.
+    sampler.faults.hand_over()
+    none = problems.with_columns(metadata=pl.lit('{"settings": {"nonsense": 1}}'))
+    assert set(tiny.sample(sampler, none)["finish_reason"]) == {"aborted"}
+    with pytest.raises(RolloutError, match="the 6 problems answered"):
+        tiny.sample(sampler, none, step=2)

@@ -1,0 +1,95 @@
+"""Weights of a sync: which tensors must come, and the buckets that they travel in."""
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from isocompute.rollout import RolloutError
+from isocompute.rollout.samplers.weights import Manifest, buckets, check_tied, checked, manifest, manifest_of, pack
+
+torch = pytest.importorskip("torch")
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def test_tensors_are_those_that_the_model_saves(tiny: Any, tied_tiny: Any, tmp_path: Any) -> None:
+    for one, tied in ((tiny, {}), (tied_tiny, {HEAD: EMBEDDING})):
+        whole = one.save(tmp_path, seed=0)
+        found = manifest(str(one.folder))
+        assert dict(found.shapes) == {name: tuple(tensor.shape) for name, tensor in whole.state_dict().items()}
+        assert found.tied == tied
+        assert found.elements == sum(parameter.numel() for parameter in whole.parameters())
+        # Not there before transformers 5.
+        whole.all_tied_weights_keys = {}
+        assert manifest_of(whole).tied == tied
+    # Of a model that transformers has no language model for, which vLLM may serve all the same.
+    config = (tied_tiny.folder / "config.json").read_text().replace('"llama"', '"eurobert"')
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(RolloutError, match=r"be loaded \(Unrecognized"):
+        manifest(str(tmp_path))
+
+
+def test_a_tied_tensor_may_be_left_out_and_no_other() -> None:
+    wanted = Manifest(shapes={EMBEDDING: (4, 2), "norm": (2,), HEAD: (4, 2)}, tied={HEAD: EMBEDDING})
+    norm, table = torch.zeros(2), torch.zeros(4, 2)
+    for given in ([(EMBEDDING, table), ("norm", norm)], [(EMBEDDING, table), ("norm", norm), (HEAD, table)]):
+        assert list(checked(given, wanted)) == given
+    with pytest.raises(RolloutError, match=f"lacks the tensor {EMBEDDING}$"):
+        list(checked([(HEAD, table), ("norm", norm)], wanted))
+    with pytest.raises(RolloutError, match=f"the tensor {HEAD} as"):
+        list(checked([(EMBEDDING, table), ("norm", norm), (HEAD, torch.zeros(4, 3))], wanted))
+
+
+def test_values_of_tied_tensors_are_compared() -> None:
+    one = torch.arange(4.0)
+    for same in (one, one.clone(), one.view(4)):
+        check_tied({HEAD: EMBEDDING}, {HEAD: same, EMBEDDING: one})
+    with pytest.raises(RolloutError, match=f"{HEAD} and {EMBEDDING} with different values"):
+        check_tied({HEAD: EMBEDDING}, {HEAD: one + 1, EMBEDDING: one})
+
+
+def test_tensors_come_back_in_their_order_with_their_types_and_shapes() -> None:
+    given = {
+        "matrix": torch.randn(3, 5).to(torch.bfloat16),
+        "transposed": torch.randn(4, 6).T,
+        "scalar": torch.tensor(2.5),
+        "integers": torch.arange(7),
+        "of odd length": torch.randn(3).to(torch.bfloat16),
+        "after it": torch.randn(2, dtype=torch.float64),
+        "with gradient": torch.randn(2, requires_grad=True),
+    }
+    found = []
+    for bucket in buckets(given.items(), size=60):
+        contents, packed = pack(bucket, "cpu")
+        found += contents.unpacked(packed)
+    assert [name for name, _ in found] == list(given)
+    for name, tensor in found:
+        assert tensor.dtype == given[name].dtype
+        assert torch.equal(tensor, given[name])
+
+
+def test_a_bucket_holds_as_much_as_it_may_and_a_larger_tensor_has_one_of_its_own() -> None:
+    sizes = {"a": 10, "b": 15, "c": 40, "d": 5, "e": 20}
+    given = ((name, torch.zeros(size)) for name, size in sizes.items())
+    assert ["".join(name for name, _ in bucket) for bucket in buckets(given, size=100)] == ["ab", "c", "de"]
+
+
+def test_a_stream_is_never_held_whole() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def stream() -> Iterator[tuple[str, Any]]:
+        for i in range(20):
+            array = np.zeros(100, np.float32)
+            alive.append(weakref.ref(array))
+            tensor = torch.from_numpy(array)
+            del array
+            yield f"layer.{i}", tensor
+
+    most = 0
+    for _ in buckets(stream(), size=800):
+        most = max(most, sum(reference() is not None for reference in alive))
+    assert len(alive) == 20
+    # Two tensors in a bucket, and the next one.
+    assert most <= 4
