@@ -101,7 +101,7 @@ def test_what_may_end_otherwise_next_time_is_scored_again(scorer: Scorer, respon
     scorer.close()
     assert scorer.submit(items(response)).result(timeout=60)[0] == verdict
     # A verdict that is known starts no process.
-    assert bool(scorer._lanes) == again
+    assert bool(scorer._pools) == again
 
 
 def test_a_rule_whose_processes_die_is_refused_before_anything_is_scored(scorer: Scorer) -> None:
@@ -129,7 +129,7 @@ def test_a_process_that_cannot_be_forked_is_tried_again_and_is_no_fault_of_the_r
 
 def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(scorer: Scorer) -> None:
     limit = str(layers.PROCESSES)
-    alone = layers.counted_alone(scorer._lane("exact").report().result())
+    alone = layers.counted_alone(scorer._pool("exact").report().result())
     assert scorer.submit(items(limit, function="limited")).result(timeout=60)[0].reward == alone
     assert not layers.counted_alone({"user": ""})
     assert not layers.counted_alone({"user": f"uid {layers.NOBODY}"})

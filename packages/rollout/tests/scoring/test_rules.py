@@ -191,5 +191,5 @@ def test_a_response_met_again_is_not_scored_again(tmp_path: Path) -> None:
     scorer.close()
     # Known by now: done at once, and no process is started.
     assert scorer.submit([item] * 5).done()
-    assert not scorer._lanes
+    assert not scorer._pools
     assert "rules_of_a_user" not in sys.modules or sys.modules["rules_of_a_user"].__file__

@@ -5,6 +5,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, evaluate, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands import settings
+from isocompute.rollout.commands.run import ProgressLine, SamplingRun
 from isocompute.rollout.commands.store import Store
 from isocompute.rollout.commands.values import chosen
-from isocompute.rollout.commands.work import Progress, StoredSampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 
@@ -47,10 +48,12 @@ class Unsteady:
 
 
 @contextlib.contextmanager
-def process(engine: Unsteady, out: Path) -> Iterator[StoredSampler]:
-    """What a process has."""
+def process(engine: Unsteady, out: Path) -> Iterator[SamplingRun]:
+    """The run as a process has it."""
+    unused: dict[str, Any] = dict.fromkeys(("problems", "dropped", "run_id", "phase", "complete", "params"))
+    settings: Any = SimpleNamespace(open=lambda: engine.inner)
     with Store(out, {}) as store:
-        yield StoredSampler(lambda: engine.inner, store, Progress(stream=io.StringIO()))
+        yield SamplingRun(settings=settings, store=store, progress=ProgressLine(stream=io.StringIO()), **unused)
 
 
 def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(tiny: Any, tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_addresses_and_protocol_of_servers_reach_the_sampler(monkeypatch: pytest
     monkeypatch.setattr(settings, "open_sampler", lambda *given, **named: opened.append((given, named)))
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     parser = argparse.ArgumentParser()
-    settings.add_sampling(parser, required=True, samples=4)
+    settings.add_sampling(parser, required=True, samples=4, shards=True)
     given = "--model m --sampler openai --base-url http://a/v1 --base-url http://b/v1 --protocol chat --top-k 5"
     settings.settings_from(parser.parse_args(given.split())).open()
     [((kind, model, sampling), options)] = opened
@@ -227,7 +230,7 @@ def group(*, aborted: int = 0, errors: int = 0) -> pa.RecordBatch:
 def said(stream: io.StringIO, *, kept: int = 0, groups: int = 60) -> str:
     """What is said of groups that take a second each."""
     seconds = iter(range(groups + 10))
-    progress = Progress(stream=stream, clock=lambda: float(next(seconds)))
+    progress = ProgressLine(stream=stream, clock=lambda: float(next(seconds)))
     progress.total += groups + kept
     for _ in range(kept):
         progress.add(group(), kept=True)
