@@ -1,17 +1,17 @@
-"""What a policy or a table writes is not executed even inside the sandbox: every task under attack, with spies.
+"""Judges of reasoning-gym and math-verify: nothing they read is executed, no constant is right, metadata are used.
 
-The scorers run in this process here, where spies can see them.
+Most scorers run in this process here, where spies can see them.
 """
 
 import builtins
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -85,16 +85,16 @@ class Spies:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, list[Candidate]]:
-    """Two problems of every task, refused ones and those without an answer included."""
-    found: dict[str, list[Candidate]] = {}
+def known() -> dict[str, Candidate]:
+    """A problem of every task, refused ones and those without an answer included."""
+    found: dict[str, Candidate] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("isocompute.rollout.problems.reasoning_gym.check_task", lambda _: None)
         for task in TASKS:
             if task == "composite":
                 continue
             source = ReasoningGymSource(task=task, train=1, validation=1, seed=5)
-            found[task] = list(islice(candidates(source), 2))
+            found[task] = next(iter(candidates(source)))
     return found
 
 
@@ -198,39 +198,36 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[str], Rig
     return made
 
 
-def warmed(rights: Callable[[str], Right], known: dict[str, list[Candidate]]) -> None:
+def warmed(rights: Callable[[str], Right], known: dict[str, Candidate]) -> None:
     """Have scorers import and compile what they do the first time, before spies are there."""
     # Texts of its own, parsed when it is imported.
     import sympy.physics.units  # noqa: F401
 
     for task in ALLOWED:
-        for problem in known[task]:
-            rights(task)(problem.answer, problem.answer, problem.metadata)
+        rights(task)(known[task].answer, known[task].answer, known[task].metadata)
 
 
 def test_no_task_executes_what_a_policy_or_a_table_writes(
-    known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warmed(judged(guarded=True), known)
     strict = Spies(monkeypatch)
     rights = judged(guarded=False)
     for task in sorted(set(ALLOWED) - set(EXECUTING)):
-        for problem in known[task]:
-            attack(rights(task), problem, tmp_path / "made")
+        attack(rights(task), known[task], tmp_path / "made")
         assert not strict.reached, task
     monkeypatch.undo()
     parsing = Spies(monkeypatch, parses=True)
     rights = judged(guarded=True)
     for task in sorted(EXECUTING):
-        for problem in known[task]:
-            assert rights(task)(problem.answer, problem.answer, problem.metadata) == 1.0
-            attack(rights(task), problem, tmp_path / "made")
+        assert rights(task)(known[task].answer, known[task].answer, known[task].metadata) == 1.0
+        attack(rights(task), known[task], tmp_path / "made")
         assert not parsing.reached, task
     assert not (tmp_path / "made").exists()
 
 
 def test_no_task_executes_its_settings(
-    known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bare = f'__import__("os").system("touch {tmp_path / "made"}")'
     rights = judged(guarded=True)
@@ -261,27 +258,26 @@ def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Pat
 
 @pytest.mark.parametrize("task", sorted(set(EXECUTING) - {"codeio"}))
 def test_without_these_evaluators_a_task_would_execute(
-    task: str, known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    task: str, known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     right = judged(guarded=False)(task)
     spies = Spies(monkeypatch)
-    for problem in known[task]:
-        attack(right, problem, tmp_path / "made")
+    attack(right, known[task], tmp_path / "made")
     assert spies.reached
     assert not (tmp_path / "made").exists()
 
 
-def test_tasks_that_take_wrong_responses_are_refused_or_checked_again(known: dict[str, list[Candidate]]) -> None:
+def test_tasks_that_take_wrong_responses_are_refused_or_checked_again(known: dict[str, Candidate]) -> None:
     def score(task: str, response: str) -> float:
-        scorer, problem = reasoning_gym.create_dataset(task, size=1, seed=0), known[task][0]
+        scorer, problem = reasoning_gym.create_dataset(task, size=1, seed=0), known[task]
         return tasks._scored(task, scorer, response, problem.answer, problem.metadata)
 
     assert score("game_of_life_halting", "nonsense") == 1
-    premise = json.loads(known["propositional_logic"][0].metadata)["metadata"]["premises"][0]
+    premise = json.loads(known["propositional_logic"].metadata)["metadata"]["premises"][0]
     assert score("propositional_logic", premise) == 1
     assert {"game_of_life_halting", "propositional_logic"} <= set(REFUSED)
     right = verifier("reasoning_gym:puzzle24")
-    puzzle = known["puzzle24"][0]
+    puzzle = known["puzzle24"]
     others = "4*6*1*1"
     assert right(puzzle.answer, puzzle.answer, puzzle.metadata)
     assert not right(others, puzzle.answer, puzzle.metadata)
@@ -349,6 +345,60 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
     assert not target.exists()
 
 
-def test_every_task_is_a_dataclass_of_settings() -> None:
-    # The attack on settings reads them there.
-    assert all(dataclasses.is_dataclass(config) for _, config in reasoning_gym.factory.DATASETS.values())
+CONSTANTS = ("", "0", "1", "nan", "NaN", "nan+nanj", "inf", "[]", "{}", "()", "{question}")
+PROBLEMS = 4
+SLOW_GENERATORS = {"codeio", "knight_swap"}
+
+
+def test_no_constant_is_right_for_more_than_half_of_a_tasks_problems(judged: Any) -> None:
+    rights = judged(guarded=True)
+    right: Counter[tuple[str, str]] = Counter()
+    for task in sorted(set(ALLOWED) - SLOW_GENERATORS):
+        score = rights(task)
+        for problem in islice(candidates(ReasoningGymSource(task=task, seed=3, train=4, validation=4)), PROBLEMS):
+            for text in CONSTANTS:
+                full = score(text.replace("{question}", problem.prompt), problem.answer, problem.metadata) == 1
+                right[task, text] += full and text != problem.answer
+    assert len({task for task, _ in right}) > 90
+    assert not {pair: count for pair, count in right.items() if count > PROBLEMS // 2}
+
+
+def test_numbers_are_right_where_the_conditions_of_a_task_are_met() -> None:
+    flip = verifier("reasoning_gym:coin_flip")
+    assert flip("0.01757812500", "0.017578125")
+    assert flip("9/512", "0.017578125")
+    for wrong in ("0", "0.0176 or so"):
+        assert not flip(wrong, "0.017578125")
+    assert not flip("0.00001", "0.00003051757812")
+    entry = '{"metadata":{"result":[3,-2]}}'
+    product = verifier("reasoning_gym:complex_arithmetic")
+    assert product("3 - 2i", "3.0 - 2.0i", entry)
+    for wrong in ("nan", "INF + NaN i"):
+        assert not product(wrong, "3.0 - 2.0i", entry)
+    # A word that is part of an answer is no number.
+    assert verifier("reasoning_gym:spell_backward")("nan", "nan")
+
+
+def first(task: str, **settings: Any) -> Candidate:
+    return next(iter(candidates(ReasoningGymSource(task=task, settings=settings, train=1, validation=1))))
+
+
+@pytest.mark.parametrize("task", ["sudoku", "arc_agi", "time_intervals", "word_ladder", "knight_swap", "cryptarithm"])
+def test_a_scorer_that_reads_metadata_takes_its_own_answer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = first(task)
+    right = verifier(problem.verifier)
+    assert right(problem.answer, problem.answer, problem.metadata)
+    assert not right("nonsense", problem.answer, problem.metadata)
+    # A verdict that is known costs no parsing.
+    monkeypatch.setattr(rules, "decode_metadata", None)
+    assert right(problem.answer, problem.answer, "".join(problem.metadata))
+
+
+def test_the_scorer_has_the_tasks_own_settings_and_each_entry_its_own_metadata() -> None:
+    right = verifier("reasoning_gym:decimal_arithmetic")
+    # The tolerance is one unit in the last place that the settings allow.
+    for places, expected in ((3, True), (8, False)):
+        metadata = first("decimal_arithmetic", max_num_decimal_places=places).metadata
+        assert right("1.0005", "1", metadata) == expected
+    one, two = islice(candidates(ReasoningGymSource(task="sudoku", train=1, validation=1)), 2)
+    assert not verifier(one.verifier)(one.answer, two.answer, two.metadata)
