@@ -12,24 +12,7 @@ pytestmark = pytest.mark.slow("a process of math-verify")
 
 math_verify = pytest.importorskip("math_verify")
 
-GOLDS = (
-    "3",
-    "-7",
-    "0.5",
-    "1024",
-    r"\frac{3}{4}",
-    r"-\frac{2}{3}",
-    r"3\sqrt{2}",
-    r"2^{10}",
-    "3x+2",
-    r"x^2-1",
-    r"\pi",
-    r"\frac{\sqrt{3}}{2}",
-    r"\frac{n(n+1)}{2}",
-    "5!",
-    r"\sqrt[3]{7}",
-    "2+3i",
-)
+GOLDS = ("-7", "0.5", r"\frac{3}{4}", r"3\sqrt{2}", "3x+2", r"\pi", r"\frac{n(n+1)}{2}", "2+3i")
 RIGHT = (
     "{}",
     " {} ",
@@ -93,7 +76,7 @@ def test_an_extracted_formula_is_judged_as_math_verify_judges_it() -> None:
         }
         for forms in (RIGHT, WRONG)
     )
-    assert len(right) + len(wrong) == 16 * 25
+    assert len(right) + len(wrong) == 8 * 25
     # The library itself reads all but a few of the right answers.
     assert sum(right.values()) > 0.95 * len(right)
     assert sum(wrong.values()) == 0

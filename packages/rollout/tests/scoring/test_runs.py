@@ -102,7 +102,6 @@ def test_a_program_that_takes_too_much_fails_and_its_neighbours_do_not(scorer: S
         "while True: pass",
         "import time; time.sleep(1000)",
         "a = bytearray(10**9); " + RIGHT,
-        "while True: print('1' * 9999)",
         "import os\nwhile True: os.write(1, b'1' * 9999)",
     ]
     assert rewards(scorer, *(text for one in greedy for text in (one, f"{RIGHT}  # {one!r}"))) == [0, 1] * len(greedy)

@@ -325,7 +325,7 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(builtins, name, guarded(name, getattr(builtins, name)))
     for owner, name in ((os, "system"), (os, "popen"), (subprocess, "Popen"), (pickle, "loads")):
         monkeypatch.setattr(owner, name, lambda *_, name=name: executed.append(name))
-    for answer in ("3", "3/4", "1, 2", "x + 1", "\\text{yes}"):
+    for answer in ("3/4", "1, 2", "\\text{yes}"):
         for payload in payloads(answer, target):
             for wrapped in (
                 payload,
