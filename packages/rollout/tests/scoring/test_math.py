@@ -143,19 +143,3 @@ def test_several_lines_after_a_mark_are_read_as_math_verify_reads_a_response() -
     assert right("9</think>We add.\n\nThe answer is **42**, as wanted", "42")
     assert right("9</think>We add.\n\nThe answer is $3x+2$.", "3x+2")
     assert not right("9</think>We add.\n\nThe answer is $3x+2$.", "3")
-
-
-@pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        (r"$\boxed 3$", True),
-        (r"so \boxed {3}.", True),
-        (r"$\fbox{3}$", True),
-        (r"$\boxed{3x}$ or \fbox{3}", False),
-        # A response that was cut off within its last box has not answered, whatever it boxed before.
-        (r"\boxed{3}, no: \boxed{3", False),
-        (r"\boxed{3", False),
-    ],
-)
-def test_boxes_are_read_as_tex_and_the_field_read_them(response: str, right: bool) -> None:
-    assert verifier("math|boxed")(response, "3") is right
