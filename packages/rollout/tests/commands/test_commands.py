@@ -1,5 +1,6 @@
 """The console script: what it says of errors, and what it makes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +15,11 @@ def test_a_split_without_any_problem_inside_advises(
 ) -> None:
     measured = tiny.problems.with_columns(pass_rate=pl.lit(0.9), pass_rate_samples=pl.lit(4, dtype=pl.Int32))
     measured.write_parquet(tmp_path / "measured.parquet")
-    asked = [
-        "split",
-        str(tmp_path / "measured.parquet"),
-        "--interval",
-        "0.3",
-        "0.6",
-        "--train",
-        "2",
-        "--validation",
-        "1",
-        "--out",
-        str(tmp_path / "easy.parquet"),
-    ]
+    interval = "--interval 0.3 0.6 --train 2 --validation 1"
+    asked = f"split {tmp_path}/measured.parquet {interval} --out {tmp_path}/easy.parquet".split()
     assert main(asked) == 2
     stderr = capsys.readouterr().err
     assert "0 of 4 measured ones have it (the mean pass rate is 0.90): generate other train problems" in stderr
-
-
-def test_flags_of_a_server_go_with_the_openai_sampler(
-    tiny: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny.problems.write_parquet(tmp_path / "problems.parquet")
-    asked = [
-        "generate",
-        "--model",
-        str(tiny.folder),
-        "--problems",
-        str(tmp_path / "problems.parquet"),
-        "--out",
-        str(tmp_path / "rollouts.parquet"),
-    ]
-    assert main([*asked, "--sampler", "openai"]) == 2
-    assert "--sampler openai needs --base-url" in capsys.readouterr().err
-    assert main([*asked, "--sampler", "transformers", "--base-url", "http://localhost:1/v1"]) == 2
-    assert "--base-url needs --sampler openai" in capsys.readouterr().err
 
 
 def test_dropped_problems_are_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +71,54 @@ def test_scoring_again_uses_metadata(tiny: Any, tmp_path: Path) -> None:
     assert pl.read_parquet(again)["reward"].sum() > 0
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["--version"])
-    assert capsys.readouterr().out.startswith("isocompute-rollout ")
+BROKEN = '{"settings": {"nonsense": 1}}'
+
+
+@pytest.fixture
+def problems(tiny: Any, tmp_path: Path) -> Path:
+    pytest.importorskip("reasoning_gym")
+    metadata = ["", BROKEN, "", "", "", BROKEN]
+    path = tmp_path / "problems.parquet"
+    tiny.problems.with_columns(verifier=pl.lit("reasoning_gym:gcd"), metadata=pl.Series(metadata)).write_parquet(path)
+    return path
+
+
+def sampling(tiny: Any) -> list[str]:
+    return ["--model", str(tiny.folder), "--sampler", "transformers", "--samples", "2", "--max-new-tokens", "2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["generate", "difficulty", "evaluate"])
+def test_a_command_drops_counts_and_lists_problems_that_cannot_be_scored(
+    command: str, tiny: Any, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / ("out.json" if command == "evaluate" else "out.parquet")
+    asked = [command, *sampling(tiny), "--problems", str(problems), "--out", str(out)]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out
+    assert "2 problems dropped that cannot be scored, such as p1 (reasoning-gym refuses the task 'gcd'" in printed
+    assert "responses were aborted" not in printed
+    listed = json.loads((tmp_path / "out.dropped.json").read_text())
+    assert [row["problem_id"] for row in listed] == ["p1", "p5"]
+    assert all("nonsense" in row["reason"] for row in listed)
+    if command == "evaluate":
+        assert json.loads(out.read_text())["questions"] == 4
+    else:
+        assert set(pl.read_parquet(out)["problem_id"]) == {"p0", "p2", "p3", "p4"}
+    pl.read_parquet(problems).filter(pl.col("metadata") == BROKEN).write_parquet(problems)
+    assert main([*asked, "--overwrite"]) == 2
+    assert "none of the 2 problems can be scored, such as p1, since" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_score_drops_the_responses_to_problems_that_cannot_be_scored(
+    tiny: Any, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.problems.write_parquet(tmp_path / "exact.parquet")
+    files = [str(tmp_path / "rollouts.parquet"), str(tmp_path / "scored.parquet")]
+    asked = ["generate", *sampling(tiny), "--keep-text", "--problems", str(tmp_path / "exact.parquet")]
+    assert main([*asked, "--out", files[0]]) == 0
+    assert main(["score", files[0], "--problems", str(problems), "--out", files[1]]) == 0
+    assert "2 problems dropped that cannot be scored, such as p1" in capsys.readouterr().out
+    assert set(pl.read_parquet(files[1])["problem_id"]) == {"p0", "p2", "p3", "p4"}
+    assert len(json.loads((tmp_path / "scored.dropped.json").read_text())) == 2

@@ -6,36 +6,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from commands.made import rollouts
 from isocompute.rollout.cli import main
 from isocompute.rollout.contract import tables
 
 pytestmark = pytest.mark.slow("models in processes of their own")
-
-
-def rollouts(successes: dict[str, int], *, samples: int = 4, phase: str = "eval", aborted: int = 0) -> pl.DataFrame:
-    rows = [
-        {
-            "run_id": "r",
-            "step": 0,
-            "phase": phase,
-            "problem_id": name,
-            "sample": i,
-            "prompt_ids": [1],
-            "response_ids": [1],
-            "logprobs": [0.0],
-            "reward": float(i < right),
-            "finish_reason": "stop",
-            "weights_version": 0,
-        }
-        for name, right in successes.items()
-        for i in range(samples)
-    ]
-    frame = pl.DataFrame(rows)
-    lost = (pl.col("problem_id") == next(iter(successes))) & (pl.col("sample") >= samples - aborted)
-    return frame.with_columns(
-        finish_reason=pl.when(lost).then(pl.lit("aborted")).otherwise("finish_reason"),
-        failure=pl.when(lost).then(pl.lit("HTTP 500")),
-    )
 
 
 def test_a_model_is_scored_and_the_scores_are_those_of_its_rollouts(
@@ -141,15 +116,3 @@ def test_responses_that_measured_all_problems_may_score_them_and_no_part_of_them
     for table, code in ((problems, 0), (problems.head(2), 2), (problems.with_columns(pass_rate=pl.lit(0.5)), 2)):
         table.write_parquet(tmp_path / "problems.parquet")
         assert main([*asked.split(), "--out", str(tmp_path / "e.json")]) == code
-
-
-def test_a_score_of_0_is_printed_with_its_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollouts({"a": 0, "b": 0, "c": 0}).write_parquet(tmp_path / "rollouts.parquet")
-    assert main(f"evaluate --rollouts {tmp_path}/rollouts.parquet --out {tmp_path}/e.json".split()) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("avg_at_4"))
-    assert line.split(maxsplit=2)[2].split("  ")[0] == "0.000 to 0.561"
-    score = json.loads((tmp_path / "e.json").read_text())["scores"][0]
-    assert score["standard_error"] is None
-    assert score["interval"] == pytest.approx([0, 0.5615], abs=1e-4)
-    # The responses to these three questions are twelve trials.
-    assert score["sampling_interval"] == pytest.approx([0, 0.2425], abs=1e-4)

@@ -97,29 +97,18 @@ def assert_linked_by_content(home: Path, producers: dict[str, str]) -> None:
         assert hashes(producer, "artifact") <= hashes(consumer, "input"), consumer
 
 
+def sampling(tiny: Any) -> str:
+    flags = "--sampler transformers --problems problems.parquet --samples 2 --max-new-tokens 4 --log base"
+    return f"--model {tiny.folder} {flags}"
+
+
 def test_a_store_that_fails_at_the_end_costs_no_sampling(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tiny.problems.write_parquet("problems.parquet")
-    asked = [
-        "difficulty",
-        "--model",
-        str(tiny.folder),
-        "--sampler",
-        "transformers",
-        "--problems",
-        "problems.parquet",
-        "--samples",
-        "2",
-        "--max-new-tokens",
-        "4",
-        "--log",
-        "base",
-        "--out",
-        "m.parquet",
-    ]
+    asked = f"difficulty {sampling(tiny)} --out m.parquet".split()
 
     def failing(*given: Any, **named: Any) -> str:
         raise tracking.TrackingError("the store is full")
@@ -144,21 +133,7 @@ def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     tiny.problems.write_parquet("problems.parquet")
-    asked = [
-        "generate",
-        "--model",
-        str(tiny.folder),
-        "--sampler",
-        "transformers",
-        "--problems",
-        "problems.parquet",
-        "--samples",
-        "2",
-        "--max-new-tokens",
-        "4",
-        "--log",
-        "base",
-    ]
+    asked = f"generate {sampling(tiny)}".split()
     for number, more in enumerate([["--seed", "0"], ["--seed", "1"], ["--seed", "0"], ["--phase", "eval"]]):
         assert main([*asked, *more, "--out", f"{number}.parquet"]) == 0
     assert Path("0.parquet").read_bytes() == Path("2.parquet").read_bytes()
@@ -175,6 +150,6 @@ def test_runs_of_two_seeds_in_one_experiment_read_as_one_table(
     fresh = ["difficulty", "3.parquet", "--fresh", "--problems", "measured.parquet", "--out", "fresh.parquet"]
     assert main(fresh) == 0
     assert {"pass_rate", "fresh_pass_rate"} <= set(pl.read_parquet("fresh.parquet").columns)
-    narrow = [*asked[:-2], "--top-p", "0.5", "--out", "narrow.parquet"]
+    narrow = [*asked, "--top-p", "0.5", "--out", "narrow.parquet"]
     assert main(narrow) == 0
     assert pl.read_parquet("narrow.parquet")["run_id"].is_in(joined["run_id"].to_list()).sum() == 0

@@ -16,12 +16,12 @@ from isocompute.rollout.contract import tables
 
 pytestmark = pytest.mark.slow("processes that sample and are killed")
 
-PROBLEMS = 300
+PROBLEMS = 120
 
 
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three hundred sums."""
+    """A hundred and twenty sums."""
     path = tmp_path_factory.mktemp("problems") / "problems.parquet"
     table = pl.DataFrame({"problem_id": [f"p{i:03}" for i in range(PROBLEMS)]}).with_columns(
         prompt=pl.Series([f"{i}+{i}=" for i in range(PROBLEMS)]),
@@ -78,7 +78,7 @@ def test_killed_and_interrupted_a_run_gives_the_table_of_one_that_was_not(
     out, rollouts = tmp_path / "killed.parquet", tmp_path / "killed_rollouts.parquet"
     command = [*asked(tiny, problems, out, command="difficulty"), "--rollouts-out", str(rollouts)]
     draw = random.Random()
-    code, _ = stopped(command, out, after=draw.randint(40_000, 400_000), by=signal.SIGKILL)
+    code, _ = stopped(command, out, after=draw.randint(40_000, 200_000), by=signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert not out.exists()
     assert not rollouts.exists()

@@ -44,28 +44,12 @@ def test_a_missing_file_and_an_unknown_setting_are_named(tmp_path: Path) -> None
 def test_chain_sum_asks_with_its_bare_expression() -> None:
     pytest.importorskip("reasoning_gym")
     settings = {"min_terms": 3, "max_terms": 3, "min_digits": 1, "max_digits": 1}
-    source = source_from(
-        {
-            "kind": "reasoning_gym",
-            "task": "chain_sum",
-            "digits": "12345",
-            "train": 20,
-            "validation": 10,
-            "settings": settings,
-        }
-    )
+    sizes = {"train": 20, "validation": 10, "settings": settings}
+    source = source_from({"kind": "reasoning_gym", "task": "chain_sum", "digits": "12345", **sizes})
     table = load_problems(source)
     assert table["prompt"].str.contains(r"^[1-5][+-][1-5][+-][1-5]=$").all()
     assert all(eval(p[:-1]) == int(a) for p, a in table.select("prompt", "answer").iter_rows())
     assert load_problems(source).equals(table)
-
-
-@pytest.mark.parametrize("task", ["gcd", "basic_arithmetic"])
-def test_other_tasks_ask_with_their_question_and_accept_their_answer(task: str) -> None:
-    pytest.importorskip("reasoning_gym")
-    table = load_problems(source_from({"kind": "reasoning_gym", "task": task, "train": 5, "validation": 3}))
-    right = verifier(f"reasoning_gym:{task}")
-    assert all(right(*row) for row in table.select("answer", pl.col("answer").alias("again"), "metadata").iter_rows())
 
 
 def test_only_a_full_score_is_a_success() -> None:
@@ -137,7 +121,7 @@ def test_programs_of_a_data_file_are_executed_in_the_sandbox_only(monkeypatch: p
 
 def test_an_integral_left_as_it_is_is_no_answer() -> None:
     pytest.importorskip("reasoning_gym")
-    source = source_from({"kind": "reasoning_gym", "task": "intermediate_integration", "train": 15, "validation": 5})
+    source = source_from({"kind": "reasoning_gym", "task": "intermediate_integration", "train": 6, "validation": 2})
     table = load_problems(source)
     assert not table["answer"].str.contains("Integral").any()
     problem = table.row(0, named=True)
@@ -165,15 +149,8 @@ def test_code_verifiers_and_patterns_are_not_asked_to_score_a_bare_answer(
 
 def test_metadata_for_a_rule_of_ones_own_come_from_a_column(tmp_path: Path) -> None:
     path = tmp_path / "own.parquet"
-    frame = pl.DataFrame(
-        {
-            "prompt": ["a", "b"],
-            "answer": ["1", "2"],
-            "tests": [{"n": 1}, {"n": 2}],
-            "text": ['{"n": 1}', '{"n": 2}'],
-            "wrong": ["[1]", "x"],
-        }
-    )
+    columns = {"tests": [{"n": 1}, {"n": 2}], "text": ['{"n": 1}', '{"n": 2}'], "wrong": ["[1]", "x"]}
+    frame = pl.DataFrame({"prompt": ["a", "b"], "answer": ["1", "2"], **columns})
     frame.write_parquet(path)
     own = {"kind": "file", "path": str(path), "train": 1, "validation": 1}
     for column in ("tests", "text"):
@@ -197,3 +174,29 @@ def test_problems_are_checked_by_the_scorer_that_is_given(jsonl: Path) -> None:
     with pytest.raises(RolloutError, match="execute what a response"):
         load_checked(source_from(own), scorer=bare)
     bare.close()
+
+
+def test_a_hugging_face_dataset_in_guru_maths_layout(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    pytest.importorskip("math_verify")
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": f"What is {i} / 2?"}],
+            "reward_model": {"ground_truth": str(i / 2)},
+        }
+        for i in range(8)
+    ]
+    pl.DataFrame(rows).write_parquet(tmp_path / "train.parquet")
+    table = load_problems(source_from({"kind": "hub", "dataset": str(tmp_path), "train": 5, "validation": 3}))
+    assert table["prompt"].str.starts_with("What is").all()
+    assert verifier("math")("so \\boxed{1/2}", "0.5")
+    assert not verifier("math")("so \\boxed{2}", "0.5")
+
+
+def test_reference_answers_for_math_are_scored_in_a_box(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    path = tmp_path / "own.jsonl"
+    frame = pl.DataFrame({"prompt": [f"q{i}" for i in range(3)], "answer": ["1/2", "x^2", r"\frac{3}{4}"]})
+    frame.write_ndjson(path)
+    own = {"kind": "file", "path": str(path), "verifier": "math", "train": 2, "validation": 1}
+    assert len(load_problems(source_from(own))) == 3

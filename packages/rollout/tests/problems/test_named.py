@@ -5,6 +5,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from commands import made
 from isocompute.rollout import RolloutError, load_checked
 from isocompute.rollout.cli import main
 from isocompute.rollout.problems.named import NAMED, named_set
@@ -109,19 +110,7 @@ def test_a_set_on_the_command_line_and_in_an_evaluation(tmp_path: Path, capsys: 
     assert main(["problems", "--set", "aime-2024", "--folder", folder, "--out", str(out)]) == 0
     assert capsys.readouterr().out.startswith("30 problems, in ")
     problems = pl.read_parquet(out)
-    rollouts = problems.select(
-        "problem_id",
-        run_id=pl.lit("r"),
-        step=pl.lit(0),
-        phase=pl.lit("eval"),
-        sample=pl.lit(0, dtype=pl.Int32),
-        prompt_ids=[1],
-        response_ids=[1],
-        logprobs=[0.0],
-        reward=pl.lit(1.0),
-        finish_reason=pl.lit("stop"),
-        weights_version=pl.lit(0),
-    )
+    rollouts = made.rollouts(dict.fromkeys(problems["problem_id"], 1), samples=1)
     rollouts.write_parquet(tmp_path / "rollouts.parquet")
     asked = ["evaluate", "--set", "AIME-2024", "--folder", folder, "--rollouts", str(tmp_path / "rollouts.parquet")]
     assert main([*asked, "--out", str(tmp_path / "evaluation.json")]) == 0

@@ -12,24 +12,7 @@ pytestmark = pytest.mark.slow("a process of math-verify")
 
 math_verify = pytest.importorskip("math_verify")
 
-GOLDS = (
-    "3",
-    "-7",
-    "0.5",
-    "1024",
-    r"\frac{3}{4}",
-    r"-\frac{2}{3}",
-    r"3\sqrt{2}",
-    r"2^{10}",
-    "3x+2",
-    r"x^2-1",
-    r"\pi",
-    r"\frac{\sqrt{3}}{2}",
-    r"\frac{n(n+1)}{2}",
-    "5!",
-    r"\sqrt[3]{7}",
-    "2+3i",
-)
+GOLDS = ("-7", "0.5", r"\frac{3}{4}", r"3\sqrt{2}", "3x+2", r"\pi", r"\frac{n(n+1)}{2}", "2+3i")
 RIGHT = (
     "{}",
     " {} ",
@@ -93,7 +76,7 @@ def test_an_extracted_formula_is_judged_as_math_verify_judges_it() -> None:
         }
         for forms in (RIGHT, WRONG)
     )
-    assert len(right) + len(wrong) == 16 * 25
+    assert len(right) + len(wrong) == 8 * 25
     # The library itself reads all but a few of the right answers.
     assert sum(right.values()) > 0.95 * len(right)
     assert sum(wrong.values()) == 0
@@ -160,19 +143,3 @@ def test_several_lines_after_a_mark_are_read_as_math_verify_reads_a_response() -
     assert right("9</think>We add.\n\nThe answer is **42**, as wanted", "42")
     assert right("9</think>We add.\n\nThe answer is $3x+2$.", "3x+2")
     assert not right("9</think>We add.\n\nThe answer is $3x+2$.", "3")
-
-
-@pytest.mark.parametrize(
-    ("response", "right"),
-    [
-        (r"$\boxed 3$", True),
-        (r"so \boxed {3}.", True),
-        (r"$\fbox{3}$", True),
-        (r"$\boxed{3x}$ or \fbox{3}", False),
-        # A response that was cut off within its last box has not answered, whatever it boxed before.
-        (r"\boxed{3}, no: \boxed{3", False),
-        (r"\boxed{3", False),
-    ],
-)
-def test_boxes_are_read_as_tex_and_the_field_read_them(response: str, right: bool) -> None:
-    assert verifier("math|boxed")(response, "3") is right

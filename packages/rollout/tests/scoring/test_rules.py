@@ -1,57 +1,37 @@
 """Rules by name: extraction, partial rewards, verifiers of one's own, and what is refused."""
 
-import sys
+import datetime
+import json
 from collections.abc import Iterator
-from pathlib import Path
 
+import numpy as np
 import pytest
 from isocompute.rollout import RolloutError, verifier
+from isocompute.rollout.errors import ProblemError
 from isocompute.rollout.scoring.config import ScoringConfig
-from isocompute.rollout.scoring.rules import extraction, register, rule
+from isocompute.rollout.scoring.rules import decode_metadata, encode_metadata, extraction, register, rule
 from isocompute.rollout.scoring.scorer import Item, Scorer
+from scoring import user_rules
 
 pytestmark = pytest.mark.slow("sandboxes of several libraries")
 
-OWN = '''
-def contains(response, answer, metadata):
-    """Right where the answer occurs; a fraction where it does but for case."""
-    if metadata.get("strict") and response != answer:
-        return False
-    return 1.0 if answer in response else 0.25 * (answer.lower() in response.lower())
-
-
-def wrong_type(response, answer, metadata):
-    return "1"
-
-
-def raises(response, answer, metadata):
-    raise ValueError("no " + response + "\\nsecond line")
-
-
-class Inner:
-    same = staticmethod(lambda response, answer, metadata: response == answer)
-
-
-not_a_function = 3
-'''
+USER = "python:scoring.user_rules"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("rules")
-    (folder / "rules_of_a_user.py").write_text(OWN)
-    (folder / "rules_of_a_user-1.dist-info").mkdir()
-    (folder / "rules_of_a_user-1.dist-info" / "METADATA").write_text("Name: rules-of-a-user\nVersion: 1\n")
-    (folder / "rules_of_a_user-1.dist-info" / "entry_points.txt").write_text(
-        "[isocompute.rollout.verifiers]\nsays = rules_of_a_user:contains\n"
-    )
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A package whose entry point names a verifier."""
+    info = tmp_path_factory.mktemp("rules") / "user_rules-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Name: user-rules\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[isocompute.rollout.verifiers]\nsays = scoring.user_rules:contains\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(folder))
+        patch.syspath_prepend(str(info.parent))
         yield
 
 
 @pytest.fixture(scope="module")
-def scorer(own: None) -> Iterator[Scorer]:
+def scorer(installed: None) -> Iterator[Scorer]:
     opened = Scorer()
     yield opened
     opened.close()
@@ -104,16 +84,6 @@ def test_extraction_stands_after_a_rule_and_a_pattern_takes_the_rest() -> None:
     assert rule("exact|after:####|boxed").written("7") == "####\\boxed{7}"
 
 
-def test_a_pattern_that_takes_for_ever_is_ended() -> None:
-    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
-    name = "exact|regex:^(a+)+$"
-    batch = [Item(verifier=name, response=text, answer="aa") for text in ("a" * 60 + "!", "aa")]
-    late, right = scorer.submit(batch).result(timeout=60)
-    scorer.close()
-    assert late.error == "deadline: more than 0.5 s of processor time"
-    assert (late.reward, right.reward) == (0, 1)
-
-
 def test_chain_sum_takes_the_end_of_a_worked_solution() -> None:
     pytest.importorskip("reasoning_gym")
     assert rule("reasoning_gym:chain_sum").words == ("after:=",)
@@ -123,35 +93,33 @@ def test_chain_sum_takes_the_end_of_a_worked_solution() -> None:
 
 
 def test_a_fraction_is_a_reward_only_where_asked_for(scorer: Scorer) -> None:
-    assert reward(scorer, "python:rules_of_a_user:contains", "SO", "so") == 0
-    assert reward(scorer, "python:rules_of_a_user:contains|partial", "SO", "so") == 0.25
+    assert reward(scorer, f"{USER}:contains", "SO", "so") == 0
+    assert reward(scorer, f"{USER}:contains|partial", "SO", "so") == 0.25
     partial = Scorer(ScoringConfig(partial=True))
-    assert reward(partial, "python:rules_of_a_user:contains", "SO", "so") == 0.25
+    assert reward(partial, f"{USER}:contains", "SO", "so") == 0.25
     partial.close()
-    assert reward(scorer, "python:rules_of_a_user:contains|boxed", r"\boxed{so}", "so") == 1
-    assert not verifier("python:rules_of_a_user:contains|partial")("SO", "so")
+    assert reward(scorer, f"{USER}:contains|boxed", r"\boxed{so}", "so") == 1
+    assert not verifier(f"{USER}:contains|partial")("SO", "so")
 
 
 def test_verifiers_of_ones_own_are_found_by_reference_by_registration_and_by_entry_point(scorer: Scorer) -> None:
-    register("contains", "rules_of_a_user:contains")
+    register("contains", "scoring.user_rules:contains")
     assert reward(scorer, "contains", "it says so", "so") == 1
     assert reward(scorer, "contains", "it says so", "so", '{"strict":true}') == 0
     assert reward(scorer, "says", "it says so", "so") == 1
-    assert reward(scorer, "python:rules_of_a_user:Inner.same", "so", "so") == 1
-    import rules_of_a_user
-
-    register("given", rules_of_a_user.contains)
-    assert rule("given").base == "python:rules_of_a_user:contains"
+    assert reward(scorer, f"{USER}:Inner.same", "so", "so") == 1
+    register("given", user_rules.contains)
+    assert rule("given").base == f"{USER}:contains"
     with pytest.raises(RolloutError, match="verifier called contains"):
-        register("contains", "rules_of_a_user:raises")
+        register("contains", "scoring.user_rules:raises")
     with pytest.raises(RolloutError, match=r"cannot be imported as .*<lambda>|must be python:MODULE:FUNCTION"):
         register("lambda", lambda *_: True)
     with pytest.raises(RolloutError, match="verifier cannot be called"):
-        register("exact", "rules_of_a_user:contains")
+        register("exact", "scoring.user_rules:contains")
 
 
 def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
-    names = ("python:rules_of_a_user:raises", "python:rules_of_a_user:wrong_type")
+    names = (f"{USER}:raises", f"{USER}:wrong_type")
     verdicts = scorer.submit([Item(verifier=name, response="x", answer="x") for name in names]).result(timeout=60)
     assert [v.reward for v in verdicts] == [0, 0]
     assert [v.error for v in verdicts] == [
@@ -170,9 +138,9 @@ def test_a_verifier_that_breaks_on_a_response_says_how(scorer: Scorer) -> None:
         ("exact|regex:", "regex: of a verifier"),
         ("exact|regex:(", r"'\(' of a verifier cannot"),
         ("python:os", "verifier python:os must be"),
-        ("python:rules_of_a_user:nothing", "rules_of_a_user:nothing"),
+        (f"{USER}:nothing", "user_rules:nothing"),
         ("python:no_such_module:f", "named 'no_such_module'.;"),
-        ("python:rules_of_a_user:not_a_function", "is no function but of type int"),
+        (f"{USER}:not_a_function", "is no function but of type int"),
         ("reasoning_gym:nonsense", "refuses the task 'nonsense'"),
         ("reasoning_gym:composite", "task composite is refused"),
     ],
@@ -184,12 +152,28 @@ def test_a_rule_that_cannot_be_used_is_refused_with_a_reason(name: str, message:
         verifier(name)
 
 
-def test_a_response_met_again_is_not_scored_again(tmp_path: Path) -> None:
-    scorer = Scorer()
-    item = Item(verifier="python:rules_of_a_user:contains", response="so", answer="so")
-    scorer.submit([item] * 5).result(timeout=60)
-    scorer.close()
-    # Known by now: done at once, and no process is started.
-    assert scorer.submit([item] * 5).done()
-    assert not scorer._lanes
-    assert "rules_of_a_user" not in sys.modules or sys.modules["rules_of_a_user"].__file__
+@pytest.mark.parametrize(
+    ("name", "answer", "metadata", "message"),
+    [
+        ("math", "", "", "no value in the reference"),
+        ("python:os:getcwd", "4", "[1", "not a JSON mapping"),
+        ("reasoning_gym:sudoku", "4", "", "sudoku needs the metadata"),
+        ("reasoning_gym:sudoku", "4", "[1", "not a JSON mapping"),
+        ("reasoning_gym:gcd", "4", '{"settings": {"nonsense": 1}}', "'gcd':"),
+    ],
+)
+def test_a_problem_that_no_rule_can_score_is_at_fault_itself(
+    name: str, answer: str, metadata: str, message: str
+) -> None:
+    pytest.importorskip("math_verify")
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ProblemError, match=message):
+        verifier(name)("4", answer, metadata)
+
+
+def test_metadata_come_back_as_a_scorer_compares_them() -> None:
+    value = {"a": (1, (2, [3])), "b": {4: {"x"}}, "c": np.int64(5), "d": np.eye(1), "e": datetime.date(2026, 1, 2)}
+    text = encode_metadata(value)
+    assert json.loads(text)
+    expected = {"a": (1, (2, [3])), "b": {"4": ["x"]}, "c": 5, "d": [[1.0]], "e": "2026-01-02"}
+    assert decode_metadata(text, where="x") == expected

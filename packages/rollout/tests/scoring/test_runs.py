@@ -63,7 +63,7 @@ def rewards(scorer: Scorer, *responses: str, answer: str = SUM, verifier: str = 
 def test_bubblewrap_is_used_where_it_is_not_left_out_and_would_run_nothing_as_root(any_scorer: Scorer) -> None:
     scorer = any_scorer
     scorer.check(["runs"])
-    report = scorer._lane("runs").report().result()
+    report = scorer._pool("runs").report().result()
     used = layers.bubblewrap_path() and "bubblewrap" not in scorer.config.without
     private = os.geteuid() == 0 and report["user"].endswith(layers.READS_AS_ROOT)
     assert (report["files"] == "bubblewrap") == bool(used and not private)
@@ -102,7 +102,6 @@ def test_a_program_that_takes_too_much_fails_and_its_neighbours_do_not(scorer: S
         "while True: pass",
         "import time; time.sleep(1000)",
         "a = bytearray(10**9); " + RIGHT,
-        "while True: print('1' * 9999)",
         "import os\nwhile True: os.write(1, b'1' * 9999)",
     ]
     assert rewards(scorer, *(text for one in greedy for text in (one, f"{RIGHT}  # {one!r}"))) == [0, 1] * len(greedy)

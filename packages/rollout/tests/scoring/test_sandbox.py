@@ -1,63 +1,104 @@
-"""Processes that score: deadlines, replacements, threads, forks, their end, and what they may reach."""
+"""Processes that score: deadlines, replacements, threads, forks, their end, what they reach, and what they write."""
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from isocompute.rollout import RolloutError, verifier
-from isocompute.rollout.scoring.config import ScoringConfig, scoring_from
-from isocompute.rollout.scoring.sandbox.process import report, sandbox_layers
+from isocompute.rollout import RolloutError
+from isocompute.rollout.scoring.config import LAYERS, ScoringConfig, scoring_from
+from isocompute.rollout.scoring.sandbox import child, layers
+from isocompute.rollout.scoring.sandbox.child import Limits, NoProcessError, descendants, in_a_child
+from isocompute.rollout.scoring.sandbox.frames import said
+from isocompute.rollout.scoring.sandbox.process import ATTEMPTS, report, sandbox_layers, words
 from isocompute.rollout.scoring.scorer import Item, Scorer
-from scoring.processes import descendants
 
 pytestmark = pytest.mark.slow("sandboxes, one after another")
 
-pytest.importorskip("math_verify")
+PATTERN, ENDLESS = "exact|regex:^(a+)+$", "a" * 60 + "!"
+"""A rule of the pool that starts soonest, and a response that keeps it busy for longer than anybody waits."""
+EXECUTES = "python:scoring.user_rules:executes"
+LIMITS = Limits(seconds=5, wall_seconds=60, contained=False, landlock=0, filter=b"", processes=10**6)
 
-TOWER = r"so \boxed{9^{9^{9^{9}}}}"
-"""Keeps sympy busy for longer than anybody waits."""
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def scorer() -> Iterator[Scorer]:
-    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000))
+    """One that is patient by the clock."""
+    scorer = Scorer(ScoringConfig(seconds=0.5, wall_factor=1000, workers=2))
     yield scorer
     scorer.close()
 
 
-def items(*responses: str, answer: str = "0.5", name: str = "math") -> list[Item]:
-    return [Item(verifier=name, response=text, answer=answer) for text in responses]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that this process runs in, which is not on ``sys.path``, as for a console script."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = tmp_path_factory.mktemp("rules")
+        patch.chdir(made)
+        yield made
 
 
-def test_a_response_that_never_ends_is_wrong_and_the_rest_of_its_batch_is_scored(scorer: Scorer) -> None:
-    batch = items(r"\boxed{1/2}", TOWER, "so 1/2", TOWER + "!", r"\boxed{2}", r"\frac{1}{2}")
+@pytest.fixture(scope="module")
+def executing(folder: Path) -> Iterator[Scorer]:
+    scorer = Scorer(ScoringConfig(seconds=2))
+    yield scorer
+    scorer.close()
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> Iterator[Scorer]:
+    """One with settings of its own."""
+    scorer = Scorer(ScoringConfig(**request.param))
+    yield scorer
+    scorer.close()
+
+
+def items(*responses: str, name: str = PATTERN, answer: str = "aa", apart: bool = False) -> list[Item]:
+    """Responses to one problem, or each to a problem of its own."""
+    notes = [f'{{"number": {i}}}' if apart else "" for i in range(len(responses))]
+    pairs = zip(responses, notes, strict=True)
+    return [Item(verifier=name, response=text, answer=answer, metadata=note) for text, note in pairs]
+
+
+def rewards(scorer: Scorer, batch: list[Item]) -> list[float]:
+    return [verdict.reward for verdict in scorer.submit(batch).result(timeout=120)]
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "endless"), [(PATTERN, "aa", ENDLESS), ("math", r"\boxed{1/2}", r"so \boxed{9^{9^{9^{9}}}}")]
+)
+def test_a_response_that_never_ends_is_wrong_and_the_rest_of_its_batch_is_scored(
+    name: str, right: str, endless: str, scorer: Scorer
+) -> None:
+    pytest.importorskip("math_verify")
+    answer = "aa" if name == PATTERN else "0.5"
+    batch = items(right, endless, right + " " * (name == "math"), endless + "!", "b", name=name, answer=answer)
     verdicts = scorer.submit(batch).result(timeout=120)
-    assert [v.reward for v in verdicts] == [1, 0, 1, 0, 0, 1]
+    assert [v.reward for v in verdicts] == [1, 0, 1, 0, 0]
     late = "deadline: more than 0.5 s of processor time"
-    assert [v.error for v in verdicts] == [None, late, None, late, None, None]
+    assert [v.error for v in verdicts] == [None, late, None, late, None]
 
 
 def test_an_engine_goes_on_while_responses_are_scored(scorer: Scorer) -> None:
-    scorer.check(["math"])
-    hanging = scorer.submit(items(TOWER))
+    hanging = scorer.submit(items(ENDLESS + "?"))
     assert not hanging.done()
     assert scorer.submit(items("4 ", name="exact", answer="4")).done()
     assert hanging.result(timeout=60)[0].reward == 0
 
 
-def test_threads_share_processes_and_get_their_own_verdicts() -> None:
-    scorer = Scorer(ScoringConfig(workers=2))
+def test_threads_and_forks_share_a_scorer_and_get_their_own_verdicts(scorer: Scorer) -> None:
     verdicts: dict[int, bool] = {}
 
     def score(i: int) -> None:
-        batch = items(f"\\boxed{{{i}}}", answer=str(i // 2 * 2))
+        batch = items(f"{i}", name="exact|regex:.+", answer=str(i // 2 * 2))
         verdicts[i] = scorer.submit(batch).result(timeout=60)[0].reward == 1
 
     threads = [threading.Thread(target=score, args=(i,)) for i in range(16)]
@@ -66,30 +107,39 @@ def test_threads_share_processes_and_get_their_own_verdicts() -> None:
     for thread in threads:
         thread.join()
     assert verdicts == {i: i % 2 == 0 for i in range(16)}
-    scorer.close()
-    # Closed is not the end: the next item starts others.
-    assert scorer.submit(items("17", answer="17")).result(timeout=60)[0].reward == 1
-    scorer.close()
-
-
-def test_a_forked_process_has_processes_of_its_own(scorer: Scorer) -> None:
-    assert scorer.submit(items("3", answer="3")).result(timeout=60)[0].reward == 1
-    child = os.fork()
-    if child == 0:
-        right = scorer.submit(items("7", "8", answer="7")).result(timeout=60)
+    forked = os.fork()
+    if forked == 0:
+        right = rewards(scorer, items("7", "8", name="exact|regex:.+", answer="7"))
         scorer.close()
-        os._exit(0 if [v.reward for v in right] == [1, 0] else 1)
-    again = scorer.submit(items("9", "10", answer="10")).result(timeout=60)
-    assert [v.reward for v in again] == [0, 1]
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os._exit(0 if right == [1, 0] else 1)
+    assert rewards(scorer, items("9", "10", name="exact|regex:.+", answer="10")) == [0, 1]
+    assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
 
 
-PROGRAM = """
+def test_killed_or_closed_processes_are_replaced_and_leave_no_folder(scorer: Scorer) -> None:
+    def folders() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("isocompute-*"))
+
+    before = folders()
+    scorer.check([PATTERN])
+    for process in scorer._pools["exact"]._processes:
+        for pid in [*(running.pid for running in descendants(process.pid)), process.pid] if process.pid else []:
+            # One may have ended with another.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert rewards(scorer, items("aaa", answer="aaa")) == [1]
+    scorer.close()
+    assert folders() <= before
+    # Closed is not the end: the next item starts others.
+    assert rewards(scorer, items("aaaa", answer="aaaa")) == [1]
+
+
+PROGRAM = f"""
 from isocompute.rollout.scoring.config import ScoringConfig
 from isocompute.rollout.scoring.scorer import Item, Scorer
 scorer = Scorer(ScoringConfig(seconds=600))
-scorer.check(["math"])
-scorer.submit([Item(verifier="math", response=r"\\\\boxed{9^{9^{9^{9}}}}", answer="1")])
+scorer.check([{PATTERN!r}])
+scorer.submit([Item(verifier={PATTERN!r}, response={ENDLESS!r}, answer="1")])
 print("ready", flush=True)
 input()
 """
@@ -97,24 +147,18 @@ input()
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_the_processes_die_with_the_one_that_started_them(killed: bool) -> None:
-    marker = f"# {os.urandom(8).hex()}"
-    engine = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM + marker],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command, pipe = [sys.executable, "-c", PROGRAM], subprocess.PIPE
+    engine = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
     assert engine.stdout is not None
     assert engine.stdout.readline() == "ready\n"
-    family = descendants(engine.pid)
+    family = [process.pid for process in descendants(engine.pid)]
     assert len(family) >= 3
+    # Where memory is short, the kernel ends them before any engine.
+    assert {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in family} == {"1000"}
     if killed:
         engine.send_signal(signal.SIGKILL)
-        engine.communicate()
-    else:
-        # The interpreter's exit waits for no response.
-        engine.communicate("\n", timeout=60)
+    # The interpreter's exit waits for no response.
+    engine.communicate(None if killed else "\n", timeout=60)
     for _ in range(100):
         if not any(alive(pid) for pid in family):
             break
@@ -123,57 +167,350 @@ def test_the_processes_die_with_the_one_that_started_them(killed: bool) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be reaped does not."""
+    """Return whether a process runs; one that only waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def test_a_killed_process_is_replaced(scorer: Scorer) -> None:
-    scorer.check(["math"])
-    for pid in descendants(os.getpid()):
-        # A child of an earlier request may end meanwhile.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if b"sandbox/boot.py" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                os.kill(pid, signal.SIGKILL)
-    assert scorer.submit(items("11", answer="11")).result(timeout=60)[0].reward == 1
+def test_children_that_have_ended_hide_none_that_runs() -> None:
+    ended = "import os, time\nfor _ in range(1500): os.fork() or os._exit(0)\n"
+    runs = "print(os.fork() or time.sleep(60), flush=True)\ntime.sleep(60)"
+    program = [sys.executable, "-c", ended + runs]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, start_new_session=True, text=True) as ancestor:
+        assert ancestor.stdout is not None
+        running = int(ancestor.stdout.readline())
+        try:
+            assert running in {process.pid for process in descendants(ancestor.pid)}
+        finally:
+            os.killpg(ancestor.pid, signal.SIGKILL)
 
 
-def test_the_sandbox_says_which_layers_it_has() -> None:
-    layers = sandbox_layers()
-    assert list(layers) == ["no_new_privs", "user", "network", "processes", "files", "seccomp"]
-    assert layers["no_new_privs"] == "set"
+def test_a_process_that_cannot_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho first >&2\necho 'libpython3 cannot be loaded' >&2\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    with pytest.raises(RolloutError, match="did not start: libpython3"):
+        sandbox_layers()
+
+
+def test_a_process_that_cannot_be_forked_is_tried_again_and_is_no_fault_of_the_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow = threading.Timer(0.3, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(NoProcessError, match=r"a response .Too many open"):
+            in_a_child(lambda: said(1), LIMITS)
+        monkeypatch.setattr(child, "FORK_SECONDS", 20.0)
+        allow.start()
+        assert in_a_child(lambda: said(1), LIMITS) == 1
+    finally:
+        allow.join()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+FAILING_FORKS = """
+import os
+from scoring.user_rules import executes
+
+real, forks = os.fork, 0
+
+
+def fork():
+    # Seen from a worker, the machine has no processes left, once and again.
+    global forks
+    forks += os.getpid() != 1
+    if os.getpid() != 1 and forks >= 4:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return real()
+
+
+os.fork = fork
+"""
+
+
+def test_a_failed_fork_replaces_the_worker_and_costs_no_verdict(executing: Scorer, folder: Path) -> None:
+    (folder / "forking_rules.py").write_text(FAILING_FORKS)
+    batch = items(*(f"answer = 'aa' # {i}" for i in range(9)), name="python:forking_rules:executes")
+    verdicts = executing.submit(batch).result(timeout=120)
+    assert [(v.reward, v.error) for v in verdicts] == [(1, None)] * 9
+
+
+TOGETHER = """
+for i in range(4):
+    if os.fork() == 0:
+        kept = bytearray(b"1") * (200 << 20)
+        time.sleep(3)
+        os._exit(0)
+for i in range(4): os.wait()
+answer = "aa"
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "greedy", "error"),
+    [
+        ({"memory_bytes": 2**29}, TOGETHER, "memory"),
+        # No limit of the kernel counts them.
+        (
+            {"seconds": 2, "without": ("user", "network", "processes")},
+            "while True: os.fork()",
+            "too many processes",
+        ),
+    ],
+    indirect=["own"],
+)
+def test_the_processes_of_a_response_have_limits_together(own: Scorer, greedy: str, error: str) -> None:
+    verdicts = own.submit(items("answer = 'aa'", greedy, "answer = 'aa' ", name=EXECUTES)).result(timeout=120)
+    assert [v.reward for v in verdicts] == [1, 0, 1]
+    assert error in str(verdicts[1].error)
+
+
+DIES = """
+import os
+
+forks = 0
+
+
+def count():
+    global forks
+    forks += 1
+    if forks == 2:
+        # The first is the worker, the second is the process of a response.
+        os._exit(3)
+
+
+os.register_at_fork(after_in_child=count)
+
+
+def judge(response, answer, metadata):
+    return True
+"""
+
+
+def test_a_rule_whose_processes_die_is_refused_before_anything_is_scored(executing: Scorer, folder: Path) -> None:
+    (folder / "dying_rules.py").write_text(DIES)
+    message = "^the verifier python:dying_rules:judge cannot be used: the verifier's process ended .exit code 3.$"
+    with pytest.raises(RolloutError, match=message):
+        executing.check(["python:dying_rules:judge"])
+
+
+@pytest.mark.parametrize("own", [{"seconds": 0.2, "wall_factor": 5}], indirect=True)
+def test_after_two_responses_that_hang_the_others_of_their_group_wait_less(own: Scorer) -> None:
+    own.check([EXECUTES])
+    hanging = items(*(f"time.sleep(1000 + {i})" for i in range(4)), name=EXECUTES)
+    verdicts = own.submit(hanging).result(timeout=60)
+    assert [v.error for v in verdicts] == [f"deadline: more than {s} s by the clock" for s in ("1", "1", "0.2", "0.2")]
+    # A verdict that may be another next time is scored again; one that is known starts no process.
+    breaks = items("raise ValueError", name=EXECUTES)
+    verdict = own.submit(breaks).result(timeout=60)
+    own.close()
+    assert own.submit(breaks).result(timeout=60) == verdict
+    assert not own._pools
+    assert own.submit(hanging[:1]).result(timeout=60)[0].error
+    assert own._pools
+
+
+def test_processes_are_limited_where_the_kernel_counts_them_by_themselves(executing: Scorer) -> None:
+    name, limit = "python:scoring.user_rules:limited", str(layers.PROCESSES)
+    alone = layers.counted_alone(executing.layers())
+    assert rewards(executing, items(limit, name=name)) == [alone]
+    assert not layers.counted_alone({"user": ""})
+    assert not layers.counted_alone({"user": f"uid {layers.NOBODY}"})
+    plain = Scorer(ScoringConfig(without=("user",), allow_unisolated=True))
+    # With the user's others, but not without end.
+    assert rewards(plain, items(limit, "-1", name=name)) == [0, 0]
+    plain.close()
+
+
+def test_rules_that_execute_are_refused_without_isolation_unless_allowed() -> None:
+    pytest.importorskip("reasoning_gym")
+    without, name = ("network", "files", "seccomp"), "reasoning_gym:countdown"
+    scorer = Scorer(ScoringConfig(without=without))
+    with pytest.raises(RolloutError, match=f"^the verifier {name} may execute what a response says, .* allow_unisol"):
+        scorer.check([name])
+    with pytest.raises(RolloutError, match="allow_unisolated"):
+        scorer.check([EXECUTES])
+    scorer.check(["reasoning_gym:gcd"])
+    scorer.close()
+    scorer = Scorer(ScoringConfig(without=without, allow_unisolated=True))
+    entry = '{"metadata":{"numbers":[1,2],"target":3}}'
+    assert rewards(scorer, [Item(verifier=name, response="1 + 2", answer="", metadata=entry)]) == [1]
+    scorer.close()
+
+
+WRITES_LINES = """
+# The worker writes what is no verdict, the fifth time that it starts a process.
+import os
+from scoring.user_rules import executes
+
+forks = 0
+
+
+def write():
+    global forks
+    forks += os.getpid() != 1
+    if forks == 5:
+        for file in range(3, 20):
+            try: os.write(file, b"1.0\\n" * 30)
+            except OSError: pass
+
+
+os.register_at_fork(before=write)
+"""
+FORGES = """
+import os, struct, sys
+
+# The number that a reply begins with: in the frames of the interpreter, or in a pipe.
+numbers = []
+frame = sys._getframe()
+while frame:
+    numbers += [v for v in frame.f_locals.values() if type(v) is bytes and len(v) == 16]
+    frame = frame.f_back
+for file in range(3, 64):
+    try:
+        os.set_blocking(file, False)
+        numbers.append(os.read(file, 16))
+    except OSError: pass
+for file in range(3, 64):
+    for number in set(numbers):
+        text = TEXT
+        try: os.write(file, struct.pack("=16sI", number, len(text)) + text)
+        except OSError: pass
+os._exit(0)
+"""
+FORGED = [b"1.0\n" * 900, b"1.0\n[0, 1.0]\n", b'{"fault": "all is lost"}\n', b"1.0"]
+
+
+def test_lines_that_a_response_forges_change_no_other_verdict(executing: Scorer) -> None:
+    wrong = [f"answer = {i}" for i in range(8)]
+    for text in FORGED:
+        responses = (FORGES.replace("TEXT", repr(text)), *wrong, "answer = 'aa'")
+        assert rewards(executing, items(*responses, name=EXECUTES, apart=True))[1:] == [0] * 8 + [1]
+    assert rewards(executing, items(*(text + " " for text in wrong), name=EXECUTES, apart=True)) == [0] * 8
+
+
+def test_what_a_child_writes_is_exactly_one_verdict() -> None:
+    wrong = (b"1.0\n" * 2, b"1.0\n1", b"", b"\n", b"2.0\n", b"NaN\n", b"true\n", b"[1.0]\n", b'{"reward": 1}\n', b"1.0")
+    for line in wrong:
+        found = in_a_child(lambda line=line: line, LIMITS)
+        assert "not a verdict" in found["error"], line
+
+
+def test_a_worker_that_writes_what_is_left_over_is_replaced(executing: Scorer, folder: Path) -> None:
+    (folder / "writing_rules.py").write_text(WRITES_LINES)
+    responses = [f"answer = '{'aa' if i % 3 == 0 else i}'" for i in range(12)]
+    batch = items(*responses, name="python:writing_rules:executes", apart=True)
+    verdicts = executing.submit(batch).result(timeout=120)
+    stray = [v.error for v in verdicts if v.error]
+    assert set(stray) == {"the verifier's process wrote something that is not a verdict"}
+    assert len(stray) <= 4
+    assert all(v.reward == float(i % 3 == 0) for i, v in enumerate(verdicts) if not v.error)
+
+
+@pytest.mark.parametrize("reply", [0, 1])
+def test_a_scorer_that_always_says_the_same_stops_the_run(reply: int, executing: Scorer, folder: Path) -> None:
+    replaced = 'sys.modules["isocompute.rollout.scoring.sandbox.child"]._reply'
+    (folder / f"stuck_rules_{reply}.py").write_text(
+        f"import sys\nfrom scoring.user_rules import executes\n{replaced} = lambda *_, **__: b'{reply}.0\\n'\n"
+    )
+    with pytest.raises(RolloutError, match=r"known to be (right|wrong)"):
+        rewards(executing, items("answer = 1", name=f"python:stuck_rules_{reply}:executes"))
+
+
+LOWERED = """
+for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_NPROC, resource.RLIMIT_AS):
+    for process in (os.getppid(), os.getpid(), 1):
+        try: resource.prlimit(process, number, (3, 3))
+        except OSError: pass
+"""
+# Functions of the C library that a response calls, with values that would otherwise give success or another error.
+REFUSED = """
+setpriority(0, 0, 5); sched_setaffinity(0, 8, b'1' * 8); sched_setscheduler(0, 0, bytes(8)); shmget(0, 4096, 0o1600)
+semget(0, 1, 0o1600); msgget(0, 0o1600); personality(0x40000); chmod(b'/nowhere', 0o777); fchmod(0, 0o777)
+chown(b'/nowhere', 0, 0); fchown(0, 0, 0); utimensat(-100, b'/nowhere', 0, 0); futimens(0, 0)
+setxattr(b'/nowhere', b'user.a', b'1', 1, 0); removexattr(b'/nowhere', b'user.a'); memfd_create(b'a', 0)
+socket(1, 1, 0); socket(2, 2, 0); flock(0, 5); unshare(0x10000000); mkdir(b'/nowhere/a', 0o777)
+unlink(b'/nowhere/a'); rename(b'/nowhere/a', b'/nowhere/b'); symlink(b'a', b'/nowhere/b'); truncate(b'/nowhere', 0)
+mlock(0, 0); ptrace(0, 0, 0, 0); inotify_init(); fcntl(1, 8, 1); fcntl(1, 1031, 65536)
+mmap(0, 4096, 3, 0x21, -1, 0); prctl(1, 0, 0, 0, 0); setitimer(2, b'0' * 32, 0)
+"""
+WORKING = (
+    "import threading; t = threading.Thread(target=int); t.start(); t.join(); answer = 'aa'",
+    "import subprocess, sys; answer = subprocess.run([sys.executable, '-c', 'print(\"aa\")'], "
+    "capture_output=True, text=True).stdout.strip()",
+    "import multiprocessing as m; a, b = m.Pipe(); b.send('aa'); answer = a.recv()",
+    "import asyncio; answer = asyncio.run(asyncio.sleep(0, 'aa'))",
+    "r, w = os.pipe()\nif not os.fork():\n os.write(w, b'aa'); os._exit(0)\nos.wait()\nanswer = os.read(r, 2).decode()",
+    "import numpy; answer = 'aa' * int(numpy.ones((9, 9)).dot(numpy.ones(9)).sum() / 81)",
+    "open(os.__file__).read(); os.listdir(os.path.dirname(os.__file__)); open('/dev/null', 'w').close(); answer = 'aa'",
+    "import random, decimal, tempfile; resource.getrlimit(resource.RLIMIT_AS); "
+    "time.sleep(0.01); os.urandom(4); os.cpu_count(); os.sched_getaffinity(0); answer = 'aa'",
+    "signal.signal(signal.SIGALRM, lambda *a: None); signal.setitimer(signal.ITIMER_REAL, 0.01); "
+    "signal.pause(); answer = 'aa'",
+    "import concurrent.futures as c\nwith c.ThreadPoolExecutor(2) as p: answer = p.submit(str, 'aa').result()",
+)
+
+
+def test_system_calls_that_no_verifier_needs_are_refused_and_others_go_on_working(executing: Scorer) -> None:
+    calls = [call.strip().replace("(", "', ", 1).removesuffix(")") for call in REFUSED.replace("\n", ";").split(";")]
+    calls = [call for call in calls if call]
+    responses = [f"answer = errno.errorcode.get(called('{call}), '0')" for call in calls]
+    found = rewards(executing, items(*responses, name=EXECUTES, answer="EPERM"))
+    assert [call for call, reward in zip(calls, found, strict=True) if not reward] == []
+    assert rewards(executing, items(*WORKING, name=EXECUTES)) == [1] * len(WORKING)
+    # Nor does a response lower the limits of its worker.
+    lowering = [LOWERED, "answer = 'aa'", LOWERED + "answer = 'aa'", "answer = 'aa' ", "answer = 'b'"]
+    assert rewards(executing, items(*lowering, name=EXECUTES)) == [0, 1, 1, 1, 0]
+
+
+def test_the_sandbox_says_which_layers_it_has(executing: Scorer) -> None:
+    assert list(executing.layers()) == ["no_new_privs", "user", "network", "processes", "files", "seccomp"]
     bare = sandbox_layers(ScoringConfig(without=("user", "network", "processes", "files", "seccomp")))
     assert {name for name, value in bare.items() if not value} == {"user", "network", "files", "seccomp"}
     assert bare["processes"] == "process group"
     mounts = sandbox_layers(ScoringConfig(without=("landlock",)))["files"]
     assert mounts in {"read-only mounts", ""}
-    lines = report(ScoringConfig(seconds=2, without=("network", "files", "seccomp")))
-    assert "network (nothing can be reached): missing" in lines
-    assert lines[-1] == "rules that may execute a response: refused, for lack of isolation"
 
 
-def test_rules_that_execute_are_refused_without_isolation_unless_allowed() -> None:
-    pytest.importorskip("reasoning_gym")
-    without = ("network", "files", "seccomp")
-    name = "reasoning_gym:countdown"
-    entry = '{"metadata":{"numbers":[1,2],"target":3}}'
-    scorer = Scorer(ScoringConfig(without=without))
-    with pytest.raises(RolloutError, match=f"^the verifier {name} may execute what a response says, .* allow_unisol"):
-        scorer.check([name])
-    scorer.check(["reasoning_gym:gcd"])
-    scorer.close()
-    scorer = Scorer(ScoringConfig(without=without, allow_unisolated=True))
-    scorer.check([name])
-    item = Item(verifier=name, response="1 + 2", answer="", metadata=entry)
-    assert scorer.submit([item]).result(timeout=60)[0].reward == 1
-    scorer.close()
+def test_a_layer_that_did_not_hold_is_not_named() -> None:
+    state = {"files": "Landlock 7", "network": "namespace", "seccomp": "set", "processes": "namespace", "user": ""}
+    refused = dict.fromkeys(ATTEMPTS, "refused")
+    assert words("files", state, refused) == "Landlock 7"
+    for attempt, layer in ATTEMPTS.items():
+        line = words(layer, {**state, layer: "claimed"}, {**refused, attempt: "done"})
+        assert line == f"not shown: a test process could {attempt}"
+    # An attempt that was not made shows nothing.
+    assert words("network", state, {}).startswith("not shown: ")
+    assert words("seccomp", {**state, "seccomp": ""}, refused) == "missing"
+
+
+def test_the_report_names_what_was_refused_just_now() -> None:
+    def named(lines: list[str]) -> dict[str, str]:
+        return {line.split(" ")[0]: line.partition(": ")[2] for line in lines}
+
+    before = set(Path(tempfile.gettempdir()).glob("*isocompute*"))
+    full = named(report())
+    assert set(full) == {"no_new_privs", "user", "network", "processes", "files", "seccomp", "limits:", "rules"}
+    assert not [line for line in full.values() if "not shown" in line or "missing" in line], full
+    bare = named(report(ScoringConfig(without=LAYERS)))
+    assert bare["seccomp"] == bare["network"] == bare["files"] == "missing"
+    assert bare["processes"] == "not shown: a test process could signal the engine"
+    assert bare["rules"] == "refused, for lack of isolation"
+    if os.geteuid() == 0:
+        assert full["user"].startswith("uid ")
+        assert bare["user"] == "missing: the engine's own user"
+    assert set(Path(tempfile.gettempdir()).glob("*isocompute*")) <= before
 
 
 def test_settings_are_checked_when_they_are_made() -> None:
     assert scoring_from({"seconds": 2, "without": ["user"]}) == ScoringConfig(seconds=2, without=("user",))
     assert scoring_from({"without": "user,files"}).without == ("user", "files")
+    assert ScoringConfig().processes == max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     for settings, message in (
         ({"second": 1}, "scoring has no setting 'second'; it has allow_unisolated, "),
         ({"seconds": 0}, "seconds of scoring is 0; it must be above 0"),
@@ -186,16 +523,3 @@ def test_settings_are_checked_when_they_are_made() -> None:
     ):
         with pytest.raises(RolloutError, match=message):
             scoring_from(settings)
-
-
-def test_the_number_of_processes_is_the_machines_and_not_the_configurations() -> None:
-    config = ScoringConfig()
-    assert config.workers is None
-    assert config.processes == max(1, min(8, len(os.sched_getaffinity(0)) // 2))
-    assert ScoringConfig(workers=3).processes == 3
-
-
-def test_own_answers_of_the_kinds_math_verify_meets_are_right_in_a_box() -> None:
-    right = verifier("math")
-    for answer in ("34", "-3.5", r"\frac{1}{2}", "1, 2", r"(0, \infty)", "2x+1", r"\text{yes}", r"\sqrt{2}", "50\\%"):
-        assert right(f"\\boxed{{{answer}}}", answer), answer

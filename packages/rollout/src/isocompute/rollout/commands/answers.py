@@ -14,16 +14,15 @@ from .output import faults
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What one run answered.
+    """Responses of one run, counted.
 
     Attributes:
         counts: ``problem_id``, ``successes`` and ``samples`` of the questions with enough completed responses.
         left_out: Questions with fewer.
         responses: Responses to all questions, the aborted ones included.
-        aborted: Those that the engine failed.
-        truncated: Those that were cut off at the longest length.
-        errors: Those that broke their verifier.
-        faults: What went wrong, in words.
+        truncated: Responses cut off at the longest length.
+        errors: Responses that broke their verifier.
+        faults: Faults in words.
     """
 
     counts: pl.DataFrame
@@ -43,7 +42,7 @@ class Answers:
         return self.counts.select(pl.lit(self.run_id).alias("run_id"), pl.lit(self.step).alias("step"), pl.all())
 
     def summary(self) -> str:
-        """Say how much was scored, and what went wrong."""
+        """Say how much was scored, with its faults."""
         parts = [f"{len(self.counts):,} questions", f"{self.responses:,} responses"]
         if self.left_out:
             parts.append(f"{self.left_out:,} questions left out with too few responses")
@@ -52,7 +51,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which of several runs is meant."""
+    """Selects one of several runs."""
 
     run_id: str | None = None
     step: int | None = None
@@ -67,17 +66,17 @@ def answers_of(
     k: Sequence[int] | None = None,
     choice: Choice | None = None,
 ) -> Answers:
-    """Return what one run answered to the questions.
+    """Return the counted responses of one run to the questions.
 
-    What selects never measures: responses of phase ``difficulty`` say nothing of a set that they have chosen.
+    Responses that select never measure: those of phase ``difficulty`` say nothing of a set that they have chosen.
 
     Args:
         problems: The questions; None for all that were answered.
         k: Responses drawn; None for as many as most questions have.
-        choice: Which run is meant; None where flags cannot say.
+        choice: Selects the run; None where flags cannot.
 
     Raises:
-        RolloutError: The table holds several runs, steps or phases and none is chosen, or nothing that is asked for;
+        RolloutError: The table holds several runs, steps or phases and none is chosen, or nothing as chosen;
             its responses chose the questions; or more than a tenth of the questions have too few.
     """
     for name in ("run_id", "step", "phase"):
@@ -117,18 +116,18 @@ def answers_of(
 
 
 def _picked(rollouts: pl.DataFrame, name: str, choice: Choice | None, *, where: str) -> pl.DataFrame:
-    """The rows of one run, step or phase."""
+    """Return the rows of one run, step or phase."""
     value = None if choice is None else getattr(choice, name)
-    held = rollouts[name].unique().sort().to_list()
-    if value is None and len(held) == 1:
+    values = rollouts[name].unique().sort().to_list()
+    if value is None and len(values) == 1:
         return rollouts
     if value is None:
         flag = f"--{name.replace('_', '-')}"
         advice = "a table with one is needed" if choice is None else f"{flag} must choose one"
-        shown = ", ".join(map(str, held[:5])) + (", ..." if len(held) > 5 else "")
-        raise RolloutError(f"{where}: holds responses of {len(held)} {name}s ({shown}); {advice}")
-    if value not in held:
-        raise RolloutError(f"{where}: has no responses of {name} {value} (it has {', '.join(map(str, held[:5]))})")
+        shown = ", ".join(map(str, values[:5])) + (", ..." if len(values) > 5 else "")
+        raise RolloutError(f"{where}: holds responses of {len(values)} {name}s ({shown}); {advice}")
+    if value not in values:
+        raise RolloutError(f"{where}: has no responses of {name} {value} (it has {', '.join(map(str, values[:5]))})")
     return rollouts.filter(pl.col(name) == value)
 
 

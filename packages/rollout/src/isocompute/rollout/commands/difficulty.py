@@ -6,7 +6,6 @@ import argparse
 import contextlib
 from collections.abc import Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -14,9 +13,9 @@ import polars as pl
 from ..errors import RolloutError
 from ..scoring.evaluation import with_pass_rates
 from .output import SOURCE, Output, Source, add_flags, deliver, faults, read
-from .settings import add_sampling, add_shard, refuse_unused
+from .run import begin, place_shard
+from .settings import add_sampling, refuse_unused
 from .store import Store
-from .work import begin, place_shard
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,14 +33,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="measure problems that earlier responses selected, with seeds of their own: add fresh pass rates",
     )
-    difficulty.add_argument("--rollouts-out", type=Path, metavar="FILE", help="also write the responses sampled")
-    add_sampling(difficulty, required=False, samples=16)
-    add_shard(difficulty)
+    add_sampling(difficulty, required=False, samples=16, shards=True)
     add_flags(difficulty)
-    difficulty.set_defaults(run=partial(run, parser=difficulty))
+    difficulty.set_defaults(run=run)
 
 
-def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
+def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Measure the problems and say their mean pass rate.
 
     Raises:
@@ -50,9 +47,7 @@ def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> It
     if (arguments.rollouts is None) == (arguments.model is None):
         raise RolloutError("difficulty needs either rollouts to count in or --model to measure with")
     if arguments.model is None:
-        refuse_unused(arguments, parser)
-        if arguments.rollouts_out is not None:
-            raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
+        refuse_unused(arguments)
     else:
         place_shard(arguments, "problems")
     with contextlib.ExitStack() as stack:
@@ -71,10 +66,10 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         wanted, rollouts = problems.table, given.table
     else:
         phase = "baseline" if arguments.fresh else "difficulty"
-        work = begin(arguments, stack, problems=problems, phase=phase)
-        wanted, params = work.problems, {**params, **work.params}
-        rollouts = work.rollouts()
-        store, dropped = work.finished(rollouts), work.dropped
+        sampling = begin(arguments, stack, problems=problems, phase=phase)
+        wanted, params = sampling.problems, {**params, **sampling.params}
+        rollouts = sampling.rollouts()
+        store, dropped = sampling.finished(rollouts), sampling.dropped
     measured = with_pass_rates(wanted, rollouts, fresh=arguments.fresh)
     if measured.is_empty() and arguments.model is None:
         raise RolloutError(f"{arguments.rollouts}: answers none of the problems of {arguments.problems}")
@@ -89,15 +84,15 @@ def _difficulty(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -
         besides=besides,
         store=store,
         dropped=dropped,
-        **_figures(measured, rollouts, fresh=arguments.fresh, asked_for=len(wanted)),
+        **_figures(measured, rollouts, fresh=arguments.fresh, requested=len(wanted)),
     )
 
 
-def _figures(measured: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool, asked_for: int) -> dict[str, Any]:
+def _figures(measured: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool, requested: int) -> dict[str, Any]:
     name = "fresh_pass_rate" if fresh else "pass_rate"
     mean = float(measured[name].to_numpy().mean())
     parts = [f"{len(measured):,} problems", f"mean {name.replace('_', ' ')} {mean:.3f}", *faults(rollouts)]
     summary = ", ".join(parts)
-    if len(measured) < asked_for:
-        summary = f"{asked_for - len(measured):,} problems have no responses; {summary}"
+    if len(measured) < requested:
+        summary = f"{requested - len(measured):,} problems have no responses; {summary}"
     return {"summary": summary, "metrics": {f"mean_{name}": mean}}

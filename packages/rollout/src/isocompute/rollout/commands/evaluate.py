@@ -17,9 +17,9 @@ from ..scoring.evaluation import Score, differences, evaluate, scores, usual_sam
 from .answers import Answers, Choice, answers_of
 from .output import DOCUMENT_FILES, SOURCE, Output, Source, add_flags, deliver, read
 from .problems import add_set_flags, load_set
+from .run import begin
 from .settings import add_sampling, refuse_unused
 from .store import Store
-from .work import begin
 
 PHASES = ("eval", "baseline")
 OF_ROLLOUTS = ("run_id", "step")
@@ -48,24 +48,23 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command.add_argument("--run-id", help="with --rollouts: only the responses of this run")
     command.add_argument("--step", type=int, help="with --rollouts: only the responses of this step")
     command.add_argument("--pass-rates", type=Path, metavar="FILE", help="also write successes per question")
-    command.add_argument("--rollouts-out", type=Path, metavar="FILE", help="also write the responses sampled")
-    add_sampling(command, required=False, samples=4)
+    add_sampling(command, required=False, samples=4, shards=False)
     add_flags(command, out="the .json file to write")
-    command.set_defaults(run=partial(run, parser=command), files=DOCUMENT_FILES)
+    command.set_defaults(run=run, files=DOCUMENT_FILES)
 
 
-def run(arguments: argparse.Namespace, *, parser: argparse.ArgumentParser) -> Iterable[str]:
+def run(arguments: argparse.Namespace) -> Iterable[str]:
     """Score the responses and print a table of the scores.
 
     Raises:
         RolloutError: The arguments contradict one another, or the responses cannot be scored.
     """
-    _check(arguments, parser)
+    _check(arguments)
     with contextlib.ExitStack() as stack:
         yield from deliver(arguments, partial(_evaluate, stack=stack))
 
 
-def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _check(arguments: argparse.Namespace) -> None:
     """Refuse flags that contradict each other."""
     if (arguments.model is None) == (arguments.rollouts is None):
         raise RolloutError("evaluate needs either --model to sample with or --rollouts to score")
@@ -79,9 +78,7 @@ def _check(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> No
     if arguments.k is not None and min(arguments.k) < 1:
         raise RolloutError(f"--k is {min(arguments.k)}; it must be at least 1")
     if arguments.model is None:
-        refuse_unused(arguments, parser)
-        if arguments.rollouts_out is not None:
-            raise RolloutError("--rollouts-out needs --model: nothing is sampled without it")
+        refuse_unused(arguments)
         return
     for name in OF_ROLLOUTS:
         if getattr(arguments, name) is not None:
@@ -107,25 +104,27 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
         sources["against"] = theirs
     if arguments.model is not None:
         assert problems is not None
-        work = begin(arguments, stack, problems=problems, phase=arguments.phase or "eval")
-        k = arguments.k or [work.settings.samples]
+        sampling = begin(arguments, stack, problems=problems, phase=arguments.phase or "eval")
+        k = arguments.k or [sampling.settings.samples]
         # Whatever is wrong with the other run should be known before anything is sampled.
         if theirs is not None:
-            others = _others(_among(theirs, problems, work.problems), work.problems, arguments, work.settings.samples)
-        with contextlib.closing(work.sampler):
-            found = evaluate(
-                work.sampler,
-                work.problems,
-                samples=work.settings.samples,
-                seed=work.settings.seed,
-                at=0,
-                run_id=work.run_id,
-                phase=work.phase,
+            others = _others(
+                _among(theirs, problems, sampling.problems), sampling.problems, arguments, sampling.settings.samples
             )
-        store, params, dropped = work.store, {**params, **work.params}, work.dropped
+        with contextlib.closing(sampling):
+            found = evaluate(
+                sampling,
+                sampling.problems,
+                samples=sampling.settings.samples,
+                seed=sampling.settings.seed,
+                at=0,
+                run_id=sampling.run_id,
+                phase=sampling.phase,
+            )
+        store, params, dropped = sampling.store, {**params, **sampling.params}, sampling.dropped
         if arguments.rollouts_out is not None:
             besides.append(("rollouts", found.rollouts, arguments.rollouts_out))
-        ours = answers_of(found.rollouts, work.problems, where="the responses sampled", k=k)
+        ours = answers_of(found.rollouts, sampling.problems, where="the responses sampled", k=k)
     else:
         given = read(arguments.rollouts, "rollouts")
         sources["rollouts"] = given
@@ -143,7 +142,7 @@ def _evaluate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> 
 
 
 def _questions(arguments: argparse.Namespace) -> tuple[Source | None, dict[str, Any]]:
-    """The questions, and where they come from."""
+    """Return the questions, and settings that say where they come from."""
     if arguments.set is not None:
         loaded, settings = load_set(arguments)
         return Source(address=settings["source"], table=loaded.problems, files=()), settings
@@ -153,7 +152,7 @@ def _questions(arguments: argparse.Namespace) -> tuple[Source | None, dict[str, 
 
 
 def _among(theirs: Source, problems: Source, asked: pl.DataFrame) -> Source:
-    """The other run without the questions that --limit leaves out, which nobody chose for what was answered to them."""
+    """Return the other run without the questions that --limit leaves out, which nobody chose by their responses."""
     left_out = problems.table.join(asked, on="problem_id", how="anti")["problem_id"].to_list()
     table = theirs.table.filter(~pl.col("problem_id").is_in(left_out))
     if table.is_empty():
@@ -162,7 +161,7 @@ def _among(theirs: Source, problems: Source, asked: pl.DataFrame) -> Source:
 
 
 def _others(theirs: Source, problems: pl.DataFrame | None, arguments: argparse.Namespace, samples: int) -> Answers:
-    """What the other run answered, as often per question as ours where nothing says how many are drawn."""
+    """Return the other run's answers, as many per question as ours where --k is not given."""
     others = answers_of(theirs.table, problems, where=theirs.address, k=arguments.k, choice=None)
     if arguments.k is None and usual_samples(others.counts) != samples:
         raise RolloutError(

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from functools import partial
 
 from .output import ROLLOUT_FILES, SOURCE, Output, add_flags, deliver, read, rewarded
-from .settings import add_sampling, add_shard
-from .work import begin, place_shard
+from .run import begin, place_shard
+from .settings import add_sampling
 
 PHASES = ("difficulty", "baseline", "eval")
 
@@ -30,8 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="what the responses are for: to select problems (difficulty, the default), to measure those selected "
         "(baseline) or to evaluate; each has seeds of its own",
     )
-    add_sampling(generate, required=True, samples=16)
-    add_shard(generate)
+    add_sampling(generate, required=True, samples=16, shards=True)
     add_flags(generate, out="the .parquet file to write")
     generate.set_defaults(run=run, files=ROLLOUT_FILES)
 
@@ -45,12 +44,12 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 def _generate(arguments: argparse.Namespace, *, stack: contextlib.ExitStack) -> Output:
     problems = read(arguments.problems, "problems")
-    work = begin(arguments, stack, problems=problems, phase=arguments.phase, kept=True)
-    rollouts = work.rollouts()
+    sampling = begin(arguments, stack, problems=problems, phase=arguments.phase, reusable=True)
+    rollouts = sampling.rollouts()
     return rewarded(
         rollouts,
         sources={"problems": problems},
-        params=work.params,
-        store=work.finished(rollouts),
-        dropped=work.dropped,
+        params=sampling.params,
+        store=sampling.finished(rollouts),
+        dropped=sampling.dropped,
     )

@@ -1,4 +1,4 @@
-"""The id of a run: a hash of what was asked for, the same on every machine and after every kill."""
+"""The id of a run: a hash of all that its rows depend on, the same on every machine and after every kill."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .settings import RunSettings
 WHOLE = 256 * 2**20
 """Bytes up to which a model's file is hashed whole; of a larger one blocks are, evenly spaced."""
 BLOCK, BLOCKS = 2**16, 1024
-"""Bytes of a block, and blocks of a file that is larger."""
+"""Bytes of a block, and blocks of a larger file."""
 ARITHMETIC = ("profile", "dtype", "device")
 """Settings of an engine that change which model answers; others change how fast."""
 LIMITS = ("seconds", "wall_factor", "memory_bytes", "partial")
@@ -30,15 +30,13 @@ LIMITS = ("seconds", "wall_factor", "memory_bytes", "partial")
 LIBRARIES = {"math": "math-verify", "reasoning_gym": "reasoning-gym"}
 """Libraries whose version decides what some rules find right."""
 PROBLEM_COLUMNS = ("problem_id", "prompt", "answer", "verifier", "metadata")
-"""Columns of a problem that its responses and rewards depend on."""
 
 
 def described(settings: RunSettings, problems: pl.DataFrame, *, phase: str, prompts: str) -> dict[str, Any]:
-    """Return all that a run's rows depend on, as plain values.
+    """Return all that a run's rows depend on, as plain values, and nothing that changes the speed only.
 
     The problems are those of the whole table: ``--shard`` and ``--limit`` choose from it, so that shards are one run
-    and a run with a higher limit continues one with a lower. Left out is what changes the speed only: addresses of
-    servers, requests in flight, memory, GPUs, processes that score.
+    and a run with a higher limit continues one with a lower.
 
     Args:
         prompts: Hash of their prompts as they are rendered (``PromptMaker.digest``), on which versions of libraries and
@@ -77,9 +75,7 @@ def run_id(description: Mapping[str, Any]) -> str:
 
 
 def verifiers_of(names: Iterable[str]) -> dict[str, str]:
-    """Return the version of each library that rules use, and a hash of the file of each module of the user's own.
-
-    What such a module imports is not in it.
+    """Return versions of the libraries that rules use, and a hash of the file of each module of the user's own.
 
     Raises:
         RolloutError: A rule is unknown or refused, or lacks its library.
@@ -95,12 +91,26 @@ def verifiers_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def content_of(model: str) -> str:
-    """Return what tells a model from another of the same name: a hash of its files, or its commit on the hub.
+    """Return a hash of a model's files, or its commit on the hub: either may change under the same name.
 
-    A folder may be overwritten by the next checkpoint, and a name on the hub moves with its main branch. Without the
-    hub it is the commit in the local cache, and nothing when there is none.
+    Without the hub it is the commit in the local cache, and nothing where there is none.
     """
-    return _hash_of(Path(model)) if Path(model).is_dir() else _commit(model)
+    if Path(model).is_dir():
+        return _hash_of(Path(model))
+    try:
+        from huggingface_hub import HfApi, try_to_load_from_cache
+
+        if not os.environ.get("HF_HUB_OFFLINE"):
+            try:
+                return str(HfApi().model_info(model, timeout=5).sha)
+            except Exception:
+                # No connection, no such model or no access: the engine says so itself, if it is needed at all.
+                pass
+        cached = try_to_load_from_cache(model, "config.json")
+    except Exception:
+        # The library is not installed, or this is no name that the hub could know.
+        return ""
+    return Path(cached).parent.name if isinstance(cached, str) else ""
 
 
 def _version(package: str) -> str:
@@ -136,22 +146,3 @@ def _hash_of(folder: Path) -> str:
                 stream.seek(number * (size - BLOCK) // (BLOCKS - 1))
                 digest.update(stream.read(BLOCK))
     return digest.hexdigest()
-
-
-def _commit(model: str) -> str:
-    try:
-        from huggingface_hub import HfApi, try_to_load_from_cache
-    except ImportError:
-        return ""
-    if not os.environ.get("HF_HUB_OFFLINE"):
-        try:
-            return str(HfApi().model_info(model, timeout=5).sha)
-        except Exception:
-            # No connection, no such model or no access: the engine says so itself, if it is needed at all.
-            pass
-    try:
-        cached = try_to_load_from_cache(model, "config.json")
-    except Exception:
-        # Not a name that the hub could know.
-        return ""
-    return Path(cached).parent.name if isinstance(cached, str) else ""

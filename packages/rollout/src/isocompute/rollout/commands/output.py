@@ -1,4 +1,4 @@
-"""What every command begins and ends with: tables read from anywhere, what it made written and logged to MLflow."""
+"""Sources and outputs of the commands: tables read from anywhere, written to files and logged to MLflow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..errors import RolloutError
 from .store import Store
 
 SOURCE = "a file, a folder, mlflow:EXPERIMENT or runs:/RUN_ID"
-"""What a command reads a table from."""
+"""Sources of a table, in the words of a command."""
 STORES = ("mlflow:", "runs:/", "sqlite:///", "http://", "https://")
-"""How sources in MLflow begin."""
+"""Beginnings of sources in MLflow."""
 TABLE_FILES, ROLLOUT_FILES, DOCUMENT_FILES = (".parquet", ".csv"), (".parquet",), (".json",)
-"""What is written where; a .csv file cannot hold the lists of tokens."""
+"""Suffixes of files; a .csv file cannot hold the lists of tokens."""
 BESIDES = {"rollouts_out": ROLLOUT_FILES, "pass_rates": TABLE_FILES}
 """Flags that name further tables to write."""
 
@@ -43,19 +43,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What a command made.
+    """Output of a command.
 
     Attributes:
-        name: Which table or document it is.
-        summary: What it holds, in a few words.
-        lines: What is printed before the summary.
-        metrics: Figures to log with it.
+        name: Name of the table or document.
+        lines: Lines printed before the summary.
         sources: Tables it was made from, by name.
-        params: Settings to log with it.
-        besides: Further tables with the names and files to write them to.
-        store: Unfinished work that it makes superfluous once it is written.
-        dropped: Problems that it leaves out since they cannot be scored (``scoring.unusable``); None where it never
-            does.
+        besides: Further tables, each with its name and file.
+        store: Unfinished work that is superfluous once this is written.
+        dropped: Problems left out since they cannot be scored (``evaluation.without_unusable``); None: never any.
     """
 
     name: str
@@ -97,7 +93,7 @@ def read(address: str, name: str) -> Source:
 
 
 def rewarded(rollouts: pl.DataFrame, **details: Any) -> Output:
-    """Return a ``rollouts`` table as output, with its mean reward and what went wrong in it.
+    """Return a ``rollouts`` table as output, with its mean reward and its faults.
 
     Args:
         **details: Further fields of ``Output``.
@@ -125,7 +121,7 @@ def faults(rollouts: pl.DataFrame) -> Iterator[str]:
 
 
 def _reasons(rollouts: pl.DataFrame, column: str, *, most: int = 3) -> str:
-    """The most frequent values of a column, counted."""
+    """Return the most frequent values of a column, counted."""
     reasons = rollouts[column].drop_nulls() if column in rollouts.columns else pl.Series(dtype=pl.String)
     if reasons.is_empty():
         return ""
@@ -134,7 +130,7 @@ def _reasons(rollouts: pl.DataFrame, column: str, *, most: int = 3) -> str:
 
 
 def add_flags(command: argparse.ArgumentParser, *, out: str = "the .parquet or .csv file to write") -> None:
-    """Add the flags that say where the output goes."""
+    """Add the flags of the output."""
     command.add_argument("--out", required=True, type=Path, help=out)
     command.add_argument("--log", metavar="EXPERIMENT", help="also log it to MLflow (MLFLOW_TRACKING_URI)")
 
@@ -148,11 +144,11 @@ def deliver(arguments: argparse.Namespace, make: Callable[[argparse.Namespace], 
     Raises:
         IsoComputeError: It cannot be made, written or logged.
     """
-    _check_place(arguments.out, "--out", getattr(arguments, "files", TABLE_FILES))
+    _check_path(arguments.out, "--out", getattr(arguments, "files", TABLE_FILES))
     for name, allowed in BESIDES.items():
         path = getattr(arguments, name, None)
         if path is not None:
-            _check_place(path, f"--{name.replace('_', '-')}", allowed)
+            _check_path(path, f"--{name.replace('_', '-')}", allowed)
     if arguments.log:
         # A store that does not answer should be known before the work, not after it.
         from ..contract import tracking
@@ -189,7 +185,7 @@ def _listed(dropped: pl.DataFrame, path: Path) -> Iterator[str]:
     )
 
 
-def _check_place(path: Path, flag: str, allowed: Sequence[str]) -> None:
+def _check_path(path: Path, flag: str, allowed: Sequence[str]) -> None:
     """Refuse a file that could not be written, before the work and not after it."""
     if path.is_dir():
         raise RolloutError(f"{path}: {flag} is a folder, and must be a file")

@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def _score(arguments: argparse.Namespace) -> Output:
-    given, asked = read(arguments.rollouts, "rollouts"), read(arguments.problems, "problems")
+    given, questions = read(arguments.rollouts, "rollouts"), read(arguments.problems, "problems")
     rollouts, scorer = given.table, scorer_of(arguments)
-    answered_problems = asked.table.join(rollouts, on="problem_id", how="semi")
+    answered_problems = questions.table.join(rollouts, on="problem_id", how="semi")
     problems, dropped = without_unusable(answered_problems, scorer)
     rollouts = rollouts.join(dropped, on="problem_id", how="anti", maintain_order="left")
     metadata = pl.Series(metadata_of(problems), dtype=pl.String)
@@ -100,22 +100,25 @@ def _score(arguments: argparse.Namespace) -> Output:
     )
     changed = int((scored["reward"] != rollouts["reward"]).sum())
     return rewarded(
-        scored, sources={"rollouts": given, "problems": asked}, lines=[f"{changed:,} rewards changed"], dropped=dropped
+        scored,
+        sources={"rollouts": given, "problems": questions},
+        lines=[f"{changed:,} rewards changed"],
+        dropped=dropped,
     )
 
 
 def _texts(rollouts: pl.DataFrame, arguments: argparse.Namespace) -> list[str]:
-    """The responses' texts: those that the table holds, others from their tokens."""
-    held: Sequence[str | None] = [None] * len(rollouts)
+    """Return the responses' texts: those in the table, others decoded from their tokens."""
+    texts: Sequence[str | None] = [None] * len(rollouts)
     if "text" in rollouts.columns:
-        held = rollouts["text"].to_list()
-    if None not in held:
-        return [text or "" for text in held]
+        texts = rollouts["text"].to_list()
+    if None not in texts:
+        return [text or "" for text in texts]
     if arguments.model is None:
         raise RolloutError(f"{arguments.rollouts}: not every response has its text; --model must name its tokenizer")
     tokenizer = load_tokenizer(arguments.model)
     decoded = tokenizer.batch_decode(rollouts["response_ids"].to_list(), skip_special_tokens=True)
-    return [tokens if text is None else text for text, tokens in zip(held, decoded, strict=True)]
+    return [tokens if text is None else text for text, tokens in zip(texts, decoded, strict=True)]
 
 
 def _verdicts(scorer: Scorer, items: Sequence[Item]) -> Iterator[Verdict]:

@@ -1,15 +1,17 @@
-"""What is to be sampled, as the flags of a command say it: model, sampling, prompts, engine, server, scoring."""
+"""Flags of a run that samples, and the settings that they give: model, sampling, prompts, engine, server, scoring."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..samplers.base import Sampler
 from ..samplers.prompts import TEMPLATES, Prompting
@@ -17,207 +19,115 @@ from ..samplers.registry import KINDS, open_sampler
 from ..samplers.sampling import EngineConfig, Interruption, Sampling, engine_from, sampling_from
 from ..scoring.config import scoring_from
 from ..scoring.scorer import Scorer, default_scorer
-from .values import add_scoring, error_of, pairs, scorer_of, yaml_mapping
+from .values import add_scoring, pairs, scorer_of, yaml_mapping
 
 TRANSFORMERS = ("device", "dtype", "batch_size")
 """Settings of the engine, where it is transformers."""
-SAMPLING = Sampling()
-PROMPTING = Prompting()
-INTERRUPTION = Interruption()
-PROTOCOLS = ("completions", "chat")
-OF_SAMPLING = (
-    "samples",
-    "seed",
-    "sampler",
-    "limit",
-    "shard",
-    "overwrite",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "max_new_tokens",
-    "max_prompt_tokens",
-    "stop",
-    "stop_token_id",
-    "keep_text",
-    "interrupt",
-    "interrupt_phrase",
-    "template",
-    "system",
-    "few_shot",
-    "separator",
-    "bos",
-    "chat_option",
-    "date",
-    "engine",
-    "engine_config",
-    "base_url",
-    "protocol",
-    "served_model",
-    "concurrency",
-    "timeout",
-    "scoring",
-)
-"""Flags that say nothing where nothing is sampled."""
+NUMBERS = {
+    "temperature": "0 takes the most probable token each time",
+    "top_p": "share of the probability sampled from",
+    "top_k": "most probable tokens sampled from, 0 for all",
+    "min_p": "least probability of a token, as a share of the most probable one's",
+    "max_new_tokens": "longest response",
+    "max_prompt_tokens": "longest prompt",
+}
+SERVER = ("base_url", "protocol", "served_model", "concurrency", "timeout")
 
 
-def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: int) -> None:
+def add_sampling(command: argparse.ArgumentParser, *, required: bool, samples: int, shards: bool) -> None:
     """Add the flags.
 
     Args:
         required: Whether the command cannot do without a model.
         samples: Responses per problem by default.
+        shards: Whether a run may be one of several that share a folder.
     """
+    actions: list[argparse.Action] = []
+    group: Any = command
+
+    def flag(name: str, help: str, **options: Any) -> None:
+        actions.append(group.add_argument(name, help=help, **options))
+
     command.add_argument(
         "--model",
         required=required,
         help="folder or name of a model in the Hugging Face format; with --sampler openai, of its tokenizer",
     )
-    command.add_argument("--samples", type=int, default=samples, help=f"responses per problem (default {samples})")
-    command.add_argument("--seed", type=int, default=0, help="of the sampling (default 0)")
-    command.add_argument("--sampler", default="vllm", choices=KINDS, help="what generates (default vllm)")
-    command.add_argument("--limit", type=int, metavar="N", help="only the first N problems by problem_id")
-    command.add_argument("--overwrite", action="store_true", help="replace --out where it is there already")
-    _add_draws(command)
-    _add_prompts(command)
-    engine = command.add_argument_group("engine")
-    engine.add_argument(
-        "--engine",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help=f"a setting of the engine (repeatable; vllm: {', '.join(f.name for f in fields(EngineConfig))}; "
-        f"transformers: {', '.join(TRANSFORMERS)})",
-    )
-    engine.add_argument("--engine-config", type=Path, metavar="FILE", help="settings of the engine, as YAML")
-    add_scoring(command)
-    server = command.add_argument_group("with --sampler openai", "The API key, if any, is read from OPENAI_API_KEY.")
-    server.add_argument(
-        "--base-url",
-        action="append",
-        metavar="URL",
-        help="address of the server, such as http://localhost:8000/v1 (repeatable: several that serve the same model)",
-    )
-    server.add_argument("--protocol", choices=PROTOCOLS, help="of the server (default completions)")
-    server.add_argument("--served-model", metavar="NAME", help="the model's name there, if it is another")
-    server.add_argument("--concurrency", type=int, metavar="N", help="requests in flight at a time")
-    server.add_argument("--timeout", type=float, metavar="SECONDS", help="deadline of one answer (default 600)")
+    flag("--samples", f"responses per problem (default {samples})", type=int, default=samples)
+    flag("--seed", "of the sampling (default 0)", type=int, default=0)
+    flag("--sampler", "what generates (default vllm)", default="vllm", choices=KINDS)
+    flag("--limit", "only the first N problems by problem_id", type=int, metavar="N")
+    flag("--overwrite", "replace --out where it is there already", action="store_true")
+    if not required:
+        flag("--rollouts-out", "also write the responses sampled", type=Path, metavar="FILE")
+    if shards:
+        parts = "only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K"
+        flag("--shard", parts, metavar="I/K")
+    group = command.add_argument_group("sampling")
+    for name, meaning in NUMBERS.items():
+        value = getattr(Sampling(), name)
+        words = f"{meaning} (default {value:g})"
+        flag(f"--{name.replace('_', '-')}", words, type=type(value), default=value, metavar="N")
+    repeated: dict[str, Any] = {"action": "append", "default": []}
+    flag("--stop", "text at which a response ends (repeatable)", metavar="TEXT", **repeated)
+    ending = "token at which a response ends, besides those of the model (repeatable)"
+    flag("--stop-token-id", ending, type=int, metavar="ID", **repeated)
+    flag("--keep-text", "add a column with the text of each response", action="store_true")
+    cut = "cut a response at a length drawn between the two and ask for its answer (forced interruption)"
+    flag("--interrupt", cut, type=int, nargs=2, metavar=("LOWEST", "HIGHEST"))
+    flag("--interrupt-phrase", f"what asks for it (default {Interruption().phrase!r})", metavar="TEXT")
+    group = command.add_argument_group("prompts")
+    prompting = Prompting()
+    rendered = "render the tokenizer's chat template, take the text as it is, or the first where there is one (auto)"
+    flag("--template", rendered, default=prompting.template, choices=TEMPLATES)
+    flag("--system", "system prompt", default=prompting.system, metavar="TEXT")
+    flag("--few-shot", "examples: a .jsonl file with the keys prompt and answer", type=Path, metavar="FILE")
+    between = "text between the parts of a plain prompt (default: an empty line)"
+    flag("--separator", between, default=prompting.separator, metavar="TEXT")
+    begin = "begin a plain prompt with the beginning-of-sequence token, or not (by default as the tokenizer does)"
+    flag("--bos", begin, action=argparse.BooleanOptionalAction, default=None)
+    more = "a further argument of the chat template, such as enable_thinking=false (repeatable)"
+    flag("--chat-option", more, metavar="KEY=VALUE", **repeated)
+    today = f"the date that a chat template writes for today's (default {prompting.date})"
+    flag("--date", today, default=prompting.date, metavar="YYYY-MM-DD")
+    group = command.add_argument_group("engine")
+    known = f"vllm: {', '.join(f.name for f in fields(EngineConfig))}; transformers: {', '.join(TRANSFORMERS)}"
+    flag("--engine", f"a setting of the engine (repeatable; {known})", metavar="KEY=VALUE", **repeated)
+    flag("--engine-config", "settings of the engine, as YAML", type=Path, metavar="FILE")
+    actions.append(add_scoring(command))
+    group = command.add_argument_group("with --sampler openai", "The API key, if any, is read from OPENAI_API_KEY.")
+    address = "address of the server, such as http://localhost:8000/v1 (repeatable: several that serve the same model)"
+    flag("--base-url", address, action="append", metavar="URL")
+    flag("--protocol", "of the server (default completions)", choices=("completions", "chat"))
+    flag("--served-model", "the model's name there, if it is another", metavar="NAME")
+    flag("--concurrency", "requests in flight at a time", type=int, metavar="N")
+    flag("--timeout", "deadline of one answer (default 600)", type=float, metavar="SECONDS")
+    command.set_defaults(sampling_flags=actions)
 
 
-def refuse_unused(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def refuse_unused(arguments: argparse.Namespace) -> None:
     """Refuse flags of sampling that a command without a model would ignore.
 
     Raises:
         RolloutError: One of them is given.
     """
-    for name in OF_SAMPLING:
-        if getattr(arguments, name, None) != parser.get_default(name):
-            raise RolloutError(f"--{name.replace('_', '-')} needs --model: nothing is sampled without it")
-
-
-def add_shard(command: argparse.ArgumentParser) -> None:
-    """Add the flag that makes a run one of several."""
-    command.add_argument(
-        "--shard",
-        metavar="I/K",
-        help="only the I-th of K parts of the problems, by a hash of problem_id; --out is then the folder of all K",
-    )
-
-
-def _add_draws(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("sampling")
-    numbers: Sequence[tuple[str, type[int] | type[float], str]] = [
-        ("temperature", float, "0 takes the most probable token each time"),
-        ("top_p", float, "share of the probability sampled from"),
-        ("top_k", int, "most probable tokens sampled from, 0 for all"),
-        ("min_p", float, "least probability of a token, as a share of the most probable one's"),
-        ("max_new_tokens", int, "longest response"),
-        ("max_prompt_tokens", int, "longest prompt"),
-    ]
-    for name, kind, meaning in numbers:
-        default = getattr(SAMPLING, name)
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            default=default,
-            metavar="N",
-            help=f"{meaning} (default {default:g})",
-        )
-    group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="text at which a response ends (repeatable)"
-    )
-    group.add_argument(
-        "--stop-token-id",
-        type=int,
-        action="append",
-        default=[],
-        metavar="ID",
-        help="token at which a response ends, besides those of the model (repeatable)",
-    )
-    group.add_argument("--keep-text", action="store_true", help="add a column with the text of each response")
-    group.add_argument(
-        "--interrupt",
-        type=int,
-        nargs=2,
-        metavar=("LOWEST", "HIGHEST"),
-        help="cut a response at a length drawn between the two and ask for its answer (forced interruption)",
-    )
-    group.add_argument("--interrupt-phrase", metavar="TEXT", help=f"what asks for it (default {INTERRUPTION.phrase!r})")
-
-
-def _add_prompts(command: argparse.ArgumentParser) -> None:
-    group = command.add_argument_group("prompts")
-    group.add_argument(
-        "--template",
-        default=PROMPTING.template,
-        choices=TEMPLATES,
-        help="render the tokenizer's chat template, take the text as it is, or the first where there is one (auto)",
-    )
-    group.add_argument("--system", default=PROMPTING.system, metavar="TEXT", help="system prompt")
-    group.add_argument(
-        "--few-shot", type=Path, metavar="FILE", help="examples: a .jsonl file with the keys prompt and answer"
-    )
-    group.add_argument(
-        "--separator",
-        default=PROMPTING.separator,
-        metavar="TEXT",
-        help="text between the parts of a plain prompt (default: an empty line)",
-    )
-    group.add_argument(
-        "--bos",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="begin a plain prompt with the beginning-of-sequence token, or not (by default as the tokenizer does)",
-    )
-    group.add_argument(
-        "--chat-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a further argument of the chat template, such as enable_thinking=false (repeatable)",
-    )
-    group.add_argument(
-        "--date",
-        default=PROMPTING.date,
-        metavar="YYYY-MM-DD",
-        help=f"the date that a chat template writes for today's (default {PROMPTING.date})",
-    )
+    for action in arguments.sampling_flags:
+        if getattr(arguments, action.dest) != action.default:
+            raise RolloutError(f"{action.option_strings[0]} needs --model: nothing is sampled without it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What is to be sampled, besides the problems.
+    """Settings of a run besides its problems.
 
     Attributes:
-        kind: Which sampler (``samplers.registry.KINDS``).
-        server: Settings of the server, for kind ``openai``.
+        kind: Name of the sampler (``samplers.registry.KINDS``).
+        server: Flags of the server, for kind ``openai``.
         scorer: Scores with the settings ``scoring``.
         samples: Responses per problem.
 
     Raises:
-        RolloutError: There are no samples, or flags of a server are given for another sampler, or its address is
-            missing.
+        RolloutError: A value is out of its range, a key is unknown, or flags of a server and the sampler disagree.
     """
 
     model: str
@@ -241,10 +151,12 @@ class RunSettings:
         if self.kind == "openai" and self.engine:
             raise RolloutError("--engine cannot be combined with --sampler openai: a server has its engine already")
         scoring_from(self.scoring)
-        if self.kind == "transformers":
-            _check_keys("the transformers sampler", self.engine, TRANSFORMERS)
-        elif self.engine:
+        if self.kind == "vllm":
             engine_from(self.engine)
+        elif unknown := [name for name in self.engine if name not in TRANSFORMERS]:
+            raise RolloutError(
+                f"the transformers sampler has no setting {unknown[0]}; it has {', '.join(TRANSFORMERS)}"
+            )
 
     def open(self) -> Sampler:
         """Open the sampler.
@@ -257,26 +169,25 @@ class RunSettings:
             options["prompting"] = self.prompting
         if self.scoring:
             options["scorer"] = self.scorer
-        if self.kind == "transformers":
+        if self.kind == "openai":
+            options |= {
+                {"base_url": "base_urls", "timeout": "timeout_seconds"}.get(k, k): v for k, v in self.server.items()
+            }
+            options["api_key"] = os.environ.get("OPENAI_API_KEY")
+        elif self.kind == "transformers":
             options |= self.engine
         elif self.engine:
             options["engine"] = engine_from(self.engine)
-        if self.kind == "openai":
-            server = dict(self.server)
-            if "timeout" in server:
-                options["timeout_seconds"] = server.pop("timeout")
-            options |= {"base_urls": server.pop("base_url"), **server, "api_key": os.environ.get("OPENAI_API_KEY")}
         return open_sampler(self.kind, self.model, self.sampling, **options)
 
 
 def settings_from(arguments: argparse.Namespace) -> RunSettings:
-    """Return what the flags ask for.
+    """Return the settings that the flags ask for.
 
     Raises:
         RolloutError: A value is out of its range, a key is unknown, or flags contradict each other.
     """
-    names = ("base_url", "protocol", "served_model", "concurrency", "timeout")
-    given = {name: getattr(arguments, name) for name in names}
+    engine = {} if arguments.engine_config is None else yaml_mapping(arguments.engine_config)
     return RunSettings(
         model=arguments.model,
         kind=arguments.sampler,
@@ -286,70 +197,46 @@ def settings_from(arguments: argparse.Namespace) -> RunSettings:
             system=arguments.system,
             separator=arguments.separator,
             bos=arguments.bos,
-            examples=_examples(arguments.few_shot),
+            examples=() if arguments.few_shot is None else _examples(arguments.few_shot),
             chat_options=pairs(arguments.chat_option, flag="--chat-option"),
             date=arguments.date,
         ),
-        engine=_engine(arguments),
+        engine=engine | pairs(arguments.engine, flag="--engine"),
         scoring=pairs(arguments.scoring, flag="--scoring"),
         scorer=scorer_of(arguments),
-        server={name: value for name, value in given.items() if value is not None},
+        server={name: value for name in SERVER if (value := getattr(arguments, name)) is not None},
         samples=arguments.samples,
         seed=arguments.seed,
     )
 
 
 def _sampling(arguments: argparse.Namespace) -> Sampling:
-    if arguments.interrupt_phrase is not None and arguments.interrupt is None:
-        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
-    numbers = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "max_prompt_tokens", "keep_text")
-    settings: dict[str, Any] = {name: getattr(arguments, name) for name in numbers}
-    settings |= {"stop": arguments.stop, "stop_token_ids": arguments.stop_token_id}
+    settings: dict[str, Any] = {name: getattr(arguments, name) for name in (*NUMBERS, "keep_text", "stop")}
+    settings["stop_token_ids"] = arguments.stop_token_id
+    phrase = {} if arguments.interrupt_phrase is None else {"phrase": arguments.interrupt_phrase}
     if arguments.interrupt is not None:
         lowest, highest = arguments.interrupt
-        settings["interruption"] = {"lowest": lowest, "highest": highest}
-        if arguments.interrupt_phrase is not None:
-            settings["interruption"]["phrase"] = arguments.interrupt_phrase
+        settings["interruption"] = {"lowest": lowest, "highest": highest, **phrase}
+    elif phrase:
+        raise RolloutError("--interrupt-phrase needs --interrupt LOWEST HIGHEST")
     return sampling_from(settings)
 
 
-def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
-    settings = {} if arguments.engine_config is None else yaml_mapping(arguments.engine_config)
-    settings |= pairs(arguments.engine, flag="--engine")
-    return settings
-
-
-def _check_keys(owner: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Refuse an unknown key."""
-    for name in given:
-        if name not in known:
-            raise RolloutError(f"{owner} has no setting {name}; it has {', '.join(known)}")
-
-
-def _examples(path: Path | None) -> tuple[tuple[str, str], ...]:
-    """Few-shot examples of a file.
-
-    Raises:
-        RolloutError: The file cannot be read, or a line is not an example.
-    """
-    if path is None:
-        return ()
+def _examples(path: Path) -> tuple[tuple[str, str], ...]:
+    """Read few-shot examples from a .jsonl file."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = enumerate(path.read_text("utf-8").splitlines(), start=1)
     except (OSError, UnicodeError) as error:
-        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
+        raise RolloutError(f"{path}: cannot be read ({reason_of(error)})") from None
     examples = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            example = (row["prompt"], row["answer"])
-        except (ValueError, KeyError, TypeError):
-            example = (None, None)
-        if not all(isinstance(part, str) for part in example):
+    for number, line in lines:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line or "null")
+            if isinstance(row["prompt"], str) and isinstance(row["answer"], str):
+                examples.append((row["prompt"], row["answer"]))
+                continue
+        if line.strip():
             raise RolloutError(f'{path}: line {number} must be like {{"prompt": "1+1=", "answer": "2"}}')
-        examples.append(example)
     if not examples:
         raise RolloutError(f"{path}: holds no examples")
     return tuple(examples)

@@ -8,17 +8,27 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 
-DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT")
+# Whoever reads or writes first holds the lock until the connection is closed.
+SCHEMA = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+CREATE TABLE IF NOT EXISTS settings (text TEXT);
+CREATE TABLE IF NOT EXISTS groups (
+    problem_id TEXT, first_sample INTEGER, samples INTEGER, rows BLOB, checksum INTEGER,
+    PRIMARY KEY (problem_id, first_sample)
+);
+"""
 
 
-class Store:
+class Store(contextlib.AbstractContextManager["Store"]):
     """Keeps the groups of one run that is to become the file ``OUT``, in ``OUT.partial``.
 
     A group is all responses of one call to one problem: a row with an Arrow IPC stream, written in a transaction of its
@@ -27,7 +37,7 @@ class Store:
 
     Args:
         out: The file that the groups will be written to.
-        settings: What the run's rows depend on; a store that holds others is refused.
+        settings: All that the run's rows depend on; a store that holds others is refused.
 
     Raises:
         RolloutError: Another process works on the file, or it is damaged, holds other settings or cannot be made.
@@ -37,32 +47,18 @@ class Store:
         self.path = out.with_name(f"{out.name}.partial")
         with self._faults(), contextlib.ExitStack() as stack:
             out.parent.mkdir(parents=True, exist_ok=True)
-            self._base = stack.enter_context(
-                contextlib.closing(sqlite3.connect(self.path, timeout=0, isolation_level=None))
-            )
-            # Whoever reads or writes first holds the lock until the connection is closed.
-            self._base.execute("PRAGMA locking_mode = EXCLUSIVE")
-            self._base.execute("PRAGMA journal_mode = WAL")
-            self._base.execute("PRAGMA synchronous = NORMAL")
-            self._base.execute("CREATE TABLE IF NOT EXISTS settings (text TEXT)")
-            self._base.execute(
-                "CREATE TABLE IF NOT EXISTS groups (problem_id TEXT, first_sample INTEGER, samples INTEGER, "
-                "rows BLOB, checksum INTEGER, PRIMARY KEY (problem_id, first_sample))"
-            )
+            self._base = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+            stack.enter_context(contextlib.closing(self._base))
+            self._base.executescript(SCHEMA)
             self._agree(json.loads(json.dumps(settings, default=str)))
             stack.pop_all()
 
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
         with self._faults():
-            return self._count()
+            return int(self._base.execute("SELECT count(*) FROM groups").fetchone()[0])
 
     def group(self, problem_id: str, *, first_sample: int, samples: int) -> pa.RecordBatch | None:
         """Return the rows of a finished group, by sample, or None where there is none of so many responses.
@@ -70,15 +66,14 @@ class Store:
         Raises:
             RolloutError: The store is damaged.
         """
-        wanted = "SELECT rows, checksum FROM groups WHERE problem_id = ? AND first_sample = ? AND samples = ?"
+        query = "SELECT rows, checksum FROM groups WHERE problem_id = ? AND first_sample = ? AND samples = ?"
         with self._faults():
-            found = self._base.execute(wanted, (problem_id, first_sample, samples)).fetchone()
-        if found is None:
+            row = self._base.execute(query, (problem_id, first_sample, samples)).fetchone()
+        if row is None:
             return None
-        rows, checksum = found
-        if zlib.crc32(rows) != checksum:
+        if zlib.crc32(row[0]) != row[1]:
             raise self._damaged(f"the rows of problem {problem_id} are not those that were written")
-        with pa.ipc.open_stream(rows) as stream:
+        with pa.ipc.open_stream(row[0]) as stream:
             return stream.read_next_batch()
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -99,32 +94,29 @@ class Store:
             self._base.execute("INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?)", (*key, rows, zlib.crc32(rows)))
 
     def discard(self) -> None:
-        """Remove the file, once what it kept is written elsewhere."""
+        """Remove the file, once its groups are written elsewhere."""
         with self._faults():
             self._base.execute("DELETE FROM groups")
         self.close()
 
     def close(self) -> None:
-        """Let another process go on."""
+        """Let another process continue the run."""
         empty = False
-        # Closed already, or damaged.
-        with contextlib.suppress(sqlite3.Error):
-            empty = not self._count()
+        # Damaged, or closed already.
+        with contextlib.suppress(RolloutError):
+            empty = not len(self)
         self._base.close()
         if empty:
             self.path.unlink(missing_ok=True)
 
-    def _count(self) -> int:
-        return int(self._base.execute("SELECT count(*) FROM groups").fetchone()[0])
-
     def _agree(self, settings: Mapping[str, Any]) -> None:
         """Write the settings down, or refuse those that differ from what is written."""
-        found = self._base.execute("SELECT text FROM settings").fetchone()
-        if found is None:
+        row = self._base.execute("SELECT text FROM settings").fetchone()
+        if row is None:
             self._base.execute("INSERT INTO settings VALUES (?)", (json.dumps(settings, sort_keys=True),))
             return
-        held = json.loads(found[0])
-        others = sorted(name for name in {*held, *settings} if held.get(name) != settings.get(name))
+        written = json.loads(row[0])
+        others = sorted(name for name in {*written, *settings} if written.get(name) != settings.get(name))
         if others:
             raise RolloutError(
                 f"{self.path}: holds unfinished work with another {' and another '.join(others)}; finish it with its "
@@ -139,15 +131,12 @@ class Store:
         """Say in a sentence what SQLite or the system says."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError, ValueError) as error:
             name = getattr(error, "sqlite_errorname", "")
-            if name.startswith(DAMAGED):
+            if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
                 raise self._damaged(error) from None
             if name.startswith("SQLITE_BUSY"):
                 raise RolloutError(
                     f"{self.path}: another process is at work on it; let it finish, or choose another --out"
                 ) from None
-            raise RolloutError(f"{self.path}: unfinished work cannot be kept there ({error})") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RolloutError(f"{self.path}: unfinished work cannot be kept there ({reason})") from None
+            raise RolloutError(f"{self.path}: unfinished work cannot be kept there ({reason_of(error)})") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from ..contract.files import reason_of
 from ..errors import RolloutError
 from ..scoring.config import ScoringConfig, scoring_from
 from ..scoring.scorer import Scorer, default_scorer
@@ -69,19 +70,13 @@ def _yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text("utf-8"))
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise RolloutError(f"{path}: cannot be read ({error_of(error)})") from None
+        raise RolloutError(f"{path}: cannot be read ({reason_of(error)})") from None
 
 
-def error_of(error: BaseException) -> str:
-    """Return the first line of what a library said."""
-    words = getattr(error, "strerror", None) or str(error)
-    return str(words).strip().splitlines()[0] if str(words).strip() else type(error).__name__
-
-
-def add_scoring(command: argparse.ArgumentParser) -> None:
+def add_scoring(command: argparse.ArgumentParser) -> argparse.Action:
     """Add the flag for the settings of scoring."""
     known = ", ".join(field.name for field in fields(ScoringConfig))
-    command.add_argument(
+    return command.add_argument(
         "--scoring",
         action="append",
         default=[],
@@ -91,7 +86,7 @@ def add_scoring(command: argparse.ArgumentParser) -> None:
 
 
 def scorer_of(arguments: argparse.Namespace) -> Scorer:
-    """Return the scorer that the flag asks for, or that of the process without it.
+    """Return the scorer with the settings of the flag, or that of the process without it.
 
     Raises:
         RolloutError: A setting is unknown or out of its range.

@@ -1,1 +1,1 @@
-"""Where problems come from: reasoning-gym tasks, Hugging Face datasets, the user's own files."""
+"""Sources of problems: reasoning-gym tasks, Hugging Face datasets, the user's own files."""

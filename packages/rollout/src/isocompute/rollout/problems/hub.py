@@ -52,14 +52,14 @@ def candidates(source: HubSource) -> Iterator[Candidate]:
 
 
 def _help(source: HubSource) -> str:
-    """What somebody without the hub may do."""
+    """Return advice for somebody without the hub."""
     if not isinstance(source, SetSource) or source.origin:
         return ""
     return f": where the hub cannot be reached, give a copy with --folder (it needs {source.files})"
 
 
 def _answer(text: str, source: HubSource) -> str:
-    """The reference answer in its column."""
+    """Return the reference answer in its column."""
     if not isinstance(source, SetSource):
         return text
     if source.answer_after:

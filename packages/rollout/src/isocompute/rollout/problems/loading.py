@@ -1,7 +1,4 @@
-"""The ``problems`` table of a source, with every reference answer scored by the rule that will score responses.
-
-Problems from the user's own JSONL or Parquet file.
-"""
+"""The ``problems`` table of a source, with every reference answer scored by the rule that will score responses."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from .named import SetSource
 from .sources import Candidate, HubSource, LocalSource, ReasoningGymSource, Source, problem_id
 
 
-def candidates_local(source: LocalSource) -> Iterator[Candidate]:
+def _rows_of_file(source: LocalSource) -> Iterator[Candidate]:
     """Yield each row, in shuffled order.
 
     Raises:
@@ -65,12 +62,12 @@ LARGEST_DROPPED_SHARE_OF_A_SET = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a source gave.
+    """The problems of a source.
 
     Attributes:
-        problems: The ``problems`` table, with as many problems as asked for.
+        problems: The ``problems`` table, with as many problems as requested.
         dropped: Problems that cannot be scored or whose own answer does not score 1, in the order met, with the
-            ``reason`` (``scoring.unusable.DROPPED``).
+            ``reason`` (``scoring.evaluation.DROPPED``).
     """
 
     problems: pl.DataFrame
@@ -148,7 +145,7 @@ def load_checked(source: Source, *, scorer: Scorer | None = None) -> Loaded:
 
 
 def joined(parts: Sequence[Loaded]) -> Loaded:
-    """Join what several sources gave, each problem once: one that is on both sides stays on the validation side."""
+    """Join the problems of several sources, each once: one that is on both sides stays on the validation side."""
     same = pl.col("prompt").str.to_lowercase().str.replace_all(r"\s+", " ").str.strip_chars()
     problems = pl.concat([part.problems for part in parts], how="diagonal_relaxed")
     problems = problems.sort("split", "problem_id", descending=[True, False]).unique(same, keep="first")
@@ -171,11 +168,11 @@ def candidates(source: Source, scorer: Scorer | None = None) -> Iterator[Candida
         return reasoning_gym.candidates(source, scorer)
     if isinstance(source, HubSource):
         return hub.candidates(source)
-    return candidates_local(source)
+    return _rows_of_file(source)
 
 
 def _fault(candidate: Candidate, scorer: Scorer | None) -> str:
-    """Say why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
+    """Return why a problem cannot be used; an empty text when its own answer scores 1, or cannot be written down."""
     if rule(candidate.verifier).base == "runs":
         # The answer is tests, and no program that passes them.
         return tests_fault(candidate.answer)
@@ -206,7 +203,7 @@ def _refuse_above(source: Source, dropped: list[dict[str, str]], *, kept: int, n
 
 
 def _key(source: Source) -> str:
-    """What the ids of a source's problems depend on besides their prompts."""
+    """Return the part of problems' ids that depends on their source."""
     return source.key if isinstance(source, SetSource) else source.name
 
 

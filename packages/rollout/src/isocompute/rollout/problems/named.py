@@ -17,7 +17,6 @@ class SetSource(HubSource):
     """A dataset behind a name.
 
     Attributes:
-        title: Name of the set.
         origin: Name of its dataset on the hub, whose copy a folder is.
         answer_after: The answer is what follows this text in its column, as in GSM8K's worked solutions; empty takes
             all of it.
@@ -38,7 +37,7 @@ class SetSource(HubSource):
 
     @property
     def key(self) -> str:
-        """What the ids of its problems depend on: the dataset, be it from the hub or a copy, at whatever revision."""
+        """The dataset, from the hub or a copy, at any revision: ids of problems depend on it."""
         return f"hub:{self.origin or self.dataset}"
 
 
@@ -153,7 +152,7 @@ def named_set(
 
 
 def _commit(dataset: str, revision: str) -> str:
-    """The commit that a revision is now."""
+    """Return the commit that a revision is now."""
     if re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     try:

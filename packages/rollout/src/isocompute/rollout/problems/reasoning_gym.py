@@ -15,11 +15,11 @@ from .sources import Candidate, ReasoningGymSource
 DRAWS_PER_PROBLEM = 400
 """Candidates generated per problem asked for before the source counts as exhausted."""
 EXAMPLES: Mapping[str, str] = {"graph_color": "possible_answer", "rubiks_cube": "example_correct_answer"}
-"""Where tasks of which many answers are right keep one of them, in their metadata."""
+"""Keys of the metadata in which tasks with many right answers keep one of them."""
 PROGRAMS = frozenset({"codeio"})
 """Tasks whose generator executes programs, which it does in the sandbox."""
 UNSOLVED: Mapping[str, str] = {"intermediate_integration": "Integral"}
-"""What shows that a generator found no answer: a response that repeats the question so would be right, too."""
+"""Texts that show that a generator found no answer: a response that repeats the question would be right, too."""
 CHUNK = 8
 """Problems generated in the sandbox at a time."""
 
@@ -35,7 +35,7 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
 
     Raises:
         RolloutError: The library is not installed, it refuses the task or a setting, the task is one of
-            ``scoring.refused.REFUSED``, or its generator executes programs and this machine cannot isolate it.
+            ``scoring.rules.REFUSED``, or its generator executes programs and this machine cannot isolate it.
     """
     check_task(source.task)
     try:
@@ -66,7 +66,7 @@ def candidates(source: ReasoningGymSource, scorer: Scorer | None = None) -> Iter
 
 
 def _bare_expression(source: ReasoningGymSource, entry: Mapping[str, Any]) -> str | None:
-    """The expression alone, such as ``3+2-4=``; None where it has other digits than the source allows."""
+    """Return the expression alone, such as ``3+2-4=``; None where it has other digits than the source allows."""
     expression = str(entry["metadata"]["expression"]).replace(" ", "")
     if source.digits and not set(expression) <= set(source.digits) | set("+-"):
         return None
@@ -78,7 +78,7 @@ PROMPTS: Mapping[str, Callable[[ReasoningGymSource, Mapping[str, Any]], str | No
 
 
 def _answer(task: str, entry: Mapping[str, Any]) -> str:
-    """The reference answer, or an example of one where many are right; an empty text where there is none."""
+    """Return the reference answer, or an example of one where many are right; an empty text where there is none."""
     if entry["answer"] is not None:
         return str(entry["answer"])
     example = entry["metadata"].get(EXAMPLES.get(task, ""), "")
@@ -86,11 +86,10 @@ def _answer(task: str, entry: Mapping[str, Any]) -> str:
 
 
 def _sandboxed(source: ReasoningGymSource, rule: str, draws: int, scorer: Scorer | None) -> Iterator[Mapping[str, Any]]:
-    """Generate problems whose generator executes programs.
+    """Generate problems whose generator executes programs, without those whose program fails.
 
-    Those whose program fails, or does not give the same result twice, are left out.
-
-    A program may depend on the date, on the order of a set or on a random number: it runs twice.
+    A program may depend on the date, on the order of a set or on a random number: it runs twice, and must give the same
+    result.
     """
     scorer = scorer or default_scorer()
     scorer.check([rule])

@@ -1,7 +1,4 @@
-"""Problem sources as configuration.
-
-A problem on its way into a table.
-"""
+"""Problem sources as configuration, and a problem on its way into a table."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ class Candidate:
     """A problem before it has a place in a table.
 
     Attributes:
-        metadata: What the rule needs besides (``scoring.metadata.encode``), or nothing.
+        metadata: Text for its rule (``scoring.rules.encode_metadata``), or nothing.
     """
 
     prompt: str
@@ -28,7 +25,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """What two prompts of one problem share: everything but case and white space."""
+        """The prompt up to case and white space, which two prompts of one problem share."""
         return _normalised(self.prompt)
 
 
@@ -57,9 +54,6 @@ class ReasoningGymSource:
         task: Name of the task, such as ``chain_sum``.
         settings: The task's own settings, such as ``min_terms``.
         digits: For ``chain_sum``: the only digits kept; empty keeps all.
-        train: Training problems.
-        validation: Validation problems.
-        seed: The generator's seed.
     """
 
     task: str
@@ -82,15 +76,11 @@ class HubSource:
     Attributes:
         dataset: Name on the hub, or a folder.
         revision: Commit of the dataset; required for a name on the hub.
-        files: Only these of its files, such as ``train/math*.parquet``; empty takes the dataset as it is.
-        split: Which of its splits.
+        files: Only files of this pattern, such as ``train/math*.parquet``; empty takes the dataset as it is.
         prompt: Column of prompts: a text, or chat messages, whose last user message is taken.
         answer: Column of answers; dots reach into structs (``reward_model.ground_truth``).
         verifier: Rule for the reward.
-        metadata: Column of what a rule of your own needs besides the answer: a struct, or the JSON text of a mapping;
-            empty for none.
-        train: Training problems.
-        validation: Validation problems.
+        metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
         seed: Seed of the shuffle before the split.
     """
 
@@ -117,14 +107,8 @@ class LocalSource:
     """The user's own JSONL or Parquet file.
 
     Attributes:
-        path: The file.
-        prompt: Column of prompts.
-        answer: Column of answers.
         verifier: Rule for the reward.
-        metadata: Column of what a rule of your own needs besides the answer: a struct, or the JSON text of a mapping;
-            empty for none.
-        train: Training problems.
-        validation: Validation problems.
+        metadata: Column of metadata for a rule of your own: a struct, or the JSON text of a mapping; empty for none.
         seed: Seed of the shuffle before the split.
     """
 

@@ -1,4 +1,4 @@
-"""How responses are scored, as configuration."""
+"""Configuration of scoring."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringConfig:
-    """Limits of the processes that score, and what counts as a reward.
+    """Limits of the processes that score, and the fractions that count.
 
     Attributes:
         seconds: Processor time that one response may take; a response that takes more earns 0.

@@ -1,13 +1,4 @@
-"""One evaluation of a policy: avg, best and worst of k on fixed questions.
-
-Exact estimators over k of m responses, without replacement (hypergeometric).
-
-Scores with standard errors, of one set of questions or paired between two policies.
-
-Problems that no response can be scored for, found before anything is sampled.
-
-How hard each problem is for a base model, and problem sets by difficulty (IsoCompute Playbook, section 3).
-"""
+"""Evaluations: a policy answers questions, and its responses become scores with standard errors, or pass rates."""
 
 from __future__ import annotations
 
@@ -26,126 +17,151 @@ from .scorer import Item, Scorer, Verdict
 
 Z = 1.959964
 """Standard deviations of a normal distribution on either side of its mean that hold 95 % of it."""
+ROUNDS = 3
+"""Times that a question's responses are sampled, the first included."""
+LARGEST_LEFT_OUT_SHARE = 0.1
+"""Share of the questions that may still lack responses after these rounds."""
+DROPPED = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "reason"), pl.String)
+"""Columns of a table of dropped problems."""
 
 
-def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Expected mean reward of k responses (avg@k): successes / samples, for any k.
+class Sampler(Protocol):
+    """Anything that answers problems, as those of ``samplers`` do."""
+
+    def sample(
+        self,
+        problems: pl.DataFrame,
+        *,
+        samples: int,
+        seed: int,
+        step: int,
+        phase: str,
+        run_id: str,
+        first_sample: int = 0,
+    ) -> pl.DataFrame:
+        """Return a ``rollouts`` table.
+
+        Args:
+            step: Cumulative rollouts trained on.
+            first_sample: Index of a problem's first response; given only where earlier responses were aborted.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """Responses and scores of one evaluation.
+
+    Attributes:
+        metrics: ``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions.
+        rollouts: The ``rollouts`` table behind them, aborted responses included.
+        pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
+        questions: Number of problems with at least k completed responses; the metrics are means over these.
+    """
+
+    metrics: Mapping[str, float]
+    rollouts: pl.DataFrame
+    pass_rates: pl.DataFrame
+    questions: int
+    samples: int
+
+
+def evaluate(
+    sampler: Sampler, problems: pl.DataFrame, *, samples: int, seed: int, at: int, run_id: str, phase: str = "eval"
+) -> EvaluationResult:
+    """Answer every problem ``samples`` times and score the answers.
+
+    Aborted responses are sampled again, at most twice, under new sample indices. A problem that still lacks some is
+    left out of the metrics; the estimators use all completed responses.
 
     Args:
-        successes: Responses with reward 1, per problem.
-        samples: Responses sampled, per problem.
-        k: Responses drawn; at most ``samples``.
+        samples: Responses per problem, k.
+        at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
+            seed share them, whatever their n.
+        phase: Purpose of the responses; their seeds depend on it, too.
 
     Returns:
-        One value per problem.
+        Metrics, responses and pass rates.
 
     Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+        RolloutError: More than a tenth of the problems lack responses.
     """
-    c, m = _checked(successes, samples, k)
-    return np.asarray(c / m, dtype=np.float64)
+    rollouts = sample_completed(sampler, problems, samples=samples, seed=seed, step=at, phase=phase, run_id=run_id)
+    left_out = len(lacking(problems, rollouts, samples))
+    if left_out > LARGEST_LEFT_OUT_SHARE * len(problems):
+        raise RolloutError(
+            f"{left_out} of {len(problems)} questions have fewer than {samples} responses after {ROUNDS} rounds, since "
+            "the rest were aborted: the engine fails too often to measure anything"
+        )
+    rates = successes(rollouts)
+    complete = rates.filter(pl.col("samples") >= samples)
+    counts: Any = (complete["successes"].to_numpy(), complete["samples"].to_numpy(), samples)
+    return EvaluationResult(
+        metrics={
+            f"avg_at_{samples}": float(avg_at_k(*counts).mean()),
+            f"best_at_{samples}": float(best_at_k(*counts).mean()),
+            f"worst_at_{samples}": float(worst_at_k(*counts).mean()),
+        },
+        rollouts=rollouts,
+        pass_rates=rates,
+        questions=len(complete),
+        samples=samples,
+    )
 
 
-def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
-    c, m = _checked(successes, samples, k)
-    return 1.0 - _all_of(m - c, m, k)
-
-
-def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
-
-    Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
-    """
-    c, m = _checked(successes, samples, k)
-    return _all_of(c, m, k)
-
-
-def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
-    """Unbiased estimate of the variance that an estimate has from sampling responses, its question given.
-
-    The estimators are means over all draws of k responses, U, and Var U = E U² − θ². Two disjoint draws of k give an
-    unbiased estimate of θ², which for a success in every draw is that of 2k responses: C(c, 2k) / C(m, 2k). A single
-    estimate may be negative; their mean over many questions is what is used.
+def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, **request: Any) -> pl.DataFrame:
+    """Answer every problem ``samples`` times, and sample again, at most twice, where responses were aborted.
 
     Args:
-        metric: ``avg``, ``best`` or ``worst``.
-        successes: Responses with reward 1, per problem.
-        samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
-        k: Responses drawn.
+        **request: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
 
     Returns:
-        One value per problem.
-
-    Raises:
-        RolloutError: There are too few samples, there is no such metric, or as for the estimators.
+        A ``rollouts`` table, aborted responses included; those sampled again have new sample indices.
     """
-    if metric not in ("avg", "best", "worst"):
-        raise RolloutError(f"there is no metric {metric!r}; there are avg, best and worst")
-    drawn = 1 if metric == "avg" else k
-    c, m = _checked(successes, samples, 2 * drawn)
-    right = m - c if metric == "best" else c
-    return np.asarray(_all_of(right, m, drawn) ** 2 - _all_of(right, m, 2 * drawn), dtype=np.float64)
+    rollouts = sampler.sample(problems, samples=samples, **request)
+    first_sample = samples
+    for _ in range(ROUNDS - 1):
+        again = lacking(problems, rollouts, samples)
+        if again.is_empty():
+            break
+        # As many for each as for the one that lacks most, so that their sample indices stay the same.
+        more = int(again["lacks"].to_numpy().max())
+        retried = sampler.sample(again.drop("lacks"), samples=more, first_sample=first_sample, **request)
+        rollouts = pl.concat([rollouts, retried]).sort("problem_id", "sample")
+        first_sample += more
+    return rollouts
 
 
-def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
-
-    Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
+def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
+    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``.
 
     Args:
-        rate: Share of successes, within 0 to 1.
-        trials: N, at least 1.
+        samples: Responses asked for per problem.
     """
-    spread = Z**2 / trials
-    middle = (rate + spread / 2) / (1 + spread)
-    half = (spread * (rate * (1 - rate) + spread / 4)) ** 0.5 / (1 + spread)
-    # Rounding must not leave the proportion itself outside.
-    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
+    completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
+    counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
+    lacks = samples - pl.col("completed").fill_null(0)
+    return counted.with_columns(lacks=lacks).drop("completed").filter(pl.col("lacks") > 0)
 
 
-def proportion_error(rate: float, trials: int) -> float:
-    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
+def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
+    """Count right answers per problem, aborted responses left out.
+
+    Right is a reward of exactly 1. With a length penalty the rewards of phase ``train`` are less for right responses
+    that are long: ``score`` writes them without penalty.
 
     Args:
-        rate: Share of successes, p, within 0 to 1.
-        trials: N, at least 1.
+        rollouts: A ``rollouts`` table, of which ``problem_id``, ``reward`` and ``finish_reason`` are read.
+
+    Returns:
+        ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
     """
-    if 0 < rate < 1:
-        return float((rate * (1 - rate) / trials) ** 0.5)
-    lowest, highest = wilson_interval(rate, trials)
-    return (highest - lowest) / (2 * Z)
-
-
-def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    c, m = np.broadcast_arrays(np.asarray(successes, dtype=np.int64), np.asarray(samples, dtype=np.int64))
-    if k < 1 or (m.size and k > m.min()):
-        raise RolloutError(f"k is {k}; it must lie between 1 and the {m.min() if m.size else 1} samples")
-    if (c < 0).any() or (c > m).any():
-        raise RolloutError("successes must lie between 0 and the samples")
-    return c, m
-
-
-def _all_of(c: NDArray[np.int64], m: NDArray[np.int64], k: int) -> NDArray[np.float64]:
-    """C(c, k) / C(m, k) as a product of k factors, exactly 0 where c < k."""
-    result = np.ones(c.shape, dtype=np.float64)
-    for i in range(k):
-        result *= np.maximum(c - i, 0) / (m - i)
-    return result
-
-
-METRICS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
+    return (
+        rollouts.filter(pl.col("finish_reason") != "aborted")
+        .group_by("problem_id")
+        .agg((pl.col("reward") == 1).sum().cast(pl.Int32).alias("successes"), pl.len().cast(pl.Int32).alias("samples"))
+        .sort("problem_id")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +279,8 @@ def usual_samples(counts: pl.DataFrame) -> int:
 
 
 def _estimates(counts: pl.DataFrame, ks: Sequence[int]) -> list[tuple[str, int, NDArray[np.float64]]]:
-    right, asked = counts["successes"].to_numpy(), counts["samples"].to_numpy()
-    return [(metric, k, estimate(right, asked, k)) for k in ks for metric, estimate in METRICS.items()]
+    right, samples = counts["successes"].to_numpy(), counts["samples"].to_numpy()
+    return [(metric, k, estimate(right, samples, k)) for k in ks for metric, estimate in METRICS.items()]
 
 
 def _standard_error(values: NDArray[np.float64]) -> float | None:
@@ -290,15 +306,131 @@ def _sampling_error(metric: str, counts: pl.DataFrame, k: int) -> float | None:
     return float(np.sqrt(max(variances.sum(), 0.0)) / len(variances))
 
 
-DROPPED = dict.fromkeys(("problem_id", "prompt", "answer", "verifier", "reason"), pl.String)
-"""Columns of a table of dropped problems."""
+def avg_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Expected mean reward of k responses (avg@k): successes / samples, for any k.
+
+    Args:
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem.
+        k: Responses drawn; at most ``samples``.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return np.asarray(c / m, dtype=np.float64)
+
+
+def best_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Probability that at least one of k responses is right: 1 − C(m−c, k) / C(m, k) (pass@k).
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return 1.0 - _all_of(m - c, m, k)
+
+
+def worst_at_k(successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Probability that all of k responses are right: C(c, k) / C(m, k) (pass^k).
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: k is below 1 or above a problem's samples, or successes lie outside 0..samples.
+    """
+    c, m = _checked(successes, samples, k)
+    return _all_of(c, m, k)
+
+
+METRICS = {"avg": avg_at_k, "best": best_at_k, "worst": worst_at_k}
+
+
+def sampling_variance(metric: str, successes: ArrayLike, samples: ArrayLike, k: int) -> NDArray[np.float64]:
+    """Unbiased estimate of the variance that an estimate has from sampling responses, its question given.
+
+    The estimators are means over all draws of k responses, U, and Var U = E U² − θ². Two disjoint draws of k give an
+    unbiased estimate of θ², which for a success in every draw is that of 2k responses: C(c, 2k) / C(m, 2k). A single
+    estimate may be negative; their mean over many questions is what is used.
+
+    Args:
+        metric: ``avg``, ``best`` or ``worst``.
+        successes: Responses with reward 1, per problem.
+        samples: Responses sampled, per problem: at least 2 for ``avg``, and at least 2k for the others.
+        k: Responses drawn.
+
+    Returns:
+        One value per problem.
+
+    Raises:
+        RolloutError: There are too few samples, there is no such metric, or as for the estimators.
+    """
+    if metric not in ("avg", "best", "worst"):
+        raise RolloutError(f"there is no metric {metric!r}; there are avg, best and worst")
+    drawn = 1 if metric == "avg" else k
+    c, m = _checked(successes, samples, 2 * drawn)
+    right = m - c if metric == "best" else c
+    return np.asarray(_all_of(right, m, drawn) ** 2 - _all_of(right, m, 2 * drawn), dtype=np.float64)
+
+
+def wilson_interval(rate: float, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a proportion, which has a width at 0 and 1 too, where √(p(1 − p)/N) is 0.
+
+    Its ends are the p with |rate − p| = z·√(p(1 − p)/N), z = 1.96 (Wilson, JASA 22, 1927).
+
+    Args:
+        rate: Share of successes, within 0 to 1.
+        trials: N, at least 1.
+    """
+    shrinkage = Z**2 / trials
+    middle = (rate + shrinkage / 2) / (1 + shrinkage)
+    half = (shrinkage * (rate * (1 - rate) + shrinkage / 4)) ** 0.5 / (1 + shrinkage)
+    # Rounding must not leave the proportion itself outside.
+    return max(min(middle - half, rate), 0.0), min(max(middle + half, rate), 1.0)
+
+
+def proportion_error(rate: float, trials: int) -> float:
+    """Standard error of a proportion: √(p(1 − p)/N), and at 0 and 1 what a Wilson interval of its width has.
+
+    Args:
+        rate: Share of successes, p, within 0 to 1.
+        trials: N, at least 1.
+    """
+    if 0 < rate < 1:
+        return float((rate * (1 - rate) / trials) ** 0.5)
+    lowest, highest = wilson_interval(rate, trials)
+    return (highest - lowest) / (2 * Z)
+
+
+def _checked(successes: ArrayLike, samples: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    c, m = np.broadcast_arrays(np.asarray(successes, dtype=np.int64), np.asarray(samples, dtype=np.int64))
+    if k < 1 or (m.size and k > m.min()):
+        raise RolloutError(f"k is {k}; it must lie between 1 and the {m.min() if m.size else 1} samples")
+    if (c < 0).any() or (c > m).any():
+        raise RolloutError("successes must lie between 0 and the samples")
+    return c, m
+
+
+def _all_of(c: NDArray[np.int64], m: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+    """C(c, k) / C(m, k) as a product of k factors, exactly 0 where c < k."""
+    result = np.ones(c.shape, dtype=np.float64)
+    for i in range(k):
+        result *= np.maximum(c - i, 0) / (m - i)
+    return result
 
 
 def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Part problems from those that cannot be scored, whatever the response: their rule or its library says so.
+    """Separate problems from those that cannot be scored, whatever the response: their rule or its library says so.
 
-    Each problem's own answer is scored, and what is said of it as a response does not matter. A function of the user's
-    own is not called; its metadata must be readable.
+    Each problem's own answer is scored, whatever its score. A function of the user's own is not called; its metadata
+    must be readable.
 
     Returns:
         The problems that can be scored, in their order, and the others with the ``reason`` (``DROPPED``).
@@ -308,7 +440,7 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     """
     scorer.check(problems["verifier"].unique().to_list())
     columns = (problems["verifier"].to_list(), problems["answer"].to_list(), metadata_of(problems))
-    futures = [_asked(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
+    futures = [_request(name, answer, note, scorer) for name, answer, note in zip(*columns, strict=True)]
     scorer.flush()
     reasons = pl.Series("reason", [_reason(future) for future in futures], dtype=pl.String)
     marked = problems.with_columns(reasons)
@@ -321,10 +453,10 @@ def without_unusable(problems: pl.DataFrame, scorer: Scorer) -> tuple[pl.DataFra
     return marked.filter(pl.col("reason").is_null()).drop("reason"), dropped
 
 
-def _asked(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[list[Verdict]]:
+def _request(name: str, answer: str, metadata: str, scorer: Scorer) -> Future[list[Verdict]]:
     if not rule(name).base.startswith("python:"):
-        asked, response = own_response(name, answer)
-        return scorer.submit([Item(verifier=asked, response=response, answer=answer, metadata=metadata)], hold=True)
+        rule_name, response = own_response(name, answer)
+        return scorer.submit([Item(verifier=rule_name, response=response, answer=answer, metadata=metadata)], hold=True)
     done: Future[list[Verdict]] = Future()
     try:
         if metadata:
@@ -341,182 +473,6 @@ def _reason(future: Future[list[Verdict]]) -> str | None:
     except ProblemError as error:
         return str(error)
     return None
-
-
-ROUNDS = 3
-"""Times that the policy is asked for a question's responses, the first included."""
-LARGEST_LEFT_OUT_SHARE = 0.1
-"""Share of the questions that may still lack responses after these rounds."""
-
-
-class Sampler(Protocol):
-    """Anything that answers problems, as those of ``samplers`` do."""
-
-    def sample(
-        self,
-        problems: pl.DataFrame,
-        *,
-        samples: int,
-        seed: int,
-        step: int,
-        phase: str,
-        run_id: str,
-        first_sample: int = 0,
-    ) -> pl.DataFrame:
-        """Return a ``rollouts`` table.
-
-        Args:
-            step: Cumulative rollouts trained on.
-            first_sample: Index of a problem's first response; given only where earlier responses were aborted.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationResult:
-    """What one evaluation found.
-
-    Attributes:
-        metrics: ``avg_at_k``, ``best_at_k`` and ``worst_at_k``, means over the questions.
-        rollouts: The ``rollouts`` table behind them, aborted responses included.
-        pass_rates: ``problem_id``, ``successes``, ``samples``: the completed responses of every problem.
-        questions: Number of problems with at least k completed responses; the metrics are means over these.
-    """
-
-    metrics: Mapping[str, float]
-    rollouts: pl.DataFrame
-    pass_rates: pl.DataFrame
-    questions: int
-    samples: int
-
-
-def evaluate(
-    sampler: Sampler, problems: pl.DataFrame, *, samples: int, seed: int, at: int, run_id: str, phase: str = "eval"
-) -> EvaluationResult:
-    """Answer every problem ``samples`` times and score the answers.
-
-    Aborted responses are sampled again, at most twice, under new sample indices. A problem that still lacks some is
-    left out of the metrics; the estimators use all completed responses.
-
-    Args:
-        samples: Responses per problem, k.
-        at: Cumulative rollouts trained on. The sampling seeds depend on it: at one point of the grid, runs of one
-            seed share them, whatever their n.
-        phase: What the responses are for; their seeds depend on it, too.
-
-    Returns:
-        Metrics, responses and pass rates.
-
-    Raises:
-        RolloutError: More than a tenth of the problems lack responses.
-    """
-    rollouts = sample_completed(sampler, problems, samples=samples, seed=seed, step=at, phase=phase, run_id=run_id)
-    left_out = len(lacking(problems, rollouts, samples))
-    if left_out > LARGEST_LEFT_OUT_SHARE * len(problems):
-        raise RolloutError(
-            f"{left_out} of {len(problems)} questions have fewer than {samples} responses after {ROUNDS} rounds, since "
-            "the rest were aborted: the engine fails too often to measure anything"
-        )
-    rates = successes(rollouts)
-    complete = rates.filter(pl.col("samples") >= samples)
-    counts: Any = (complete["successes"].to_numpy(), complete["samples"].to_numpy(), samples)
-    return EvaluationResult(
-        metrics={
-            f"avg_at_{samples}": float(avg_at_k(*counts).mean()),
-            f"best_at_{samples}": float(best_at_k(*counts).mean()),
-            f"worst_at_{samples}": float(worst_at_k(*counts).mean()),
-        },
-        rollouts=rollouts,
-        pass_rates=rates,
-        questions=len(complete),
-        samples=samples,
-    )
-
-
-def sample_completed(sampler: Sampler, problems: pl.DataFrame, *, samples: int, **asked: Any) -> pl.DataFrame:
-    """Answer every problem ``samples`` times, and ask again, at most twice, where responses were aborted.
-
-    Args:
-        **asked: The other arguments of ``Sampler.sample``: ``seed``, ``step``, ``phase`` and ``run_id``.
-
-    Returns:
-        A ``rollouts`` table, aborted responses included; what was asked again has new sample indices.
-    """
-    rollouts = sampler.sample(problems, samples=samples, **asked)
-    first_sample = samples
-    for _ in range(ROUNDS - 1):
-        again = lacking(problems, rollouts, samples)
-        if again.is_empty():
-            break
-        # As many for each as for the one that lacks most, so that their sample indices stay the same.
-        more = int(again["lacks"].to_numpy().max())
-        retried = sampler.sample(again.drop("lacks"), samples=more, first_sample=first_sample, **asked)
-        rollouts = pl.concat([rollouts, retried]).sort("problem_id", "sample")
-        first_sample += more
-    return rollouts
-
-
-def lacking(problems: pl.DataFrame, rollouts: pl.DataFrame, samples: int) -> pl.DataFrame:
-    """Return the problems with fewer completed responses than asked for, with the number that each ``lacks``.
-
-    Args:
-        samples: Responses asked for per problem.
-    """
-    completed = successes(rollouts).select("problem_id", completed=pl.col("samples").cast(pl.Int64))
-    counted = problems.join(completed, on="problem_id", how="left", maintain_order="left")
-    lacks = samples - pl.col("completed").fill_null(0)
-    return counted.with_columns(lacks=lacks).drop("completed").filter(pl.col("lacks") > 0)
-
-
-def successes(rollouts: pl.DataFrame) -> pl.DataFrame:
-    """Count right answers per problem, aborted responses left out.
-
-    Right is a reward of exactly 1. With a length penalty the rewards of phase ``train`` are less for right responses
-    that are long: ``score`` writes them without penalty.
-
-    Args:
-        rollouts: A ``rollouts`` table, of which ``problem_id``, ``reward`` and ``finish_reason`` are read.
-
-    Returns:
-        ``problem_id``, ``successes`` i32, ``samples`` i32, sorted by problem.
-    """
-    return (
-        rollouts.filter(pl.col("finish_reason") != "aborted")
-        .group_by("problem_id")
-        .agg((pl.col("reward") == 1).sum().cast(pl.Int32).alias("successes"), pl.len().cast(pl.Int32).alias("samples"))
-        .sort("problem_id")
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DifficultySplit:
-    """A problem set by pass rate.
-
-    Attributes:
-        name: Name of the set, such as ``easy``.
-        lowest: Smallest pass rate in it.
-        highest: Largest pass rate in it.
-        train: Training problems.
-        validation: Validation problems.
-
-    Raises:
-        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
-    """
-
-    name: str
-    lowest: float
-    highest: float
-    train: int
-    validation: int = 300
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.lowest <= self.highest <= 1:
-            raise RolloutError(
-                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
-                "an interval within 0 to 1 is needed"
-            )
-        if min(self.train, self.validation) < 1:
-            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
 
 
 def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bool = False) -> pl.DataFrame:
@@ -549,6 +505,67 @@ def with_pass_rates(problems: pl.DataFrame, rollouts: pl.DataFrame, *, fresh: bo
         "problem_id", (pl.col("successes") / pl.col("samples")).alias(name), pl.col("samples").alias(f"{name}_samples")
     )
     return problems.drop(name, f"{name}_samples", strict=False).join(rates, on="problem_id").sort("problem_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DifficultySplit:
+    """A problem set by pass rate.
+
+    Attributes:
+        name: Name of the set, such as ``easy``.
+        lowest: Smallest pass rate in it.
+        highest: Largest pass rate in it.
+
+    Raises:
+        RolloutError: The interval is empty or not within 0 to 1, or a side has no problems.
+    """
+
+    name: str
+    lowest: float
+    highest: float
+    train: int
+    validation: int = 300
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lowest <= self.highest <= 1:
+            raise RolloutError(
+                f"the set {self.name} takes pass rates from {self.lowest} to {self.highest}; "
+                "an interval within 0 to 1 is needed"
+            )
+        if min(self.train, self.validation) < 1:
+            raise RolloutError(f"the set {self.name} needs at least one training and one validation problem")
+
+
+def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
+    """Choose the problems of a set, ``train`` and ``validation``.
+
+    Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
+    hash, so an arbitrary but fixed choice) are taken.
+
+    Args:
+        problems: A ``problems`` table with ``pass_rate``.
+        min_samples: Responses that a problem must have been measured with.
+
+    Returns:
+        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
+
+    Raises:
+        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
+    """
+    found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
+    parts = []
+    for side, count in (("train", wanted.train), ("validation", wanted.validation)):
+        candidates = found.filter(pl.col("split") == side)
+        if len(candidates) < count:
+            total = len(problems.filter(pl.col("split") == side))
+            mean = float(problems["pass_rate"].to_numpy().mean())
+            raise RolloutError(
+                f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
+                f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
+                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
+            )
+        parts.append(candidates.head(count))
+    return pl.concat(parts).sort("problem_id")
 
 
 def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples: int = 1) -> pl.DataFrame:
@@ -585,40 +602,7 @@ def inside(problems: pl.DataFrame, *, lowest: float, highest: float, min_samples
     return problems.filter(pl.col("pass_rate").is_between(lowest, highest)).sort("problem_id")
 
 
-def split(problems: pl.DataFrame, wanted: DifficultySplit, *, min_samples: int = 1) -> pl.DataFrame:
-    """Choose the problems of a set, ``train`` and ``validation``.
-
-    Problems keep the side they were generated for; on each side those with the smallest ``problem_id`` (a
-    hash, so an arbitrary but fixed choice) are taken.
-
-    Args:
-        problems: A ``problems`` table with ``pass_rate``.
-        min_samples: Responses that a problem must have been measured with.
-
-    Returns:
-        A ``problems`` table of ``train`` + ``validation`` rows, sorted by ``problem_id``.
-
-    Raises:
-        RolloutError: A side cannot be filled; the message says how many problems there are and what would help.
-    """
-    found = inside(problems, lowest=wanted.lowest, highest=wanted.highest, min_samples=min_samples)
-    parts = []
-    for side, count in (("train", wanted.train), ("validation", wanted.validation)):
-        candidates = found.filter(pl.col("split") == side)
-        if len(candidates) < count:
-            total = len(problems.filter(pl.col("split") == side))
-            mean = float(problems["pass_rate"].to_numpy().mean())
-            raise RolloutError(
-                f"the set {wanted.name} needs {count} {side} problems with a pass rate from {wanted.lowest:g} to "
-                f"{wanted.highest:g}, and {len(candidates)} of {total} measured ones have it (the mean pass rate "
-                f"is {mean:.2f}): {_advice(count, len(candidates), total, side)}"
-            )
-        parts.append(candidates.head(count))
-    return pl.concat(parts).sort("problem_id")
-
-
 def _advice(wanted: int, found: int, total: int, side: str) -> str:
-    """What would fill a side."""
     if not found:
         return f"generate other {side} problems (easier or harder ones), or move the interval to where problems are"
     needed = int(np.ceil(1.1 * wanted * total / found / 100)) * 100

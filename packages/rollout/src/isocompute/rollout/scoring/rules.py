@@ -1,25 +1,11 @@
-r"""The rules that score responses, by name.
+r"""The rules that score responses, by name: how an answer is extracted, and what each rule needs.
 
 A name is a rule, and after it words separated by ``|``: how the answer is extracted from the response (``extraction``)
 and ``partial``. Rules are ``exact``, ``math``, ``runs``, ``reasoning_gym:TASK``, ``python:MODULE:FUNCTION``, and those
-that ``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name.
-
-The answer within a response: ``boxed``, ``last_line``, ``after:MARK`` and ``regex:PATTERN``.
-
-A rule's name may be followed by such words, which are applied from left to right: ``exact|boxed``,
+that ``register`` or the entry points of the group ``isocompute.rollout.verifiers`` name. Words are ``boxed``,
+``last_line``, ``after:MARK`` and ``regex:PATTERN``, applied from left to right: ``exact|boxed``,
 ``exact|last_line|after::``, ``exact|regex:#### (-?\d+)``. A pattern takes the rest of the name, so that it may contain
 ``|``.
-
-reasoning-gym tasks that no problem may come from, those that need a sandbox, and why; where their answers stand.
-
-Responses come from a policy, answers and metadata from a file: all three are data. A scorer that evaluates one of
-them as Python code is given an evaluator that only calculates (``judges.guarded``), and it runs where nothing it did
-could reach the network, a file or a verdict.
-
-What a verifier needs besides the answer, as JSON in the ``metadata`` column.
-
-JSON has no tuples, and some scorers compare with them: a tuple is written as ``{"__tuple__": [...]}``. Other values
-that JSON cannot hold are converted: arrays and sets to lists, dates and everything else to text.
 """
 
 from __future__ import annotations
@@ -39,6 +25,49 @@ from ..errors import RolloutError
 if TYPE_CHECKING:
     import polars as pl
 
+
+ENTRY_POINTS = "isocompute.rollout.verifiers"
+"""Group of entry points, each a function of response, answer and metadata."""
+QUICK = re.compile(r"boxed|last_line|after:.*", re.DOTALL)
+"""Words whose time is bounded by the response's length."""
+# Responses come from a policy, answers and metadata from a file: all three are data. A scorer that evaluates one of
+# them as Python code is given an evaluator that only calculates (``judges.guarded``), and it runs where nothing it did
+# could reach the network, a file or a verdict.
+_EVAL = "its scorer runs eval on the response"
+_PARSE = "its scorer runs sympy's parse_expr, which is an eval, on the response"
+_ANSWERLESS = "it gives no answer of its own, so that nothing shows whether its scorer is right"
+EXECUTING: Mapping[str, str] = {
+    "binary_matrix": _EVAL,
+    "bitwise_arithmetic": "its scorer runs eval on the metadata",
+    "codeio": "its generator runs exec on programs from a data file",
+    "countdown": _PARSE,
+    "intermediate_integration": f"{_PARSE} and on the metadata",
+    "n_queens": _EVAL,
+    "number_sorting": "its scorer runs eval on the reference answer",
+    "polynomial_multiplication": f"{_PARSE} and on the reference answer",
+    "puzzle24": _PARSE,
+    "simple_integration": f"{_PARSE} and on the metadata",
+    "spiral_matrix": _EVAL,
+    "string_insertion": _EVAL,
+}
+"""Tasks that execute the response, the reference answer, the metadata or a program: they need an isolated sandbox."""
+REFUSED: Mapping[str, str] = {
+    "boxnet": _ANSWERLESS,
+    "composite": "it only mixes other tasks, which are better given as sources of their own",
+    "game_of_life_halting": "its scorer accepts every response that is not empty",
+    "propositional_logic": "its scorer accepts a premise repeated as the conclusion",
+    "rush_hour": _ANSWERLESS,
+}
+"""Tasks that no problem may come from, with the reason."""
+EXTRACTION: Mapping[str, tuple[str, ...]] = {
+    # Its prompt ends in "=", and worked solutions continue: 2+3=5.
+    "chain_sum": ("after:=",)
+}
+"""Words of extraction of tasks, where the rule's name has none."""
+TUPLE = "__tuple__"
+"""JSON has no tuples, and some scorers compare with them: a tuple is written as ``{"__tuple__": [...]}``."""
+Extraction = Callable[[str], str | None]
+"""The part of a response that holds the answer; None where there is none."""
 _BOX = re.compile(r"\\(?P<kind>boxed|fbox)(?![A-Za-z])\s*(?P<brace>\{?)")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 """A brace that groups, or a character after a backslash, which may be a brace that is shown."""
@@ -51,16 +80,173 @@ _PROSE = re.compile(
     r"(?![A-Za-z0-9(^_])"
 )
 """A word of English: of three letters or more, since two are as often a product, and no index in braces."""
+_registered: dict[str, str] = {}
 
-Extraction = Callable[[str], str | None]
-"""The part of a response that holds the answer; None where there is none."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule as its name describes it.
+
+    Attributes:
+        base: The rule without words; a registered one as ``python:MODULE:FUNCTION``.
+        words: How the answer is extracted.
+        partial: Whether a fraction counts as the reward.
+    """
+
+    name: str
+    base: str
+    words: tuple[str, ...]
+    partial: bool
+
+    @property
+    def pool(self) -> str:
+        """The library that scores it, for which there is a pool of processes."""
+        return self.base.partition(":")[0] if self.base.startswith("reasoning_gym:") else self.base
+
+    @property
+    def inline(self) -> bool:
+        """True where it needs no process: a comparison of texts, and no pattern that could take for ever."""
+        return self.base == "exact" and all(QUICK.fullmatch(word) for word in self.words)
+
+    def written(self, answer: str) -> str:
+        """Return a reference answer as a policy would write it."""
+        # A policy is asked to box what math-verify reads.
+        return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
+
+
+@cache
+def rule(name: str) -> Rule:
+    """Return the rule that a name describes.
+
+    Args:
+        name: As in the ``verifier`` column, such as ``exact|last_line``.
+
+    Raises:
+        RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
+            refused (``REFUSED``).
+    """
+    base, *words = _split(name)
+    partial = "partial" in words
+    words = [word for word in words if word != "partial"]
+    extraction(words)
+    if base.startswith("reasoning_gym:"):
+        task = base.partition(":")[2]
+        check_task(task)
+        words = words or list(EXTRACTION.get(task, ()))
+        _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
+    elif base == "math":
+        _needs("math_verify", "math-verify", "math")
+        words = list(anchored(words))
+    elif base.startswith("python:"):
+        _check_reference(base)
+    elif base not in {"exact", "runs"}:
+        base = _found(base)
+    return Rule(name=name, base=base, words=tuple(words), partial=partial)
+
+
+def own_response(name: str, answer: str) -> tuple[str, str]:
+    """Return a problem's own answer as a response, and the rule to score it with.
+
+    No response can be made from which a pattern extracts the answer: the rule itself is asked.
+    """
+    found = rule(name)
+    if any(word.startswith("regex:") for word in found.words):
+        found = rule(found.base)
+    return found.name, found.written(answer)
+
+
+def register(name: str, function: Callable[..., Any] | str) -> None:
+    """Give a verifier of your own a name.
+
+    Args:
+        name: Name of the rule, for the ``verifier`` column.
+        function: A function of a module, or its ``MODULE:FUNCTION``. It is called with the response, the answer and the
+            decoded metadata (a mapping) in a process of the sandbox, which imports it by its name; it returns whether
+            the response is right, or a number from 0 to 1.
+
+    Raises:
+        RolloutError: The name is taken or cannot be one, or the function cannot be imported by its name.
+    """
+    if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial", "runs"}:
+        raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
+    reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
+    _check_reference(f"python:{reference}")
+    if not isinstance(function, str) and _resolved(reference) is not function:
+        raise RolloutError(
+            f"the verifier {name} cannot be imported as {reference}: it must be a function "
+            "at the top level of a module, not one of __main__"
+        )
+    if _registered.get(name, reference) != reference:
+        raise RolloutError(f"there is a verifier called {name} already: {_registered[name]}")
+    _registered[name] = reference
+    rule.cache_clear()
+
+
+def registered() -> dict[str, str]:
+    """Return registered names, for another process to register, each with its ``MODULE:FUNCTION``."""
+    return dict(_registered)
+
+
+def _split(name: str) -> list[str]:
+    parts: list[str] = []
+    rest: str | None = name
+    while rest is not None:
+        if rest.startswith("regex:") and parts:
+            # A pattern takes the rest.
+            return [*parts, rest]
+        part, bar, after = rest.partition("|")
+        parts.append(part)
+        rest = after if bar else None
+    return parts
+
+
+def _found(base: str) -> str:
+    """Return the function that is registered under a name, here or by an entry point."""
+    if base in _registered:
+        return f"python:{_registered[base]}"
+    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    if base in installed:
+        return f"python:{installed[base].replace(' ', '')}"
+    more = "".join(f", {known}" for known in sorted({*_registered, *installed}))
+    raise RolloutError(
+        f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
+        f"python:MODULE:FUNCTION{more}"
+    )
+
+
+def _needs(module: str, library: str, extra: str) -> None:
+    if module not in sys.modules and find_spec(module) is None:
+        raise RolloutError(f'verifying needs {library}: pip install "isocompute-rollout[{extra}]"')
+
+
+def _check_reference(base: str) -> None:
+    if not re.fullmatch(r"python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", base):
+        raise RolloutError(f"the verifier {base} must be python:MODULE:FUNCTION, such as python:my_rules:judge")
+
+
+def _resolved(reference: str) -> Any:
+    module, _, function = reference.partition(":")
+    found: Any = sys.modules.get(module)
+    for name in function.split("."):
+        found = getattr(found, name, None)
+    return found if module != "__main__" else None
+
+
+def check_task(task: str) -> None:
+    """Refuse a task that is on the list.
+
+    Raises:
+        RolloutError: It is on the list; the message names the task and says why.
+    """
+    if task in REFUSED:
+        raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
 
 
 def extraction(words: Sequence[str]) -> Extraction:
     """Return the function that applies words one after another.
 
     Args:
-        words: ``boxed``, ``last_line``, ``after:MARK`` or ``regex:PATTERN``.
+        words: As above.
 
     Raises:
         RolloutError: A word is unknown, a mark or pattern is empty, or a pattern cannot be compiled.
@@ -78,6 +264,23 @@ def extraction(words: Sequence[str]) -> Extraction:
     return extract
 
 
+def _step(word: str) -> Extraction:
+    kind, _, value = word.partition(":")
+    if word == "boxed":
+        return boxed
+    if word == "last_line":
+        return last_line
+    if word in {"box", "formula"}:
+        return box if word == "box" else formula
+    if kind in {"after", "regex"}:
+        if not value:
+            raise RolloutError(f"{kind}: of a verifier needs {'a mark' if kind == 'after' else 'a pattern'} after it")
+        return after(value) if kind == "after" else regex(value)
+    raise RolloutError(
+        f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK and regex:PATTERN"
+    )
+
+
 def anchored(words: Sequence[str]) -> tuple[str, ...]:
     """Return the words for math-verify: with one more, which puts what they find into the anchor that it needs."""
     if not words:
@@ -86,7 +289,7 @@ def anchored(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def written(words: Sequence[str], answer: str) -> str:
-    """Return a response from which the words extract an answer; a pattern cannot be reversed and is left out."""
+    """Return a response from which the words extract an answer; a pattern cannot be reversed."""
     for word in reversed(words):
         if word == "boxed":
             answer = f"\\boxed{{{answer}}}"
@@ -122,7 +325,7 @@ def last_line(response: str) -> str | None:
 
 
 def after(mark: str) -> Extraction:
-    """Return a function that gives what follows the last mark; all of a response that has none."""
+    """Return a function that gives the text after the last mark; all of a response that has none."""
     return lambda response: response.rpartition(mark)[2].strip()
 
 
@@ -145,12 +348,12 @@ def regex(pattern: str) -> Extraction:
 
 
 def box(piece: str) -> str:
-    """Return what was found in a box in a box again."""
+    """Put the contents of a box into a box again."""
     return f"\\boxed{{{piece}}}"
 
 
 def formula(piece: str) -> str:
-    r"""Return a line with its formula in dollars: what follows the last word of prose, without marks of Markdown.
+    r"""Return a line with its formula in dollars: the text after the last word of prose, without marks of Markdown.
 
     Left as it is, to be read as math-verify reads a response, is a piece that has an anchor already, that has several
     lines, or that ends in prose after a number, such as ``42 apples``; without one its last word is the answer.
@@ -168,86 +371,16 @@ def formula(piece: str) -> str:
     return f"${rest.replace('**', '^')}$" if rest else piece
 
 
-def _step(word: str) -> Extraction:
-    kind, _, value = word.partition(":")
-    if word == "boxed":
-        return boxed
-    if word == "last_line":
-        return last_line
-    if word in {"box", "formula"}:
-        return box if word == "box" else formula
-    if kind in {"after", "regex"}:
-        if not value:
-            raise RolloutError(f"{kind}: of a verifier needs {'a mark' if kind == 'after' else 'a pattern'} after it")
-        return after(value) if kind == "after" else regex(value)
-    raise RolloutError(
-        f"there is no answer extraction called {word!r}; there are boxed, last_line, after:MARK and regex:PATTERN"
-    )
-
-
-_EVAL = "its scorer runs eval on the response"
-_PARSE = "its scorer runs sympy's parse_expr, which is an eval, on the response"
-_ANSWERLESS = "it gives no answer of its own, so that nothing shows whether its scorer is right"
-
-EXECUTING: Mapping[str, str] = {
-    "binary_matrix": _EVAL,
-    "bitwise_arithmetic": "its scorer runs eval on the metadata",
-    "codeio": "its generator runs exec on programs from a data file",
-    "countdown": _PARSE,
-    "intermediate_integration": f"{_PARSE} and on the metadata",
-    "n_queens": _EVAL,
-    "number_sorting": "its scorer runs eval on the reference answer",
-    "polynomial_multiplication": f"{_PARSE} and on the reference answer",
-    "puzzle24": _PARSE,
-    "simple_integration": f"{_PARSE} and on the metadata",
-    "spiral_matrix": _EVAL,
-    "string_insertion": _EVAL,
-}
-"""Tasks that execute the response, the reference answer, the metadata or a program: they need an isolated sandbox."""
-
-REFUSED: Mapping[str, str] = {
-    "boxnet": _ANSWERLESS,
-    "composite": "it only mixes other tasks, which are better given as sources of their own",
-    "game_of_life_halting": "its scorer accepts every response that is not empty",
-    "propositional_logic": "its scorer accepts a premise repeated as the conclusion",
-    "rush_hour": _ANSWERLESS,
-}
-"""All refused tasks with the reason."""
-
-EXTRACTION: Mapping[str, tuple[str, ...]] = {
-    # Its prompt ends in "=", and worked solutions continue: 2+3=5.
-    "chain_sum": ("after:=",)
-}
-"""Extraction of tasks, where the rule's name has none."""
-
-
-def check_task(task: str) -> None:
-    """Refuse a task that is on the list.
-
-    Raises:
-        RolloutError: It is on the list; the message names the task and says why.
-    """
-    if task in REFUSED:
-        raise RolloutError(f"reasoning-gym's task {task} is refused: {REFUSED[task]}")
-
-
-TUPLE = "__tuple__"
-
-
 def encode_metadata(value: Any) -> str:
-    """Return the JSON text of a value; equal values give equal texts.
+    """Return the JSON text of metadata; equal values give equal texts.
 
-    Args:
-        value: Mappings, sequences, sets, arrays, numbers, texts and dates, nested as they may be.
+    Arrays and sets become lists, dates and everything else that JSON cannot hold texts.
     """
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
-    """Return the mapping that a text holds, with its tuples.
-
-    Args:
-        text: What ``encode`` made of a mapping.
+    """Return the mapping that ``encode_metadata`` wrote, with its tuples.
 
     Raises:
         RolloutError: The text is not JSON, or not a mapping.
@@ -262,7 +395,7 @@ def decode_metadata(text: str, *, where: str) -> dict[str, Any]:
 
 
 def from_column(value: Any, *, where: str) -> str:
-    """Return the text for what a user's column holds: a mapping, the JSON text of one, or nothing.
+    """Return the text for a value of a user's column: a mapping, the JSON text of one, or nothing.
 
     Raises:
         RolloutError: It is neither.
@@ -275,18 +408,13 @@ def from_column(value: Any, *, where: str) -> str:
 
 
 def metadata_of(problems: pl.DataFrame) -> list[str]:
-    """Return each problem's metadata, an empty text where there is none.
-
-    Args:
-        problems: A ``problems`` table, with or without a ``metadata`` column.
-    """
+    """Return each problem's metadata, an empty text where there is none."""
     if "metadata" not in problems.columns:
         return [""] * len(problems)
     return [text or "" for text in problems["metadata"].to_list()]
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple):
@@ -304,164 +432,6 @@ def _plain(value: Any) -> Any:
 
 
 def _restored(value: dict[str, Any]) -> Any:
-    """The tuple that a mapping stands for, or the mapping."""
     if value.keys() == {TUPLE} and isinstance(value[TUPLE], list):
         return tuple(value[TUPLE])
     return value
-
-
-ENTRY_POINTS = "isocompute.rollout.verifiers"
-"""Group of entry points, each a function of response, answer and metadata."""
-QUICK = re.compile(r"boxed|last_line|after:.*", re.DOTALL)
-"""Words whose time is bounded by the response's length."""
-
-_registered: dict[str, str] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """A rule as its name describes it.
-
-    Attributes:
-        base: The rule without words; a registered one as ``python:MODULE:FUNCTION``.
-        words: How the answer is extracted.
-        partial: A fraction counts as the reward.
-    """
-
-    name: str
-    base: str
-    words: tuple[str, ...]
-    partial: bool
-
-    @property
-    def lane(self) -> str:
-        """The library that scores it, for which there are processes."""
-        return self.base.partition(":")[0] if self.base.startswith("reasoning_gym:") else self.base
-
-    @property
-    def inline(self) -> bool:
-        """Whether it needs no process: a comparison of texts, and no pattern that could take for ever."""
-        return self.base == "exact" and all(QUICK.fullmatch(word) for word in self.words)
-
-    def written(self, answer: str) -> str:
-        """Return a reference answer as a policy would write it."""
-        # A policy is asked to box what math-verify reads.
-        return written(self.words or (("boxed",) if self.base == "math" else ()), answer)
-
-
-def own_response(name: str, answer: str) -> tuple[str, str]:
-    """Return a problem's own answer as a response, and the rule to score it with.
-
-    No response can be made from which a pattern extracts the answer: the rule itself is asked.
-    """
-    found = rule(name)
-    if any(word.startswith("regex:") for word in found.words):
-        found = rule(found.base)
-    return found.name, found.written(answer)
-
-
-@cache
-def rule(name: str) -> Rule:
-    """Return the rule that a name describes.
-
-    Args:
-        name: As in the ``verifier`` column, such as ``exact|last_line``.
-
-    Raises:
-        RolloutError: There is no such rule or extraction, the library it needs is not installed, or the task is
-            refused (``refused.REFUSED``).
-    """
-    base, *words = _split(name)
-    partial = "partial" in words
-    words = [word for word in words if word != "partial"]
-    extraction(words)
-    if base.startswith("reasoning_gym:"):
-        task = base.partition(":")[2]
-        check_task(task)
-        words = words or list(EXTRACTION.get(task, ()))
-        _needs("reasoning_gym", "reasoning-gym", "reasoning-gym")
-    elif base == "math":
-        _needs("math_verify", "math-verify", "math")
-        words = list(anchored(words))
-    elif base.startswith("python:"):
-        _check_reference(base)
-    elif base not in {"exact", "runs"}:
-        base = _found(base)
-    return Rule(name=name, base=base, words=tuple(words), partial=partial)
-
-
-def register(name: str, function: Callable[..., Any] | str) -> None:
-    """Give a verifier of your own a name.
-
-    Args:
-        name: Name of the rule, for the ``verifier`` column.
-        function: A function of a module, or its ``MODULE:FUNCTION``. It is called with the response, the answer and the
-            decoded metadata (a mapping) in a process of the sandbox, which imports it by its name; it returns whether
-            the response is right, or a number from 0 to 1.
-
-    Raises:
-        RolloutError: The name is taken or cannot be one, or the function cannot be imported by its name.
-    """
-    if not re.fullmatch(r"[\w.-]+", name) or name in {"exact", "math", "partial", "runs"}:
-        raise RolloutError(f"a verifier cannot be called {name!r}: a new name of letters, digits, . and - is needed")
-    reference = function if isinstance(function, str) else f"{function.__module__}:{function.__qualname__}"
-    _check_reference(f"python:{reference}")
-    if not isinstance(function, str) and _resolved(reference) is not function:
-        raise RolloutError(
-            f"the verifier {name} cannot be imported as {reference}: it must be a function "
-            "at the top level of a module, not one of __main__"
-        )
-    if _registered.get(name, reference) != reference:
-        raise RolloutError(f"there is a verifier called {name} already: {_registered[name]}")
-    _registered[name] = reference
-    rule.cache_clear()
-
-
-def registered() -> dict[str, str]:
-    """Return what ``register`` has named, for another process to register, each with its ``MODULE:FUNCTION``."""
-    return dict(_registered)
-
-
-def _split(name: str) -> list[str]:
-    parts: list[str] = []
-    rest: str | None = name
-    while rest is not None:
-        if rest.startswith("regex:") and parts:
-            # A pattern takes the rest.
-            return [*parts, rest]
-        part, bar, after = rest.partition("|")
-        parts.append(part)
-        rest = after if bar else None
-    return parts
-
-
-def _found(base: str) -> str:
-    """The function that is registered under a name, here or by an entry point."""
-    if base in _registered:
-        return f"python:{_registered[base]}"
-    installed = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    if base in installed:
-        return f"python:{installed[base].replace(' ', '')}"
-    more = "".join(f", {known}" for known in sorted({*_registered, *installed}))
-    raise RolloutError(
-        f"there is no verifier called {base!r}; there are exact, math, runs, reasoning_gym:TASK and "
-        f"python:MODULE:FUNCTION{more}"
-    )
-
-
-def _needs(module: str, library: str, extra: str) -> None:
-    if module not in sys.modules and find_spec(module) is None:
-        raise RolloutError(f'verifying needs {library}: pip install "isocompute-rollout[{extra}]"')
-
-
-def _check_reference(base: str) -> None:
-    if not re.fullmatch(r"python:[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", base):
-        raise RolloutError(f"the verifier {base} must be python:MODULE:FUNCTION, such as python:my_rules:judge")
-
-
-def _resolved(reference: str) -> Any:
-    module, _, function = reference.partition(":")
-    found: Any = sys.modules.get(module)
-    for name in function.split("."):
-        found = getattr(found, name, None)
-    return found if module != "__main__" else None

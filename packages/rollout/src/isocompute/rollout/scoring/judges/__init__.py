@@ -1,4 +1,4 @@
-"""What scores inside the sandbox: one judge for each library, chosen by lane."""
+"""Judges, which score inside the sandbox: one for each library, chosen by worker pool."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Scored = Callable[[str], float | bool]
 
 
 class Judge(Protocol):
-    """Scores the rules of one lane."""
+    """Scores the rules of one worker pool."""
 
     def executing(self, base: str) -> bool:
-        """Say whether a rule may execute what a response says, so that each response needs a process of its own.
+        """Return whether a rule may execute what a response says, so that each response needs a process of its own.
 
         Args:
             base: Name of the rule, without answer extraction.
@@ -39,7 +39,7 @@ class Judge(Protocol):
         ...
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
-        """Generate a problem and return its text (``metadata.encode``).
+        """Generate a problem and return its text (``rules.encode_metadata``).
 
         Args:
             task: Name of the generator.
@@ -48,22 +48,22 @@ class Judge(Protocol):
         ...
 
 
-def load(lane: str, apart: Apart | None = None) -> Judge:
-    """Load the library of a lane.
+def load(pool: str, apart: Apart | None = None) -> Judge:
+    """Load the library of a pool.
 
     Args:
-        lane: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
-        apart: What keeps the programs of ``runs`` apart from this process.
+        pool: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
+        apart: Keeps the programs of ``runs`` apart from this process.
 
     Raises:
         RolloutError: The library or the function cannot be loaded.
     """
-    if lane == "exact":
+    if pool == "exact":
         return TextJudge()
-    if lane == "math":
+    if pool == "math":
         return MathJudge()
-    if lane == "reasoning_gym":
+    if pool == "reasoning_gym":
         return TaskJudge()
-    if lane == "runs":
+    if pool == "runs":
         return RunsJudge(apart)
-    return CallableJudge(lane)
+    return CallableJudge(pool)

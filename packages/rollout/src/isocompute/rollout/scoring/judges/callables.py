@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...errors import RolloutError
-from .. import rules as codec
+from ..rules import decode_metadata
 from .text import NoGenerator
 
 
@@ -38,10 +38,10 @@ class CallableJudge(NoGenerator):
         self._function: Callable[[str, str, dict[str, Any]], bool | float] = found
 
     def executing(self, base: str) -> bool:
-        """Say yes: nobody knows what it does."""
+        """Return True: nobody knows what it does."""
         return True
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool | float]:
         """See ``Judge.prepare``: the function with the problem filled in."""
-        decoded = codec.decode_metadata(metadata, where=base) if metadata else {}
+        decoded = decode_metadata(metadata, where=base) if metadata else {}
         return lambda response: self._function(response, answer, decoded)

@@ -36,7 +36,7 @@ class MathJudge(NoGenerator):
         self.equivalent("1", "1")
 
     def executing(self, base: str) -> bool:
-        """Say no."""
+        """Return False."""
         return False
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool]:
@@ -44,7 +44,7 @@ class MathJudge(NoGenerator):
         return lambda response: self.equivalent(response, answer)
 
     def equivalent(self, response: str, answer: str) -> bool:
-        """Say whether math-verify finds the answer's value in the response, without a limit of its own.
+        """Return whether math-verify finds the answer's value in the response, without a limit of its own.
 
         Raises:
             RolloutError: It finds no value in the answer itself, so that no response could be right.

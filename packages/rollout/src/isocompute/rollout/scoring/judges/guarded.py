@@ -13,33 +13,10 @@ LONGEST = 4096
 """Characters of the longest text that is evaluated."""
 LARGEST_BITS = 4096
 """Bits of the largest integer that a calculation may reach."""
-FUNCTIONS = frozenset(
-    {
-        "sin",
-        "cos",
-        "tan",
-        "sec",
-        "csc",
-        "cot",
-        "asin",
-        "acos",
-        "atan",
-        "acot",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "exp",
-        "log",
-        "ln",
-        "sqrt",
-        "Abs",
-        "pi",
-        "erf",
-    }
-)
+FUNCTIONS = frozenset({
+    "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "acot", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "erf",
+})  # fmt: skip
 """Names that may stand in a mathematical expression, besides single letters."""
 
 _TOKEN = re.compile(r"\s+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?P<name>[A-Za-z]\w*)|\*\*|[-+*/^(),]", re.ASCII)

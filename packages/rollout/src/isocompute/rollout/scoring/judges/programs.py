@@ -22,11 +22,11 @@ _PART = 1 << 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Apart:
-    """What keeps a program apart from the process that starts it.
+    """Separation of a program from the process that starts it.
 
     Attributes:
-        command: What stands before a program's command, with ``FILTER`` in it; empty where a program is kept by what
-            already keeps this process.
+        command: Words before a program's command, with ``FILTER`` in it; empty where the sandbox of this
+            process is enough.
         filter: A filter of system calls, in the kernel's form.
     """
 
@@ -36,12 +36,12 @@ class Apart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a program came to.
+    """Outcome of a program.
 
     Attributes:
-        output: What it printed, one byte more than allowed at most.
+        output: Printed bytes, one byte more than allowed at most.
         code: Its exit code, below 0 for a signal.
-        late: It took too long by the clock.
+        late: Whether it took too long by the clock.
     """
 
     output: bytes
@@ -101,7 +101,7 @@ def spent() -> float:
 
 
 def _talk(process: subprocess.Popen[bytes], given: bytes, end: float, most: int) -> tuple[bytes, bool]:
-    """Write input and read output until there is no more of it, too much, or no more time; say whether that was so."""
+    """Write input and read output until it ends, is too much, or the time is up; return whether it was up."""
     assert process.stdin is not None
     assert process.stdout is not None
     left, output = memoryview(given), bytearray()

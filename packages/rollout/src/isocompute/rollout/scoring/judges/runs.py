@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"[+-]?(\d{1,64}(\.\d{0,64})?|\.\d{1,64})([eE][+-]?\d{1,6})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Test:
-    """What a program gets and must print."""
+    """Input of a program, and the output that it must print."""
 
     input: str
     output: str
@@ -40,7 +40,7 @@ class RunsJudge(NoGenerator):
     """Runs programs and compares what they print.
 
     Args:
-        apart: What keeps a program apart from this process.
+        apart: Keeps a program apart from this process.
 
     Raises:
         RolloutError: No program can be run so.
@@ -54,7 +54,7 @@ class RunsJudge(NoGenerator):
                 raise RolloutError(f"{self._apart.command[0]} starts no program (exit code {tried.code})")
 
     def executing(self, base: str) -> bool:
-        """Say yes: what starts programs is ended with them."""
+        """Return True: the process that starts programs is ended with them."""
         return True
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], float]:
@@ -106,7 +106,7 @@ def tests_of(answer: str) -> tuple[tuple[Test, ...], float | None]:
 
 
 def tests_fault(answer: str) -> str:
-    """Say why no program can be tested by an answer; an empty text where one can."""
+    """Return why no program can be tested by an answer; an empty text where one can."""
     try:
         tests_of(answer)
     except ProblemError as error:
@@ -129,7 +129,7 @@ def program_of(response: str) -> str:
 
 
 def same_output(printed: str, wanted: str) -> bool:
-    """Say whether outputs have the same words in each line; numbers by value, and without empty lines at the end."""
+    """Return whether outputs have the same words in each line; numbers by value, and without empty lines at the end."""
     ours, theirs = ([line.split() for line in text.rstrip().split("\n")] for text in (printed, wanted))
     return [len(words) for words in ours] == [len(words) for words in theirs] and all(
         _same_word(*pair) for lines in zip(ours, theirs, strict=True) for pair in zip(*lines, strict=True)

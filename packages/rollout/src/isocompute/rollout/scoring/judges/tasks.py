@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from ...errors import RolloutError
-from .. import rules as codec
-from ..rules import EXECUTING, check_task
+from ..rules import EXECUTING, check_task, decode_metadata, encode_metadata
 from . import guarded
 
 SCORERS = 256
@@ -41,7 +40,7 @@ class TaskJudge:
             module.__dict__[name] = value
 
     def executing(self, base: str) -> bool:
-        """Say whether a task's scorer would evaluate a text as code."""
+        """Return whether a task's scorer would evaluate a text as code."""
         return base.partition(":")[2] in EXECUTING
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], float]:
@@ -53,8 +52,8 @@ class TaskJudge:
         """
         task = base.partition(":")[2]
         check_task(task)
-        settings = codec.decode_metadata(metadata, where=task).get("settings") if metadata else None
-        scorer = self._scorer(task, codec.encode_metadata(settings or {}))
+        settings = decode_metadata(metadata, where=task).get("settings") if metadata else None
+        scorer = self._scorer(task, encode_metadata(settings or {}))
 
         def scored(response: str) -> float:
             return _scored(task, scorer, response, answer, metadata)
@@ -63,13 +62,13 @@ class TaskJudge:
 
     def draw(self, task: str, settings: Mapping[str, Any], *, size: int, seed: int, index: int) -> str:
         """See ``Judge.draw``; the global generators of random numbers are set by the seed."""
-        dataset = self._scorer(task, codec.encode_metadata(settings), size, seed)
+        dataset = self._scorer(task, encode_metadata(settings), size, seed)
         random.seed(seed + index)
-        return codec.encode_metadata(dict(dataset[index]))
+        return encode_metadata(dict(dataset[index]))
 
     def _made(self, task: str, settings: str, size: int = 1, seed: int = 0) -> Any:
         try:
-            return self._create(task, size=size, seed=seed, **codec.decode_metadata(settings, where=task))
+            return self._create(task, size=size, seed=seed, **decode_metadata(settings, where=task))
         except Exception as error:
             raise RolloutError(f"reasoning-gym refuses the task {task!r}: {error}") from None
 
@@ -78,7 +77,7 @@ def _scored(task: str, scorer: Any, response: str, answer: str, metadata: str) -
     entry = _Entry(answer=answer)
     if metadata:
         # Decoded anew for each response: some scorers change what they are given.
-        decoded = codec.decode_metadata(metadata, where=task)
+        decoded = decode_metadata(metadata, where=task)
         entry.update((key, decoded[key]) for key in ("question", "metadata") if key in decoded)
     try:
         value = float(scorer.score_answer(response.strip(), entry))
@@ -107,7 +106,7 @@ class _Entry(dict[str, Any]):
 
 
 def _meets_conditions(task: str, response: str, entry: Mapping[str, Any]) -> bool:
-    """Say whether a response that scores 1 may do so."""
+    """Return whether a response that scores 1 may do so."""
     # Some scorers read numbers by float, and a comparison with NaN can come out either way.
     if not _WORD.search(entry["answer"]) and _NO_NUMBER.search(response):
         return False
@@ -115,13 +114,13 @@ def _meets_conditions(task: str, response: str, entry: Mapping[str, Any]) -> boo
 
 
 def _within_one_percent(response: str, entry: Mapping[str, Any]) -> bool:
-    """Say whether a number is that of the answer, up to 1 % of it."""
+    """Return whether a number is that of the answer, up to 1 % of it."""
     given, right = (Fraction(text.strip().replace(",", "")) for text in (response, entry["answer"]))
     return abs(given - right) <= abs(right) / 100
 
 
 def _uses_the_numbers(response: str, entry: Mapping[str, Any]) -> bool:
-    """Say whether an expression holds the numbers of its problem, each once."""
+    """Return whether an expression holds the numbers of its problem, each once."""
     return sorted(map(int, re.findall(r"\d+", response))) == sorted(entry["metadata"]["numbers"])
 
 
@@ -131,7 +130,7 @@ CONDITIONS: Mapping[str, Callable[[str, Mapping[str, Any]], bool]] = {
     # Its scorer takes any four numbers.
     "puzzle24": _uses_the_numbers,
 }
-"""What a response must meet besides."""
+"""Conditions that a response must meet besides."""
 
 
 def guards() -> Iterator[tuple[ModuleType, str, Any]]:

@@ -29,7 +29,7 @@ class TextJudge(NoGenerator):
     """Compares texts; here for patterns, which some responses keep busy for ever."""
 
     def executing(self, base: str) -> bool:
-        """Say no."""
+        """Return False."""
         return False
 
     def prepare(self, base: str, answer: str, metadata: str) -> Callable[[str], bool]:

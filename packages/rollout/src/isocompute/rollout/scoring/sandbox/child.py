@@ -1,19 +1,11 @@
-"""A process for one response, killed with everything that it started.
+"""The processes of a sandbox: launcher, nursery, worker, and a child for each response that a rule executes.
 
-What it executes shares its memory, and nothing in one memory is safe from the rest of it. So the child has no way to
-the engine: it holds a pipe to the worker, on which exactly one reply counts, which the worker reads as a verdict and
-makes anew. That reply begins with a number drawn for this response, which waits in another pipe until the verifier has
-returned. A response that a rule executes in the child can end it or write to the pipe, which earns nothing. Written
+A child shares its memory with the response, and nothing in one memory is safe from the rest of it. So the child has no
+way to the engine: it holds a pipe to the worker, on which exactly one reply counts, which the worker reads as a verdict
+and makes anew. That reply begins with a number drawn for this response, which waits in another pipe until the verifier
+has returned. A response that a rule executes in the child can end it or write to the pipe, which earns nothing. Written
 for this sandbox, it can read the number first and forge a reply, as it could make the verifier return what it likes:
 nothing here excludes that, and it changes no other response's verdict.
-
-The memory and the processes of a response together, watched from outside: no limit of the kernel counts them so.
-
-The process that scores: groups of responses in, one line for each response out.
-
-The process that loads a library once and forks workers from it, one after another.
-
-The first process of a sandbox: it sets up what needs privileges, and ends everything with the engine's process.
 """
 
 from __future__ import annotations
@@ -45,653 +37,32 @@ from . import kernel, layers
 from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Reply, numbered, reply_in, said
 from .layers import PROCESSES, tried
 
+POLL_SECONDS = 0.2
+"""Interval between looks where the kernel has no file descriptor for a process."""
 LOOK_SECONDS = 0.025
 """Interval between looks."""
 PART = 8192
 """Bytes read of a file of the kernel at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A process that runs, its process group, and its number of threads."""
-
-    pid: int
-    group: int
-    threads: int
-
-
-class Watch:
-    """Kills all processes of a response when together they take too much.
-
-    What executes a response is a group of processes of its own (``child.confine``), which it can leave for another new
-    one only; all others here are in this process's group.
-
-    Args:
-        memory_bytes: Memory of their own that they may hold together; what forks share counts for each of them.
-    """
-
-    def __init__(self, memory_bytes: int) -> None:
-        self._memory_bytes = memory_bytes
-        self._page = os.sysconf("SC_PAGE_SIZE")
-        self._group = os.getpgrp()
-
-    def look(self) -> None:
-        """Look once."""
-        found: list[Running] = []
-        threads = 0
-        for process in descendants(os.getpid()):
-            if process.group != self._group:
-                found.append(process)
-                threads += process.threads
-            if threads > PROCESSES:
-                # No more than shows that they are too many: they multiply, and each takes this process's turns.
-                break
-        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
-            return
-        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
-        # may be the next response's.
-        for group in {process.group for process in found}:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(group, signal.SIGKILL)
-
-    def _own(self, process: Running) -> int:
-        """Bytes that a process holds of its own: neither files nor what it shares as a file."""
-        with contextlib.suppress(OSError, ValueError):
-            _, resident, shared, *_ = map(int, _read_proc(f"/proc/{process.pid}/statm").split())
-            return (resident - shared) * self._page
-        return 0
-
-
-def descendants(ancestor: int) -> Iterator[Running]:
-    """Yield the running descendants of a process."""
-    waiting = _children(ancestor)
-    while waiting:
-        pid = waiting.pop()
-        waiting += _children(pid)
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            state, _, group, *rest = _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-            if state not in b"ZX":
-                yield Running(pid, int(group), int(rest[14]))
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
-        for task in tasks:
-            with contextlib.suppress(OSError):
-                found += map(int, _read_proc(f"{task.path}/children").split())
-    return found
-
-
-def _read_proc(path: str) -> bytes:
-    """A file, with few system calls: this competes with what it watches."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return b"".join(iter(lambda: os.read(file, PART), b""))
-    finally:
-        os.close(file)
-
-
-HEAD = struct.Struct("=16sI")
-"""What a reply begins with: the number drawn, and the length of the rest."""
-LARGEST_REPLY = 4096
-MOST_FILES = 4096
-"""File descriptors that a library may have opened before its number was limited are below this."""
-GONE_SECONDS = 5.0
-"""How long processes that were killed are waited for."""
-FORK_SECONDS = 1.0
-"""How long a process is tried to be forked, while the machine or its user has too many."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a child may take.
-
-    Attributes:
-        contained: The sandbox has a process namespace: all that a child leaves behind can be killed at once.
-        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
-        filter: What it may call of the kernel (``seccomp.compiled``); empty where the sandbox filters no calls.
-        processes: Processes that the kernel may count when it starts another.
-    """
-
-    seconds: float
-    wall_seconds: float
-    contained: bool
-    landlock: int
-    filter: bytes
-    processes: int
-
-    @property
-    def late(self) -> Reply:
-        """The reply for a response that took more by the clock."""
-        return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
-
-
-def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
-    """Return the limits of children in a sandbox."""
-    contained = layers.contained(report)
-    version = kernel.version_in(report["files"])
-    filtered = b""
-    if report["seccomp"]:
-        signals = contained and version >= kernel.FIRST_WITH_SIGNALS
-        filtered = kernel.compiled(kernel.of_response(signals=signals, groups=contained))
-    return Limits(
-        seconds=seconds,
-        wall_seconds=wall_seconds,
-        contained=contained,
-        landlock=version,
-        filter=filtered,
-        processes=processes,
-    )
-
-
-class NoProcessError(Exception):
-    """No process can be started: the machine or its user has too many, or too little memory."""
-
-
-def in_a_child(
-    work: Callable[[], bytes],
-    limits: Limits,
-    *,
-    kinds: Collection[str] = ("error", "fault"),
-    largest: int = LARGEST_REPLY,
-) -> Reply:
-    """Run a function in a forked process; return its reply, or one that says how it broke.
-
-    Args:
-        kinds: What its reply may say besides a score.
-        largest: Bytes of the longest line.
-
-    Raises:
-        NoProcessError: It cannot be forked.
-    """
-    secret = os.urandom(16)
-    child, reading, writing, key = _forked(secret)
-    if child == 0:
-        _run(work, writing, key, limits)
-    os.close(writing)
-    os.close(key)
-    data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
-    _kill(child, contained=limits.contained)
-    _, status, used = os.wait4(child, 0)
-    _wait_for_others(child, contained=limits.contained)
-    data += _left(reading)
-    os.close(reading)
-    if late:
-        return limits.late
-    if not data:
-        return {"error": _broken(status, used.ru_utime + used.ru_stime, limits)}
-    if len(data) >= HEAD.size:
-        number, length = HEAD.unpack_from(data)
-        if number == secret and length == len(data) - HEAD.size:
-            with contextlib.suppress(FrameError):
-                return reply_in(data[HEAD.size :], kinds)
-    return {"error": NO_VERDICT}
-
-
-def _broken(status: int, spent: float, limits: Limits) -> str:
-    """How a child ended that said nothing."""
-    code = os.waitstatus_to_exitcode(status)
-    if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
-        return f"deadline: more than {limits.seconds:g} s of processor time"
-    why = ": too many processes, or too much memory together" if code == -signal.SIGKILL else ""
-    return f"the verifier's process ended ({ended(code)}{why})"
-
-
-def ended(code: int) -> str:
-    """Say how a process ended.
-
-    Args:
-        code: Its exit code, below 0 for a signal.
-    """
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-
-
-def _forked(secret: bytes) -> tuple[int, int, int, int]:
-    """Fork; return the child (0 in the child), the ends of a pipe from it, and the end of one with the secret."""
-    end = time.monotonic() + FORK_SECONDS
-    while True:
-        opened: list[int] = []
-        try:
-            opened += os.pipe()
-            opened += os.pipe()
-            os.write(opened[3], secret)
-            os.close(opened.pop())
-            return os.fork(), opened[0], opened[1], opened[2]
-        except OSError as error:
-            for descriptor in opened:
-                os.close(descriptor)
-            if time.monotonic() > end:
-                raise NoProcessError(f"no process can be started to score a response ({error.strerror})") from None
-        time.sleep(FORK_SECONDS / 20)
-
-
-def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> NoReturn:
-    # Taken before anything is executed: a response may replace what modules and builtins hold.
-    read, write, leave, head, length = os.read, os.write, os._exit, HEAD.pack, len
-    try:
-        confine(limits, keep=(writing, key))
-        line = work()
-        write(writing, head(read(key, 16), length(line)) + line)
-    finally:
-        leave(0)
-
-
-def confine(limits: Limits, keep: Collection[int]) -> None:
-    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
-
-    Args:
-        keep: The only file descriptors above 2 that stay open.
-
-    Raises:
-        OSError: A layer that the sandbox has cannot be entered.
-    """
-    first = 3
-    for descriptor in sorted(keep):
-        os.closerange(first, descriptor)
-        first = descriptor + 1
-    os.closerange(first, MOST_FILES)
-    layers.die_with_parent()
-    os.setpgid(0, 0)
-    if limits.landlock:
-        kernel.nest()
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
-    # The first limit is exact, the second cannot be ignored.
-    whole = math.floor(limits.seconds) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
-    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
-    if limits.filter:
-        # Last: it refuses all that was done here.
-        kernel.enter_filter(limits.filter)
-
-
-def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
-    """Read a whole reply, or what comes before the child ends or before the time is up; say whether it was."""
-    try:
-        # Others that the child has started may keep its pipe open.
-        ending = [os.pidfd_open(child)]
-    except (AttributeError, OSError):
-        ending = []
-    try:
-        return _read_until(reading, ending, most, time.monotonic() + seconds)
-    finally:
-        for descriptor in ending:
-            os.close(descriptor)
-
-
-def _read_until(reading: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
-    data = b""
-    while True:
-        left = end - time.monotonic()
-        ready = select.select([reading, *ending], [], [], left)[0] if left > 0 else []
-        if not ready:
-            return data, True
-        if reading not in ready:
-            return data, False
-        part = os.read(reading, most + 1 - len(data))
-        data += part
-        if not part or len(data) > most:
-            return data, False
-        if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
-            return data, False
-
-
-def _left(reading: int) -> bytes:
-    """What a child has written besides its reply."""
-    os.set_blocking(reading, False)
-    with contextlib.suppress(BlockingIOError):
-        return os.read(reading, 1)
-    return b""
-
-
-def _wait_for_others(child: int, *, contained: bool) -> None:
-    """Wait until all that a child has started is gone: its memory must not count as the next response's."""
-    end = time.monotonic() + GONE_SECONDS
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < end:
-            if contained:
-                os.kill(-1, 0)
-            else:
-                os.killpg(child, 0)
-            time.sleep(0.001)
-
-
-def _kill(child: int, *, contained: bool) -> None:
-    if contained:
-        # Everybody in the namespace but its first process and this one.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(-1, signal.SIGKILL)
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(child, signal.SIGKILL)
-
-
+AGAIN = os.EX_TEMPFAIL
+"""Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
+NO_PROCESS = "no process can be started to score a response"
 PREPARING_SECONDS = 20.0
 """Processor time that a rule may take to load its data."""
 LARGEST_PROBLEM = 1 << 20
 """Bytes of the largest problem that is generated here."""
-HELD_SECONDS = 0.1
-"""How long replies are held back, to be written together; a reply that took longer is written at once."""
+BUFFER_SECONDS = 0.1
+"""Seconds for which replies are buffered, to be written together; a reply that took longer is written at once."""
 PATIENCE = 2
-"""Responses to a problem that may take all their time by the clock; the others then have only ``seconds`` of it."""
-
-
-class Worker:
-    """Scores what it reads until its input ends.
-
-    Args:
-        judge: What scores the rules of this lane.
-        given: File descriptor of the requests, a JSON line each.
-        replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
-            the request asks for it, so that it shows which response ended the process.
-    """
-
-    def __init__(
-        self, judge: Judge, settings: dict[str, Any], report: layers.Report, *, given: int, replies: int
-    ) -> None:
-        self._judge = judge
-        self._given, self._replies = given, replies
-        self._held: list[bytes] = []
-        self._request, self._number = 0, 0
-        self._known = TextJudge()
-        self._one_by_one, self._written = False, 0.0
-        self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
-        self._seconds: float = settings["seconds"]
-        self._limits = limits_in(
-            report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=settings["processes"]
-        )
-        self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
-
-    def work(self) -> None:
-        """Answer requests until there are no more.
-
-        Raises:
-            NoProcessError: A response needs a process, and none can be started.
-        """
-        with os.fdopen(self._given, "rb") as lines:
-            for line in lines:
-                request = json.loads(line)
-                self._request, self._number = request["id"], 0
-                self._one_by_one, self._written = request["one_by_one"], time.monotonic()
-                self._hold(numbered(self._request, READ))
-                self._write()
-                try:
-                    self._answer(request)
-                finally:
-                    self._write()
-
-    def _answer(self, request: dict[str, Any]) -> None:
-        for base in request.get("check", ()):
-            self._checked(base)
-        groups = request.get("groups", ())
-        # What is known to be right or wrong takes the way of the responses.
-        executing = any(self._judge.executing(group[0]) for group in groups)
-        before, after = request.get("canaries", ((), ()))
-        if before:
-            self._scored(*before, executing=executing)
-        for group in groups:
-            self._scored(*group, executing=self._judge.executing(group[0]))
-        if after:
-            self._scored(*after, executing=executing)
-        for draw in request.get("draws", ()):
-            self._drawn(draw)
-        for places in request.get("probes", ()):
-            self._say(said(in_a_child(partial(_tried, places), self._limits, kinds=("probes",))))
-        self._hold(numbered(self._request, COMPLETE))
-
-    def _scored(
-        self, base: str, words: list[str], answer: str, metadata: str, responses: list[str], *, executing: bool
-    ) -> None:
-        try:
-            score = self._prepared(base, answer, metadata)
-            extract = self._extraction(*words) if words else None
-        except RolloutError as error:
-            key = "unusable" if isinstance(error, ProblemError) else "fault"
-            for _ in responses:
-                self._say(said({key: str(error)}))
-            return
-        own = base.startswith("python:")
-        reply = partial(_reply, score, extract, faults=not own)
-        # Whoever executes a response may be made to say anything.
-        kinds = ("error",) if own else ("error", "unusable")
-        limits, late = self._limits, 0
-        for response in responses:
-            if executing:
-                verdict = in_a_child(partial(reply, response=response), limits, kinds=kinds)
-                self._say(said(verdict))
-                late += verdict == limits.late
-                if late == PATIENCE:
-                    limits = replace(self._limits, wall_seconds=self._seconds)
-                continue
-            # Without a handler the signal ends the process, even inside a C function.
-            signal.setitimer(signal.ITIMER_PROF, self._seconds)
-            self._say(reply(response=response))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-    def _checked(self, base: str) -> None:
-        try:
-            self._prepared(base, "", "")
-        except RolloutError as error:
-            self._say(said({"fault": str(error)}))
-            return
-        # Where each response is scored in a process of its own, one must be able to start and to answer.
-        reply: Reply = in_a_child(lambda: said(1), self._limits) if self._judge.executing(base) else 1
-        self._say(said(reply))
-
-    def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
-        """Return the function that scores a response, made in a time of its own."""
-        if base == "exact":
-            return self._known.prepare(base, answer, metadata)
-        if self._judge.executing(base) and not self._may_execute:
-            raise RolloutError(
-                f"the verifier {base} may execute what a response says, and this machine's kernel does not let it be "
-                "cut off from the network and from writing files: score elsewhere, or set allow_unisolated if that is "
-                "acceptable"
-            )
-        signal.setitimer(signal.ITIMER_PROF, max(PREPARING_SECONDS, self._seconds))
-        try:
-            return self._judge.prepare(base, answer, metadata)
-        except RolloutError as error:
-            raise ProblemError(str(error)) from None
-        except Exception as error:
-            raise ProblemError(f"the rule {base} cannot be prepared for it ({broken(error)})") from None
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-
-    def _drawn(self, draw: dict[str, Any]) -> None:
-        """Generate a problem in a child and write it down."""
-
-        def problem() -> bytes:
-            try:
-                return said({"problem": self._judge.draw(**draw)})
-            except RolloutError as error:
-                return said({"fault": str(error)})
-            except Exception as error:
-                return said({"error": broken(error)})
-
-        kinds = ("error", "fault", "problem")
-        self._say(said(in_a_child(problem, self._limits, kinds=kinds, largest=LARGEST_PROBLEM)))
-
-    def _say(self, line: bytes) -> None:
-        self._hold(numbered(self._request, self._number, line))
-        self._number += 1
-
-    def _hold(self, line: bytes) -> None:
-        self._held.append(line)
-        # Each write wakes a thread of the engine's process.
-        if self._one_by_one or time.monotonic() - self._written > HELD_SECONDS:
-            self._write()
-
-    def _write(self) -> None:
-        left = memoryview(b"".join(self._held))
-        self._held.clear()
-        while left:
-            left = left[os.write(self._replies, left) :]
-        self._written = time.monotonic()
-
-
-def _tried(places: dict[str, Any]) -> bytes:
-    return said({"probes": json.dumps(tried(places))})
-
-
-def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
-    """Score a response; return the line that says its score, or how it broke its rule.
-
-    Args:
-        extract: How the answer is extracted, or None.
-        faults: Believe an error that says that the problem is at fault; a response that is executed could raise it.
-    """
-    # Taken before anything is executed, and not looked up again: a response may replace what modules hold.
-    encode, kind, numbers = encode_basestring_ascii, type, (bool, int, float)
-    try:
-        found = response if extract is None else extract(response)
-        value: Any = 0.0 if found is None else score(found)
-    except RolloutError as error:
-        return b'{"%b": %b}\n' % (b"unusable" if faults else b"error", encode(str(error)).encode())
-    except Exception as error:
-        return b'{"error": %b}\n' % encode(broken(error)).encode()
-    # Not isinstance: a class of a response's making could say anything of itself.
-    if kind(value) not in numbers or not 0 <= value <= 1:
-        reason = f"error: a verifier must return a number from 0 to 1, not {kind(value).__name__}"
-        return b'{"error": %b}\n' % encode(reason).encode()
-    return b"%a\n" % (0.0 + value)
-
-
-def broken(error: BaseException) -> str:
-    """Return one short line about an exception."""
-    words = " ".join(str(error).split())
-    return f"error: {type(error).__name__}: {words[:100]}" if words else f"error: {type(error).__name__}"
-
-
-AGAIN = os.EX_TEMPFAIL
-"""Exit code of a worker that could start no process: the response that it was to score is to be scored again."""
-NO_PROCESS = "no process can be started to score a response"
-
-
-def nurse(settings: dict[str, Any], report: layers.Report) -> None:
-    """Load the library of a lane, give up all rights, and keep one worker running.
-
-    Args:
-        report: The layers entered so far.
-    """
-    layers.die_with_parent()
-    if os.getpid() != 1:
-        # Whoever kills all processes that there are must be in a namespace.
-        report = {**report, "processes": ""}
-    given, replies = os.dup(0), os.dup(1)
-    # What a library prints must not become a verdict.
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for standard in (0, 1):
-        os.dup2(nothing, standard)
-    try:
-        judge: Judge = load(settings["lane"], _apart(settings, report))
-        settings = {**settings, "processes": layers.most_processes(report)}
-        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
-        if settings["bubblewrap"]:
-            report = layers.with_bubblewrap(report)
-    except RolloutError as error:
-        _write(replies, {"fault": str(error)})
-        return
-    except Exception as error:
-        _write(replies, {"fault": f"the sandbox that scores cannot be set up ({broken(error)})"})
-        return
-    # Until here it says why a sandbox does not start.
-    os.dup2(nothing, 2)
-    os.close(nothing)
-    _write(replies, {"ready": report})
-    # What is there by now stays shared with the workers.
-    gc.collect()
-    gc.freeze()
-    contained = layers.contained(report)
-    while True:
-        worker = _forked_worker()
-        if worker == 0:
-            layers.limit(settings["memory_bytes"], alone=layers.counted_alone(report))
-            _work(Worker(judge, settings, report, given=given, replies=replies))
-        if worker is None:
-            _write(replies, {"died": NO_PROCESS, "again": True})
-            return
-        status = _waited(worker)
-        if status == 0:
-            return
-        _clear(contained=contained)
-        again = os.waitstatus_to_exitcode(status) == AGAIN
-        _write(replies, {"died": NO_PROCESS if again else _why(status, settings["seconds"]), "again": again})
-
-
-def _forked_worker() -> int | None:
-    """Fork, as soon as that is possible; return None where it is not for a while."""
-    for _ in range(20):
-        try:
-            return os.fork()
-        except OSError:
-            time.sleep(FORK_SECONDS / 20)
-    return None
-
-
-def _apart(settings: dict[str, Any], report: layers.Report) -> Apart:
-    """What keeps a program of ``runs`` apart from the process that starts it, besides this sandbox."""
-    if not settings["bubblewrap"]:
-        return Apart()
-    if settings["root"] and not report["user"].startswith("uid "):
-        raise RolloutError("bubblewrap would run programs as root, whose number of processes the kernel does not limit")
-    return layers.apart(settings["bubblewrap"], settings["readable"])
-
-
-def _work(worker: Worker) -> None:
-    status = 1
-    try:
-        layers.die_with_parent()
-        worker.work()
-        status = 0
-    except NoProcessError:
-        status = AGAIN
-    finally:
-        os._exit(status)
-
-
-def _waited(worker: int) -> int:
-    """Reap whatever ends, orphans too, until the worker has; return its status."""
-    while True:
-        pid, status = os.wait()
-        if pid == worker:
-            return status
-
-
-def _clear(*, contained: bool) -> None:
-    """Kill and reap all that a worker left behind."""
-    if contained:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(-1, signal.SIGKILL)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0 if contained else os.WNOHANG) != (0, 0):
-            pass
-
-
-def _why(status: int, seconds: float) -> str:
-    """What the end of a worker means."""
-    number = os.waitstatus_to_exitcode(status)
-    if number == -signal.SIGPROF:
-        return f"deadline: more than {seconds:g} s of processor time"
-    return f"the verifier's process ended ({ended(number)})"
-
-
-def _write(replies: int, line: dict[str, Any]) -> None:
-    try:
-        os.write(replies, json.dumps(line).encode() + b"\n")
-    except BrokenPipeError:
-        # The engine's process is gone.
-        os._exit(0)
-
-
-POLL_SECONDS = 0.2
-"""Interval between looks where the kernel has no file descriptor for a process."""
+"""Responses to a problem that may take all their time by the clock; the others then have only ``seconds``."""
+HEAD = struct.Struct("=16sI")
+"""Beginning of a reply: the number drawn, and the length of the rest."""
+LARGEST_REPLY = 4096
+MOST_FILES = 4096
+"""File descriptors that a library may have opened before its number was limited are below this."""
+GONE_SECONDS = 5.0
+"""Timeout for the end of killed processes."""
+FORK_SECONDS = 1.0
+"""Timeout for forking a process, while the machine or its user has too many."""
 
 
 def launch(settings: dict[str, Any]) -> None:
@@ -760,3 +131,616 @@ def _end_children() -> None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(child), signal.SIGKILL)
             os.wait()
+
+
+def nurse(settings: dict[str, Any], report: layers.Report) -> None:
+    """Load the library of a pool, give up all rights, and keep one worker running.
+
+    Args:
+        report: The layers entered so far.
+    """
+    layers.die_with_parent()
+    if os.getpid() != 1:
+        # Whoever kills all processes that there are must be in a namespace.
+        report = {**report, "processes": ""}
+    given, replies = os.dup(0), os.dup(1)
+    # What a library prints must not become a verdict.
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nothing, standard)
+    try:
+        judge: Judge = load(settings["pool"], _apart(settings, report))
+        settings = {**settings, "processes": layers.most_processes(report)}
+        report = layers.restrict(report, settings["readable"], settings["without"], execute=settings["executes"])
+        if settings["bubblewrap"]:
+            report = layers.with_bubblewrap(report)
+    except RolloutError as error:
+        _write(replies, {"fault": str(error)})
+        return
+    except Exception as error:
+        _write(replies, {"fault": f"the sandbox that scores cannot be set up ({broken(error)})"})
+        return
+    # Until here it says why a sandbox does not start.
+    os.dup2(nothing, 2)
+    os.close(nothing)
+    _write(replies, {"ready": report})
+    # What is there by now stays shared with the workers.
+    gc.collect()
+    gc.freeze()
+    contained = layers.contained(report)
+    while True:
+        worker = _forked_worker()
+        if worker == 0:
+            layers.limit(settings["memory_bytes"], alone=layers.counted_alone(report))
+            _work(Worker(judge, settings, report, given=given, replies=replies))
+        if worker is None:
+            _write(replies, {"died": NO_PROCESS, "again": True})
+            return
+        status = _waited(worker)
+        if status == 0:
+            return
+        _clear(contained=contained)
+        again = os.waitstatus_to_exitcode(status) == AGAIN
+        _write(replies, {"died": NO_PROCESS if again else _why(status, settings["seconds"]), "again": again})
+
+
+def _forked_worker() -> int | None:
+    """Fork, as soon as that is possible; return None where it is not for a while."""
+    for _ in range(20):
+        try:
+            return os.fork()
+        except OSError:
+            time.sleep(FORK_SECONDS / 20)
+    return None
+
+
+def _apart(settings: dict[str, Any], report: layers.Report) -> Apart:
+    """Return what keeps a program of ``runs`` apart from the process that starts it, besides this sandbox."""
+    if not settings["bubblewrap"]:
+        return Apart()
+    if settings["root"] and not report["user"].startswith("uid "):
+        raise RolloutError("bubblewrap would run programs as root, whose number of processes the kernel does not limit")
+    return layers.apart(settings["bubblewrap"], settings["readable"])
+
+
+def _work(worker: Worker) -> None:
+    status = 1
+    try:
+        layers.die_with_parent()
+        worker.work()
+        status = 0
+    except NoProcessError:
+        status = AGAIN
+    finally:
+        os._exit(status)
+
+
+def _waited(worker: int) -> int:
+    """Reap whatever ends, orphans too, until the worker has; return its status."""
+    while True:
+        pid, status = os.wait()
+        if pid == worker:
+            return status
+
+
+def _clear(*, contained: bool) -> None:
+    """Kill and reap all that a worker left behind."""
+    if contained:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, 0 if contained else os.WNOHANG) != (0, 0):
+            pass
+
+
+def _why(status: int, seconds: float) -> str:
+    """Return what the end of a worker means."""
+    number = os.waitstatus_to_exitcode(status)
+    if number == -signal.SIGPROF:
+        return f"deadline: more than {seconds:g} s of processor time"
+    return f"the verifier's process ended ({ended(number)})"
+
+
+def _write(replies: int, line: dict[str, Any]) -> None:
+    try:
+        os.write(replies, json.dumps(line).encode() + b"\n")
+    except BrokenPipeError:
+        # The engine's process is gone.
+        os._exit(0)
+
+
+class Worker:
+    """Scores what it reads until its input ends.
+
+    Args:
+        judge: Scores the rules of this pool.
+        given: File descriptor of the requests, a JSON line each.
+        replies: File descriptor of the replies (``frames.numbered``). They are written together, or one by one where
+            the request asks for it, so that it shows which response ended the process.
+    """
+
+    def __init__(
+        self, judge: Judge, settings: dict[str, Any], report: layers.Report, *, given: int, replies: int
+    ) -> None:
+        self._judge = judge
+        self._given, self._replies = given, replies
+        self._buffered: list[bytes] = []
+        self._request, self._number = 0, 0
+        self._known = TextJudge()
+        self._one_by_one, self._written = False, 0.0
+        self._may_execute = layers.isolated(report) or settings["allow_unisolated"]
+        self._seconds: float = settings["seconds"]
+        self._limits = limits_in(
+            report, seconds=self._seconds, wall_seconds=settings["wall_seconds"], processes=settings["processes"]
+        )
+        self._extraction: Callable[..., Extraction] = lru_cache(maxsize=64)(lambda *words: extraction(words))
+
+    def work(self) -> None:
+        """Answer requests until there are no more.
+
+        Raises:
+            NoProcessError: A response needs a process, and none can be started.
+        """
+        with os.fdopen(self._given, "rb") as lines:
+            for line in lines:
+                request = json.loads(line)
+                self._request, self._number = request["id"], 0
+                self._one_by_one, self._written = request["one_by_one"], time.monotonic()
+                self._buffer(numbered(self._request, READ))
+                self._write()
+                try:
+                    self._answer(request)
+                finally:
+                    self._write()
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        for base in request.get("check", ()):
+            self._checked(base)
+        groups = request.get("groups", ())
+        # Known responses take the way of the others.
+        executing = any(self._judge.executing(group[0]) for group in groups)
+        before, after = request.get("known", ((), ()))
+        if before:
+            self._scored(*before, executing=executing)
+        for group in groups:
+            self._scored(*group, executing=self._judge.executing(group[0]))
+        if after:
+            self._scored(*after, executing=executing)
+        for draw in request.get("draws", ()):
+            self._drawn(draw)
+        for targets in request.get("probes", ()):
+            self._say(said(in_a_child(partial(_tried, targets), self._limits, kinds=("probes",))))
+        self._buffer(numbered(self._request, COMPLETE))
+
+    def _scored(
+        self, base: str, words: list[str], answer: str, metadata: str, responses: list[str], *, executing: bool
+    ) -> None:
+        try:
+            score = self._prepared(base, answer, metadata)
+            extract = self._extraction(*words) if words else None
+        except RolloutError as error:
+            key = "unusable" if isinstance(error, ProblemError) else "fault"
+            for _ in responses:
+                self._say(said({key: str(error)}))
+            return
+        own = base.startswith("python:")
+        reply = partial(_reply, score, extract, faults=not own)
+        # Whoever executes a response may be made to say anything.
+        kinds = ("error",) if own else ("error", "unusable")
+        limits, late = self._limits, 0
+        for response in responses:
+            if executing:
+                verdict = in_a_child(partial(reply, response=response), limits, kinds=kinds)
+                self._say(said(verdict))
+                late += verdict == limits.late
+                if late == PATIENCE:
+                    limits = replace(self._limits, wall_seconds=self._seconds)
+                continue
+            # Without a handler the signal ends the process, even inside a C function.
+            signal.setitimer(signal.ITIMER_PROF, self._seconds)
+            self._say(reply(response=response))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _checked(self, base: str) -> None:
+        try:
+            self._prepared(base, "", "")
+        except RolloutError as error:
+            self._say(said({"fault": str(error)}))
+            return
+        # Where each response is scored in a process of its own, one must be able to start and to answer.
+        reply: Reply = in_a_child(lambda: said(1), self._limits) if self._judge.executing(base) else 1
+        self._say(said(reply))
+
+    def _prepared(self, base: str, answer: str, metadata: str) -> Scored:
+        """Return the function that scores a response, made within a time limit of its own."""
+        if base == "exact":
+            return self._known.prepare(base, answer, metadata)
+        if self._judge.executing(base) and not self._may_execute:
+            raise RolloutError(
+                f"the verifier {base} may execute what a response says, and this machine's kernel does not let it be "
+                "cut off from the network and from writing files: score elsewhere, or set allow_unisolated if that is "
+                "acceptable"
+            )
+        signal.setitimer(signal.ITIMER_PROF, max(PREPARING_SECONDS, self._seconds))
+        try:
+            return self._judge.prepare(base, answer, metadata)
+        except RolloutError as error:
+            raise ProblemError(str(error)) from None
+        except Exception as error:
+            raise ProblemError(f"the rule {base} cannot be prepared for it ({broken(error)})") from None
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _drawn(self, draw: dict[str, Any]) -> None:
+        """Generate a problem in a child and write it down."""
+
+        def problem() -> bytes:
+            try:
+                return said({"problem": self._judge.draw(**draw)})
+            except RolloutError as error:
+                return said({"fault": str(error)})
+            except Exception as error:
+                return said({"error": broken(error)})
+
+        kinds = ("error", "fault", "problem")
+        self._say(said(in_a_child(problem, self._limits, kinds=kinds, largest=LARGEST_PROBLEM)))
+
+    def _say(self, line: bytes) -> None:
+        self._buffer(numbered(self._request, self._number, line))
+        self._number += 1
+
+    def _buffer(self, line: bytes) -> None:
+        self._buffered.append(line)
+        # Each write wakes a thread of the engine's process.
+        if self._one_by_one or time.monotonic() - self._written > BUFFER_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        left = memoryview(b"".join(self._buffered))
+        self._buffered.clear()
+        while left:
+            left = left[os.write(self._replies, left) :]
+        self._written = time.monotonic()
+
+
+def _tried(targets: dict[str, Any]) -> bytes:
+    return said({"probes": json.dumps(tried(targets))})
+
+
+def _reply(score: Scored, extract: Extraction | None, *, faults: bool, response: str) -> bytes:
+    """Score a response; return the line that says its score, or how it broke its rule.
+
+    Args:
+        extract: Extracts the answer, or None.
+        faults: Whether to believe an error that blames the problem; a response that is executed could raise it.
+    """
+    # Taken before anything is executed, and not looked up again: a response may replace what modules hold.
+    encode, kind, numbers = encode_basestring_ascii, type, (bool, int, float)
+    try:
+        found = response if extract is None else extract(response)
+        value: Any = 0.0 if found is None else score(found)
+    except RolloutError as error:
+        return b'{"%b": %b}\n' % (b"unusable" if faults else b"error", encode(str(error)).encode())
+    except Exception as error:
+        return b'{"error": %b}\n' % encode(broken(error)).encode()
+    # Not isinstance: a class of a response's making could say anything of itself.
+    if kind(value) not in numbers or not 0 <= value <= 1:
+        reason = f"error: a verifier must return a number from 0 to 1, not {kind(value).__name__}"
+        return b'{"error": %b}\n' % encode(reason).encode()
+    return b"%a\n" % (0.0 + value)
+
+
+def broken(error: BaseException) -> str:
+    """Return one short line about an exception."""
+    words = " ".join(str(error).split())
+    return f"error: {type(error).__name__}: {words[:100]}" if words else f"error: {type(error).__name__}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a child.
+
+    Attributes:
+        contained: Whether the sandbox has a process namespace: all that a child leaves behind can be killed at once.
+        landlock: Version of Landlock that the sandbox has, 0 for none; it can be nested.
+        filter: Filter of system calls (``kernel.compiled``); empty where the sandbox filters none.
+        processes: Processes that the kernel may count when it starts another.
+    """
+
+    seconds: float
+    wall_seconds: float
+    contained: bool
+    landlock: int
+    filter: bytes
+    processes: int
+
+    @property
+    def late(self) -> Reply:
+        """The reply for a response that took more by the clock."""
+        return {"error": f"deadline: more than {self.wall_seconds:g} s by the clock"}
+
+
+def limits_in(report: layers.Report, *, seconds: float, wall_seconds: float, processes: int) -> Limits:
+    """Return the limits of children in a sandbox."""
+    contained = layers.contained(report)
+    version = kernel.version_in(report["files"])
+    filtered = b""
+    if report["seccomp"]:
+        signals = contained and version >= kernel.FIRST_WITH_SIGNALS
+        filtered = kernel.compiled(kernel.of_response(signals=signals, groups=contained))
+    return Limits(
+        seconds=seconds,
+        wall_seconds=wall_seconds,
+        contained=contained,
+        landlock=version,
+        filter=filtered,
+        processes=processes,
+    )
+
+
+class NoProcessError(Exception):
+    """No process can be started: the machine or its user has too many, or too little memory."""
+
+
+def in_a_child(
+    work: Callable[[], bytes],
+    limits: Limits,
+    *,
+    kinds: Collection[str] = ("error", "fault"),
+    largest: int = LARGEST_REPLY,
+) -> Reply:
+    """Run a function in a forked process that is killed with all its descendants; return its reply, or how it broke.
+
+    Args:
+        kinds: Keys that its reply may have if it is no score.
+        largest: Bytes of the longest line.
+
+    Raises:
+        NoProcessError: It cannot be forked.
+    """
+    secret = os.urandom(16)
+    child, reading, writing, key = _forked(secret)
+    if child == 0:
+        _run(work, writing, key, limits)
+    os.close(writing)
+    os.close(key)
+    data, late = _read(reading, child, HEAD.size + largest, limits.wall_seconds)
+    _kill(child, contained=limits.contained)
+    _, status, used = os.wait4(child, 0)
+    _wait_for_others(child, contained=limits.contained)
+    data += _left(reading)
+    os.close(reading)
+    if late:
+        return limits.late
+    if not data:
+        return {"error": _broken(status, used.ru_utime + used.ru_stime, limits)}
+    if len(data) >= HEAD.size:
+        number, length = HEAD.unpack_from(data)
+        if number == secret and length == len(data) - HEAD.size:
+            with contextlib.suppress(FrameError):
+                return reply_in(data[HEAD.size :], kinds)
+    return {"error": NO_VERDICT}
+
+
+def _forked(secret: bytes) -> tuple[int, int, int, int]:
+    """Fork; return the child (0 in the child), the ends of a pipe from it, and the end of one with the secret."""
+    end = time.monotonic() + FORK_SECONDS
+    while True:
+        opened: list[int] = []
+        try:
+            opened += os.pipe()
+            opened += os.pipe()
+            os.write(opened[3], secret)
+            os.close(opened.pop())
+            return os.fork(), opened[0], opened[1], opened[2]
+        except OSError as error:
+            for descriptor in opened:
+                os.close(descriptor)
+            if time.monotonic() > end:
+                raise NoProcessError(f"no process can be started to score a response ({error.strerror})") from None
+        time.sleep(FORK_SECONDS / 20)
+
+
+def _run(work: Callable[[], bytes], writing: int, key: int, limits: Limits) -> NoReturn:
+    # Taken before anything is executed: a response may replace what modules and builtins hold.
+    read, write, leave, head, length = os.read, os.write, os._exit, HEAD.pack, len
+    try:
+        confine(limits, keep=(writing, key))
+        line = work()
+        write(writing, head(read(key, 16), length(line)) + line)
+    finally:
+        leave(0)
+
+
+def confine(limits: Limits, keep: Collection[int]) -> None:
+    """Restrict this process for executing a response: after this it can set no limit, open no socket, change no file.
+
+    Args:
+        keep: The only file descriptors above 2 that stay open.
+
+    Raises:
+        OSError: A layer that the sandbox has cannot be entered.
+    """
+    first = 3
+    for descriptor in sorted(keep):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, MOST_FILES)
+    layers.die_with_parent()
+    os.setpgid(0, 0)
+    if limits.landlock:
+        kernel.nest()
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NPROC, (limits.processes, limits.processes))
+    # The first limit is exact, the second cannot be ignored.
+    whole = math.floor(limits.seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole))
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
+    if limits.filter:
+        # Last: it refuses all that was done here.
+        kernel.enter_filter(limits.filter)
+
+
+def _read(reading: int, child: int, most: int, seconds: float) -> tuple[bytes, bool]:
+    """Read a reply until it is whole, the child ends, or the time is up; return whether it was up."""
+    try:
+        # Others that the child has started may keep its pipe open.
+        ending = [os.pidfd_open(child)]
+    except (AttributeError, OSError):
+        ending = []
+    try:
+        return _read_until(reading, ending, most, time.monotonic() + seconds)
+    finally:
+        for descriptor in ending:
+            os.close(descriptor)
+
+
+def _read_until(reading: int, ending: list[int], most: int, end: float) -> tuple[bytes, bool]:
+    data = b""
+    while True:
+        left = end - time.monotonic()
+        ready = select.select([reading, *ending], [], [], left)[0] if left > 0 else []
+        if not ready:
+            return data, True
+        if reading not in ready:
+            return data, False
+        part = os.read(reading, most + 1 - len(data))
+        data += part
+        if not part or len(data) > most:
+            return data, False
+        if len(data) >= HEAD.size and len(data) >= HEAD.size + HEAD.unpack_from(data)[1]:
+            return data, False
+
+
+def _left(reading: int) -> bytes:
+    """Return bytes that a child has written besides its reply."""
+    os.set_blocking(reading, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(reading, 1)
+    return b""
+
+
+def _kill(child: int, *, contained: bool) -> None:
+    if contained:
+        # Everybody in the namespace but its first process and this one.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(child, signal.SIGKILL)
+
+
+def _wait_for_others(child: int, *, contained: bool) -> None:
+    """Wait until all that a child has started is gone: its memory must not count as the next response's."""
+    end = time.monotonic() + GONE_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < end:
+            if contained:
+                os.kill(-1, 0)
+            else:
+                os.killpg(child, 0)
+            time.sleep(0.001)
+
+
+def _broken(status: int, spent: float, limits: Limits) -> str:
+    """Return how a child ended that said nothing."""
+    code = os.waitstatus_to_exitcode(status)
+    if code in (-signal.SIGPROF, -signal.SIGXCPU) or spent >= limits.seconds:
+        return f"deadline: more than {limits.seconds:g} s of processor time"
+    why = ": too many processes, or too much memory together" if code == -signal.SIGKILL else ""
+    return f"the verifier's process ended ({ended(code)}{why})"
+
+
+def ended(code: int) -> str:
+    """Return how a process ended.
+
+    Args:
+        code: Its exit code, below 0 for a signal.
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+class Watch:
+    """Kills all processes of a response when together they take too much: no limit of the kernel counts them so.
+
+    A response is executed by a group of processes of its own (``confine``), which it can leave for another new one
+    only; all others here are in this process's group.
+
+    Args:
+        memory_bytes: Memory of their own that they may hold together; memory that forks share counts for each.
+    """
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._memory_bytes = memory_bytes
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        self._group = os.getpgrp()
+
+    def look(self) -> None:
+        """Look once."""
+        found: list[Running] = []
+        threads = 0
+        for process in descendants(os.getpid()):
+            if process.group != self._group:
+                found.append(process)
+                threads += process.threads
+            if threads > PROCESSES:
+                # No more than shows that they are too many: they multiply, and each takes this process's turns.
+                break
+        if threads <= PROCESSES and sum(map(self._own, found)) <= self._memory_bytes:
+            return
+        # A group is killed at once, whatever it is starting; whoever has left it the worker kills. What is found later
+        # may be the next response's.
+        for group in {process.group for process in found}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+
+    def _own(self, process: Running) -> int:
+        """Return the bytes that a process holds of its own, neither files nor memory shared as a file."""
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = map(int, _read_proc(f"/proc/{process.pid}/statm").split())
+            return (resident - shared) * self._page
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A running process, its process group, and its number of threads."""
+
+    pid: int
+    group: int
+    threads: int
+
+
+def descendants(ancestor: int) -> Iterator[Running]:
+    """Yield the running descendants of a process."""
+    waiting = _children(ancestor)
+    while waiting:
+        pid = waiting.pop()
+        waiting += _children(pid)
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            state, _, group, *rest = _read_proc(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            if state not in b"ZX":
+                yield Running(pid, int(group), int(rest[14]))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/task") as tasks:
+        for task in tasks:
+            with contextlib.suppress(OSError):
+                found += map(int, _read_proc(f"{task.path}/children").split())
+    return found
+
+
+def _read_proc(path: str) -> bytes:
+    """Read a file with few system calls: this competes with the processes that it watches."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(file, PART), b""))
+    finally:
+        os.close(file)

@@ -1,7 +1,4 @@
-"""Replies of the processes that score, as lines: each is checked where it is read, and made anew to be passed on.
-
-Responses known to be right or wrong, scored with every batch: a scorer that is forged or dead does not go unseen.
-"""
+"""Replies of the processes that score, as lines: each is checked where it is read, and made anew to be passed on."""
 
 from __future__ import annotations
 
@@ -14,15 +11,17 @@ from ...errors import RolloutError
 
 Reply = Any
 """A score, or a mapping of one of ``KINDS`` to a text; an ``error`` is the response's, ``unusable`` is a problem."""
+Group = tuple[str, list[str], str, str, list[str]]
+"""Rule, words of extraction, answer, metadata and responses."""
 NO_VERDICT = "the verifier's process wrote something that is not a verdict"
 KINDS = ("error", "unusable", "fault", "problem", "probes")
-"""What a mapping may say."""
+"""Keys of a mapping."""
 READ, COMPLETE = -1, -2
-"""What a line says in place of a reply's number: the request was read; all replies to it are written."""
+"""Numbers of lines that are no reply: the request was read; all replies to it are written."""
 
 
 class FrameError(RolloutError):
-    """Something was written that is not the one reply that was waited for."""
+    """A line is not the one reply that was waited for."""
 
 
 def said(reply: Reply) -> bytes:
@@ -34,7 +33,7 @@ def reply_in(line: bytes, kinds: Collection[str] = KINDS) -> Reply:
     """Return the reply that a line holds.
 
     Args:
-        kinds: What a mapping may say.
+        kinds: Keys that a mapping may have.
 
     Raises:
         FrameError: It holds anything but one score from 0 to 1, or one text of these kinds.
@@ -58,7 +57,7 @@ def numbered(request: int, number: int, line: bytes = b"\n") -> bytes:
     """Return the line that a worker writes.
 
     Args:
-        number: Which of the replies to it; ``READ`` or ``COMPLETE``.
+        number: Index of the reply, ``READ`` or ``COMPLETE``.
     """
     return b"%d %d %b" % (request, number, line)
 
@@ -80,7 +79,7 @@ def number_in(line: bytes, request: int) -> tuple[int, bytes]:
 
 
 def death_in(line: bytes) -> dict[str, Any]:
-    """Return what the process that starts workers says of one that ended: ``died``, and whether to ask ``again``.
+    """Return how a worker ended: ``died``, and whether to ask ``again``.
 
     Args:
         line: Without its end.
@@ -97,29 +96,27 @@ def death_in(line: bytes) -> dict[str, Any]:
     return end
 
 
-Group = tuple[str, list[str], str, str, list[str]]
-"""Rule, words of extraction, answer, metadata and responses."""
 ANSWERS = 64
-"""Different answers, few enough that libraries keep what they make of them."""
+"""Different answers, few enough for the caches of libraries."""
 
 
-def canaries(lane: str) -> tuple[Group, Group]:
-    """Return a right response and a wrong one.
+def known_responses(pool: str) -> tuple[Group, Group]:
+    """Return a right response and a wrong one, scored with every batch: a forged or dead scorer does not go unseen.
 
-    A lane of a user's own function has those of a comparison of texts, in the processes that call the function: what is
-    right for the function itself, nobody here knows.
+    A pool of a user's own function has those of a comparison of texts, in the processes that call the function: nobody
+    here knows a right response for the function itself.
     """
     number = random.SystemRandom().randrange(ANSWERS)
-    if lane == "runs":
+    if pool == "runs":
         tests = json.dumps([{"input": f"{number}\n", "output": str(number + 1)}])
         right, wrong = (f"print(int(input()) + {more})" for more in (1, 2))
         return ("runs", [], tests, "", [right]), ("runs", [], tests, "", [wrong])
-    base = {"math": "math", "reasoning_gym": "reasoning_gym:gcd"}.get(lane, "exact")
+    base = {"math": "math", "reasoning_gym": "reasoning_gym:gcd"}.get(pool, "exact")
     answer = str(number)
     return (base, [], answer, "", [answer]), (base, [], answer, "", [str(number + 1)])
 
 
-def check(lane: str, reply: Reply, *, right: bool) -> str:
+def check(pool: str, reply: Reply, *, right: bool) -> str:
     """Return how a known response could not be scored; an empty text where it got its score.
 
     Raises:
@@ -130,7 +127,7 @@ def check(lane: str, reply: Reply, *, right: bool) -> str:
     if (reply == 1.0) != right:
         known = "right" if right else "wrong"
         raise RolloutError(
-            f"the processes that score {lane} gave {reply:g} to a response known to be {known}: no verdict of theirs "
+            f"the processes that score {pool} gave {reply:g} to a response known to be {known}: no verdict of theirs "
             "can be believed; a library or a rule there has replaced what scores"
         )
     return ""

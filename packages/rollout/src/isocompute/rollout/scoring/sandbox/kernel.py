@@ -1,13 +1,4 @@
-"""The Linux system calls that Python has no function for.
-
-Landlock: this process and its children read only certain folders, write nothing and connect nowhere.
-
-The rights are those of the kernel's documentation (Landlock, userspace API); an older kernel knows fewer of them.
-
-The system calls that scoring needs, and with which values: all others are refused (``seccomp``).
-
-A seccomp filter: only the system calls on a list pass; all others fail with "operation not permitted".
-"""
+"""Calls of the kernel that Python has no function for: namespaces, capabilities, Landlock, filters of system calls."""
 
 from __future__ import annotations
 
@@ -115,6 +106,7 @@ def _checked(result: int) -> int:
     return result
 
 
+# The rights are those of the kernel's documentation (Landlock, userspace API); an older kernel knows fewer of them.
 VERSION_FLAG = 1
 RULE_PATH_BENEATH = 1
 FIRST_WITH_TCP, FIRST_WITH_SIGNALS = 4, 6
@@ -134,12 +126,12 @@ def version() -> int:
 
 
 def landlock_words(version: int) -> str:
-    """Return the words for a version in a report."""
+    """Return the words for a version of Landlock in a report."""
     return f"Landlock {version}"
 
 
 def version_in(words: str) -> int:
-    """Return the version that ``described`` has put in words, 0 for other words."""
+    """Return the version that ``landlock_words`` put in words, 0 for other words."""
     name, _, number = words.partition(" ")
     return int(number) if name == "Landlock" else 0
 
@@ -152,7 +144,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], *, execute:
     Args:
         readable: Folders and files that may be read; those that do not exist are passed over.
         writable: Files, such as devices, that may be written too.
-        execute: Programs in the readable folders may be run.
+        execute: Whether programs in the readable folders may be run.
 
     Returns:
         The version of Landlock's interface.
@@ -194,7 +186,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def nest() -> None:
-    """Enter a domain of its own: this process can then neither trace nor, from version 6 on, signal its parent.
+    """Enter a domain of Landlock: this process can then neither trace nor, from version 6 on, signal its parent.
 
     Raises:
         OSError: The kernel has no Landlock, or refuses.
@@ -223,181 +215,56 @@ def _enter(ruleset: int) -> None:
 
 NUMBERS: Mapping[str, tuple[int, int]] = {
     # Reading and writing.
-    "read": (0, 63),
-    "write": (1, 64),
-    "readv": (19, 65),
-    "writev": (20, 66),
-    "pread64": (17, 67),
-    "pwrite64": (18, 68),
-    "preadv": (295, 69),
-    "pwritev": (296, 70),
-    "preadv2": (327, 286),
-    "pwritev2": (328, 287),
-    "lseek": (8, 62),
-    "close": (3, 57),
-    "close_range": (436, 436),
-    "dup": (32, 23),
-    "dup2": (33, -1),
-    "dup3": (292, 24),
-    "pipe": (22, -1),
-    "pipe2": (293, 59),
-    "sendfile": (40, 71),
-    "splice": (275, 76),
-    "tee": (276, 77),
-    "poll": (7, -1),
-    "ppoll": (271, 73),
-    "select": (23, -1),
-    "pselect6": (270, 72),
-    "epoll_create": (213, -1),
-    "epoll_create1": (291, 20),
-    "epoll_ctl": (233, 21),
-    "epoll_wait": (232, -1),
-    "epoll_pwait": (281, 22),
-    "epoll_pwait2": (441, 441),
-    "eventfd": (284, -1),
-    "eventfd2": (290, 19),
+    "read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67),
+    "pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287),
+    "lseek": (8, 62), "close": (3, 57), "close_range": (436, 436), "dup": (32, 23), "dup2": (33, -1),
+    "dup3": (292, 24), "pipe": (22, -1), "pipe2": (293, 59), "sendfile": (40, 71), "splice": (275, 76),
+    "tee": (276, 77), "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
+    "epoll_create": (213, -1), "epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, -1),
+    "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441), "eventfd": (284, -1), "eventfd2": (290, 19),
     # Looking at files.
-    "open": (2, -1),
-    "openat": (257, 56),
-    "access": (21, -1),
-    "faccessat": (269, 48),
-    "faccessat2": (439, 439),
-    "stat": (4, -1),
-    "fstat": (5, 80),
-    "lstat": (6, -1),
-    "newfstatat": (262, 79),
-    "statx": (332, 291),
-    "statfs": (137, 43),
-    "fstatfs": (138, 44),
-    "getdents": (78, -1),
-    "getdents64": (217, 61),
-    "readlink": (89, -1),
-    "readlinkat": (267, 78),
-    "getcwd": (79, 17),
-    "chdir": (80, 49),
-    "fchdir": (81, 50),
-    "fadvise64": (221, 223),
-    "readahead": (187, 213),
-    "getxattr": (191, 8),
-    "lgetxattr": (192, 9),
-    "fgetxattr": (193, 10),
-    "listxattr": (194, 11),
-    "llistxattr": (195, 12),
-    "flistxattr": (196, 13),
-    "umask": (95, 166),
+    "open": (2, -1), "openat": (257, 56), "access": (21, -1), "faccessat": (269, 48), "faccessat2": (439, 439),
+    "stat": (4, -1), "fstat": (5, 80), "lstat": (6, -1), "newfstatat": (262, 79), "statx": (332, 291),
+    "statfs": (137, 43), "fstatfs": (138, 44), "getdents": (78, -1), "getdents64": (217, 61), "readlink": (89, -1),
+    "readlinkat": (267, 78), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "fadvise64": (221, 223),
+    "readahead": (187, 213), "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10),
+    "listxattr": (194, 11), "llistxattr": (195, 12), "flistxattr": (196, 13), "umask": (95, 166),
     # Memory.
-    "brk": (12, 214),
-    "mmap": (9, 222),
-    "munmap": (11, 215),
-    "mremap": (25, 216),
-    "mprotect": (10, 226),
-    "madvise": (28, 233),
-    "get_mempolicy": (239, 236),
-    "pkey_alloc": (330, 289),
-    "pkey_free": (331, 290),
-    "pkey_mprotect": (329, 288),
-    "membarrier": (324, 283),
+    "brk": (12, 214), "mmap": (9, 222), "munmap": (11, 215), "mremap": (25, 216), "mprotect": (10, 226),
+    "madvise": (28, 233), "get_mempolicy": (239, 236), "pkey_alloc": (330, 289), "pkey_free": (331, 290),
+    "pkey_mprotect": (329, 288), "membarrier": (324, 283),
     # Time.
-    "clock_gettime": (228, 113),
-    "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115),
-    "nanosleep": (35, 101),
-    "gettimeofday": (96, 169),
-    "time": (201, -1),
-    "times": (100, 153),
-    "getitimer": (36, 102),
-    "setitimer": (38, 103),
-    "alarm": (37, -1),
-    "timer_create": (222, 107),
-    "timer_settime": (223, 110),
-    "timer_gettime": (224, 108),
-    "timer_getoverrun": (225, 109),
-    "timer_delete": (226, 111),
-    "timerfd_create": (283, 85),
-    "timerfd_settime": (286, 86),
-    "timerfd_gettime": (287, 87),
-    "pause": (34, -1),
+    "clock_gettime": (228, 113), "clock_getres": (229, 114), "clock_nanosleep": (230, 115), "nanosleep": (35, 101),
+    "gettimeofday": (96, 169), "time": (201, -1), "times": (100, 153), "getitimer": (36, 102), "setitimer": (38, 103),
+    "alarm": (37, -1), "timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108),
+    "timer_getoverrun": (225, 109), "timer_delete": (226, 111), "timerfd_create": (283, 85),
+    "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87), "pause": (34, -1),
     # Processes and threads.
-    "clone": (56, 220),
-    "fork": (57, -1),
-    "vfork": (58, -1),
-    "exit": (60, 93),
-    "exit_group": (231, 94),
-    "wait4": (61, 260),
-    "waitid": (247, 95),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "set_tid_address": (218, 96),
-    "set_robust_list": (273, 99),
-    "get_robust_list": (274, 100),
-    "rseq": (334, 293),
-    "futex": (202, 98),
-    "gettid": (186, 178),
-    "getpid": (39, 172),
-    "getppid": (110, 173),
-    "getpgrp": (111, -1),
-    "getpgid": (121, 155),
-    "getsid": (124, 156),
-    "setpgid": (109, 154),
-    "setsid": (112, 157),
-    "arch_prctl": (158, -1),
-    "prctl": (157, 167),
-    "sched_yield": (24, 124),
-    "sched_getaffinity": (204, 123),
-    "sched_getparam": (143, 121),
-    "sched_getscheduler": (145, 120),
-    "sched_get_priority_max": (146, 125),
-    "sched_get_priority_min": (147, 126),
-    "sched_rr_get_interval": (148, 127),
-    "getpriority": (140, 141),
-    "getcpu": (309, 168),
-    "pidfd_open": (434, 434),
+    "clone": (56, 220), "fork": (57, -1), "vfork": (58, -1), "exit": (60, 93), "exit_group": (231, 94),
+    "wait4": (61, 260), "waitid": (247, 95), "execve": (59, 221), "execveat": (322, 281),
+    "set_tid_address": (218, 96), "set_robust_list": (273, 99), "get_robust_list": (274, 100), "rseq": (334, 293),
+    "futex": (202, 98), "gettid": (186, 178), "getpid": (39, 172), "getppid": (110, 173), "getpgrp": (111, -1),
+    "getpgid": (121, 155), "getsid": (124, 156), "setpgid": (109, 154), "setsid": (112, 157), "arch_prctl": (158, -1),
+    "prctl": (157, 167), "sched_yield": (24, 124), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121),
+    "sched_getscheduler": (145, 120), "sched_get_priority_max": (146, 125), "sched_get_priority_min": (147, 126),
+    "sched_rr_get_interval": (148, 127), "getpriority": (140, 141), "getcpu": (309, 168), "pidfd_open": (434, 434),
     "restart_syscall": (219, 128),
     # Signals.
-    "rt_sigaction": (13, 134),
-    "rt_sigprocmask": (14, 135),
-    "rt_sigreturn": (15, 139),
-    "rt_sigpending": (127, 136),
-    "rt_sigsuspend": (130, 133),
-    "rt_sigtimedwait": (128, 137),
-    "sigaltstack": (131, 132),
-    "signalfd": (282, -1),
-    "signalfd4": (289, 74),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
+    "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136),
+    "rt_sigsuspend": (130, 133), "rt_sigtimedwait": (128, 137), "sigaltstack": (131, 132), "signalfd": (282, -1),
+    "signalfd4": (289, 74), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
     # Itself and the machine.
-    "getuid": (102, 174),
-    "geteuid": (107, 175),
-    "getgid": (104, 176),
-    "getegid": (108, 177),
-    "getresuid": (118, 148),
-    "getresgid": (120, 150),
-    "getgroups": (115, 158),
-    "capget": (125, 90),
-    "uname": (63, 160),
-    "sysinfo": (99, 179),
-    "getrusage": (98, 165),
-    "getrlimit": (97, 163),
-    "prlimit64": (302, 261),
-    "getrandom": (318, 278),
+    "getuid": (102, 174), "geteuid": (107, 175), "getgid": (104, 176), "getegid": (108, 177), "getresuid": (118, 148),
+    "getresgid": (120, 150), "getgroups": (115, 158), "capget": (125, 90), "uname": (63, 160), "sysinfo": (99, 179),
+    "getrusage": (98, 165), "getrlimit": (97, 163), "prlimit64": (302, 261), "getrandom": (318, 278),
     # Own pairs of sockets.
-    "socketpair": (53, 199),
-    "sendto": (44, 206),
-    "recvfrom": (45, 207),
-    "recvmsg": (47, 212),
-    "shutdown": (48, 210),
-    "getsockopt": (55, 209),
-    "getsockname": (51, 204),
-    "getpeername": (52, 205),
+    "socketpair": (53, 199), "sendto": (44, 206), "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210),
+    "getsockopt": (55, 209), "getsockname": (51, 204), "getpeername": (52, 205),
     # Descriptors.
-    "ioctl": (16, 29),
-    "fcntl": (72, 25),
+    "ioctl": (16, 29), "fcntl": (72, 25),
     # What restricts further.
-    "landlock_create_ruleset": (444, 444),
-    "landlock_add_rule": (445, 445),
-    "landlock_restrict_self": (446, 446),
-}
+    "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
+}  # fmt: skip
 """Numbers on x86-64 and on 64-bit Arm (``asm/unistd_64.h``, ``asm-generic/unistd.h``); -1 where there is none."""
 OWN_PROCESS = 0x7FFF_FFFE
 """Stands for the number of the process that is restricted."""
@@ -405,13 +272,12 @@ OWN_PROCESS = 0x7FFF_FFFE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What an argument of a system call may be.
+    """Values that an argument of a system call may have.
 
     Attributes:
-        argument: Which argument, from 0.
-        allowed: Its values.
-        mask: Bits that are looked at.
-        wide: It is a pointer, all 64 bits of which count; the kernel reads the lower 32 of all others here.
+        argument: Index of the argument, from 0.
+        mask: Bits that are compared.
+        wide: Whether it is a pointer, all 64 bits of which count; the kernel reads the lower 32 of all others here.
     """
 
     argument: int
@@ -421,7 +287,7 @@ class Values:
 
 
 Calls = Mapping[str, tuple[Values, ...]]
-"""System calls that are allowed, each with what its arguments must be."""
+"""System calls that are allowed, each with the values of its arguments."""
 
 _NEW_NAMESPACES_OR_SIBLING = 0x7E02_8000
 _SHARED_ANONYMOUS_OR_HUGE = 0x4_0021
@@ -448,7 +314,7 @@ def of_worker(*, execute: bool) -> Calls:
     """Return the calls of the processes that start what executes a response: they may still set limits.
 
     Args:
-        execute: Programs may be run.
+        execute: Whether programs may be run.
     """
     prctl = (Values(argument=0, allowed=(*_PRCTL, PR_SET_PDEATHSIG, PR_SET_SECCOMP)),)
     refused = () if execute else ("execve", "execveat")
@@ -459,8 +325,8 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
     """Return the calls of a process that executes a response; a filter before this one may allow fewer.
 
     Args:
-        signals: It may signal others: the kernel keeps its signals from what it has not started itself.
-        groups: It may leave its group of processes: all that it starts is found without.
+        signals: Whether it may signal others: the kernel keeps its signals from others than its children.
+        groups: Whether it may leave its group of processes: all that it starts is found without.
     """
     own = Values(argument=0, allowed=(OWN_PROCESS,))
     refused = {*_PREPARING, *(() if signals else ("tkill",)), *(() if groups else ("setpgid", "setsid"))}
@@ -478,14 +344,14 @@ def of_response(*, signals: bool, groups: bool) -> Calls:
 
 
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-"""What the kernel calls the kinds of machine whose numbers are known."""
+"""The kernel's numbers of the kinds of machine whose calls are known."""
 FIRST_RECENT = 424
 """Calls from this number on are missing in older kernels: refused as unknown, programs use others instead of them."""
 
 _LOAD, _AND, _JUMP, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-"""Where these stand in what a filter sees; arguments have eight bytes each, the lower half first."""
+"""Offsets in the data of a filter; arguments have eight bytes each, the lower half first."""
 
 Line = tuple[int, int, int, int]
 """An instruction: code, lines to be skipped if true, if false, constant."""
@@ -510,7 +376,6 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
     """Return the filter that allows calls and refuses all others.
 
     Args:
-        calls: The calls, each with what its arguments must be.
         machine: As ``uname`` names it; by default this machine.
 
     Raises:
@@ -521,7 +386,7 @@ def compiled(calls: Calls, machine: str | None = None) -> bytes:
         raise OSError(f"no filter is known for {machine}")
     which = 0 if machine == "x86_64" else 1
     blocks = {NUMBERS[name][which]: _checks(values) for name, values in calls.items() if NUMBERS[name][which] >= 0}
-    # What holds from a number on, up to the next one.
+    # Rules from a number on, up to the next one.
     segments: dict[int, list[Line]] = {0: [REFUSED], FIRST_RECENT: [UNKNOWN]}
     for number in blocks:
         segments.setdefault(number + 1, [UNKNOWN if number + 1 >= FIRST_RECENT else REFUSED])
@@ -556,7 +421,7 @@ def _search(segments: Sequence[tuple[int, list[Line]]]) -> list[Line]:
 
 
 def _checks(values: Sequence[Values]) -> list[Line]:
-    """Allow a call where all arguments that are named have a value that is allowed."""
+    """Allow a call whose arguments all have a value that is allowed."""
     lines: list[Line] = []
     for value in values:
         place = _ARGUMENTS + 8 * value.argument

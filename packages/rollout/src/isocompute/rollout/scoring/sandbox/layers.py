@@ -1,15 +1,4 @@
-"""The layers of the sandbox: each is tried, and what the kernel does not allow is left out and reported.
-
-What needs privileges or a process without threads comes first (``enter``), what would keep libraries from loading
-last (``restrict``).
-
-What a response must not be able to do, tried in a process that is restricted as for executing one.
-
-bubblewrap, where it is installed and user namespaces exist: what keeps each program of ``runs`` apart.
-
-Where it is used, the process that starts programs and compares what they printed executes nothing of a response and
-needs no Landlock and no filter of its own, with which bubblewrap could not set up its mounts.
-"""
+"""The layers of the sandbox: each is tried, and those that the kernel does not allow are left out and reported."""
 
 from __future__ import annotations
 
@@ -32,120 +21,8 @@ from typing import Any
 from ..judges.programs import FILTER, Apart
 from . import kernel
 
-PR_GET_NO_NEW_PRIVS = 39
-IPC_PRIVATE, IPC_REMOVE = 0, 0
-SECONDS = 600.0
-"""How long a process that is left behind would go on."""
-
-
-def tried(places: dict[str, Any]) -> dict[str, str]:
-    """Try everything; return ``done`` or ``refused`` for each attempt.
-
-    Args:
-        places: What ``summary`` offers: ``folder``, ``file`` and ``socket`` (paths), ``port``, and the number of the
-            engine's process.
-    """
-    attempts: dict[str, Callable[[dict[str, Any]], object]] = {
-        "gain rights": _gain,
-        "connect over TCP": _connect,
-        "connect to a socket in a folder": _connect_here,
-        "signal the engine": _signal,
-        "leave a process behind": _leave,
-        "write a file": _write,
-        "change a file's mode": _chmod,
-        "read a file of the user": _read,
-        "change a limit": _limit,
-        "make shared memory": _share,
-        "call chmod or setxattr at all": _call,
-    }
-    return {name: _outcome(attempt, places) for name, attempt in attempts.items()}
-
-
-def _outcome(attempt: Callable[[dict[str, Any]], object], places: dict[str, Any]) -> str:
-    try:
-        attempt(places)
-    except (OSError, ValueError):
-        return "refused"
-    return "done"
-
-
-def _gain(places: dict[str, Any]) -> None:
-    libc = ctypes.CDLL(None)
-    if libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
-        raise PermissionError(errno.EPERM, "no_new_privs is set")
-
-
-def _connect(places: dict[str, Any]) -> None:
-    with socket.socket() as own:
-        own.settimeout(2)
-        own.connect(("127.0.0.1", places["port"]))
-
-
-def _connect_here(places: dict[str, Any]) -> None:
-    with socket.socket(socket.AF_UNIX) as own:
-        own.connect(places["socket"])
-
-
-def _signal(places: dict[str, Any]) -> None:
-    os.kill(places["engine"], 0)
-
-
-def _leave(places: dict[str, Any]) -> None:
-    """Leave a process; whether it outlives this one, the engine's process sees."""
-    if os.fork() == 0:
-        with contextlib.suppress(OSError):
-            os.setsid()
-        if os.fork() == 0:
-            time.sleep(SECONDS)
-        os._exit(0)
-
-
-def _write(places: dict[str, Any]) -> None:
-    failed = 0
-    for path, mode in ((Path(places["folder"]) / "made", "w"), (Path(places["file"]), "a")):
-        try:
-            path.open(mode).close()
-        except OSError:
-            failed += 1
-    if failed == 2:
-        raise PermissionError(errno.EPERM, "neither can be written")
-
-
-def _chmod(places: dict[str, Any]) -> None:
-    Path(places["file"]).chmod(0o777)
-
-
-def _read(places: dict[str, Any]) -> None:
-    Path(places["file"]).read_bytes()
-
-
-def _limit(places: dict[str, Any]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard - 1))
-
-
-def _share(places: dict[str, Any]) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    number = libc.shmget(IPC_PRIVATE, 4096, 0o600)
-    if number < 0:
-        raise OSError(ctypes.get_errno(), "shmget")
-    libc.shmctl(number, IPC_REMOVE, None)
-
-
-def _call(places: dict[str, Any]) -> None:
-    """Call with a path that does not exist: the kernel says so where it lets the call pass."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for name, values in (
-        ("chmod", (b"/nowhere/at/all", 0o777)),
-        ("setxattr", (b"/nowhere/at/all", b"user.a", b"", 0, 0)),
-    ):
-        if libc[name](*values) == -1 and ctypes.get_errno() != errno.EPERM:
-            return
-    raise PermissionError(errno.EPERM, "both are refused")
-
-
 Report = dict[str, str]
-"""What each layer came to; an empty text where it is missing."""
+"""State of each layer; an empty text where it is missing."""
 FIRST_FREE_USER = 1_900_000_000
 """User ids from here on belong to nobody; each sandbox of a root process takes one of its own."""
 NOBODY = 65534
@@ -156,7 +33,7 @@ FILES = 64
 PROCESSES = 32
 """Processes of the sandbox at a time, each thread counted as one."""
 MORE_PROCESSES = 1024
-"""How many more a response may start where the user's other processes are counted with them."""
+"""Processes that a response may start where the user's other processes are counted with them."""
 COUNTS_BY_NAMESPACE = (5, 14)
 """The first Linux that counts the processes of each user namespace by themselves."""
 SYSTEM = (
@@ -175,11 +52,25 @@ SYSTEM = (
     "/dev/random",
     "/dev/zero",
 )
-"""What interpreters and libraries read besides their own folders."""
+"""Files and folders that interpreters and libraries read besides their own folders."""
+# bubblewrap, where it is installed and user namespaces exist, keeps each program of ``runs`` apart. The process that
+# starts programs and compares their output then executes nothing of a response and needs no Landlock and no filter of
+# its own, with which bubblewrap could not set up its mounts.
+INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
+"""Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
+NAME = "bubblewrap"
+"""State of the layer ``files`` in the report."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+PR_GET_NO_NEW_PRIVS = 39
+IPC_PRIVATE, IPC_REMOVE = 0, 0
+SECONDS = 600.0
+"""Time after which a process that is left behind would end."""
 
 
 def enter(readable: Sequence[str], without: Collection[str]) -> Report:
-    """Enter namespaces and become another user; the next child is the first process of its namespace.
+    """Enter namespaces and become another user: all that needs privileges or a process without threads.
+
+    The next child is the first process of its namespace.
 
     Args:
         readable: Folders that must stay readable.
@@ -258,7 +149,7 @@ def _become_nobody(readable: Sequence[str], confined: bool) -> str:
 
 
 def _confined(without: Collection[str]) -> bool:
-    """Whether what can be read will be bounded, and capabilities can be kept one by one."""
+    """Return whether readable files will be bounded, and capabilities can be kept one by one."""
     return _has_landlock(without) and "files" not in without and os.uname().machine in kernel.CAPSET
 
 
@@ -294,13 +185,13 @@ def _user_namespace() -> bool:
 
 
 def restrict(report: Report, readable: Iterable[str], without: Collection[str], *, execute: bool) -> Report:
-    """Give up rights on files, system calls, capabilities, and to outlive the parent.
+    """Give up rights on files, system calls, capabilities, and to outlive the parent, once libraries are loaded.
 
     Args:
         report: What ``enter`` returned.
         readable: Folders that may be read.
         without: Layers to leave out.
-        execute: Programs may be run.
+        execute: Whether programs may be run.
 
     Returns:
         All layers.
@@ -330,13 +221,13 @@ def restrict(report: Report, readable: Iterable[str], without: Collection[str], 
 
 
 def isolated(report: Report) -> bool:
-    """Say whether nothing in the sandbox can reach a network, over any protocol, or write a file."""
+    """Return whether nothing in the sandbox can reach a network, over any protocol, or write a file."""
     offline = any(part in {"namespace", "seccomp"} for part in report["network"].split(" + "))
     return offline and bool(report["files"])
 
 
 def contained(report: Report) -> bool:
-    """Say whether all processes of the sandbox can be killed at once, and see no others."""
+    """Return whether all processes of the sandbox can be killed at once, and see no others."""
     return report["processes"] == "namespace"
 
 
@@ -351,7 +242,7 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
 
     Args:
         memory_bytes: Address space of each process.
-        alone: The processes are counted by themselves (``counted_alone``), and their number is limited, too.
+        alone: Whether the processes are counted by themselves (``counted_alone``), and their number is limited.
     """
     limits = [
         (resource.RLIMIT_AS, memory_bytes),
@@ -367,7 +258,7 @@ def limit(memory_bytes: int, *, alone: bool) -> None:
 
 
 def counted_alone(report: Report) -> bool:
-    """Say whether the kernel counts the sandbox's processes apart from the user's others.
+    """Return whether the kernel counts the sandbox's processes apart from the user's others.
 
     It counts by user, thread by thread, and from Linux 5.14 on by user namespace. With the engine's among them, a limit
     would keep the sandbox from starting processes at all whenever the engine starts some.
@@ -398,15 +289,8 @@ def most_processes(report: Report) -> int:
 
 
 def _kernel() -> tuple[int, ...]:
-    """The version of the kernel, such as (5, 14)."""
+    """Return the version of the kernel, such as (5, 14)."""
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
-
-
-INSTEAD_OF = ("processes", "files", "landlock", "seccomp")
-"""Layers that it takes the place of, around each program; it finds itself in /proc, which shows the outer processes."""
-NAME = "bubblewrap"
-"""What the report says of files."""
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 def bubblewrap_path() -> str:
@@ -420,7 +304,7 @@ def bubblewrap_path() -> str:
 
 
 def apart(program: str, readable: Sequence[str]) -> Apart:
-    """Return how programs are run: namespaces of their own, a few folders that can be read, a filter of system calls.
+    """Return what keeps a program apart: namespaces of its own, a few readable folders, a filter of system calls.
 
     Args:
         readable: Folders that interpreter and libraries are in.
@@ -456,6 +340,111 @@ def apart(program: str, readable: Sequence[str]) -> Apart:
 
 
 def with_bubblewrap(report: Report) -> Report:
-    """Return the layers of a sandbox with what bubblewrap adds to them around each program."""
+    """Return the layers of a sandbox in which bubblewrap is around each program."""
     network = " + ".join(word for word in (report["network"], "seccomp") if word)
     return {**report, "files": NAME, "network": network}
+
+
+def tried(targets: dict[str, Any]) -> dict[str, str]:
+    """Try all that a response must not be able to do; return ``done`` or ``refused`` for each attempt.
+
+    Args:
+        targets: The paths ``folder``, ``file`` and ``socket``, a ``port``, and the id of the ``engine``'s process.
+    """
+    attempts: dict[str, Callable[[dict[str, Any]], object]] = {
+        "gain rights": _gain,
+        "connect over TCP": _connect,
+        "connect to a socket in a folder": _connect_here,
+        "signal the engine": _signal,
+        "leave a process behind": _leave,
+        "write a file": _write,
+        "change a file's mode": _chmod,
+        "read a file of the user": _read,
+        "change a limit": _limit,
+        "make shared memory": _share,
+        "call chmod or setxattr at all": _call,
+    }
+    return {name: _outcome(attempt, targets) for name, attempt in attempts.items()}
+
+
+def _outcome(attempt: Callable[[dict[str, Any]], object], targets: dict[str, Any]) -> str:
+    try:
+        attempt(targets)
+    except (OSError, ValueError):
+        return "refused"
+    return "done"
+
+
+def _gain(targets: dict[str, Any]) -> None:
+    libc = ctypes.CDLL(None)
+    if libc.prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1:
+        raise PermissionError(errno.EPERM, "no_new_privs is set")
+
+
+def _connect(targets: dict[str, Any]) -> None:
+    with socket.socket() as own:
+        own.settimeout(2)
+        own.connect(("127.0.0.1", targets["port"]))
+
+
+def _connect_here(targets: dict[str, Any]) -> None:
+    with socket.socket(socket.AF_UNIX) as own:
+        own.connect(targets["socket"])
+
+
+def _signal(targets: dict[str, Any]) -> None:
+    os.kill(targets["engine"], 0)
+
+
+def _leave(targets: dict[str, Any]) -> None:
+    """Leave a process; whether it outlives this one, the engine's process sees."""
+    if os.fork() == 0:
+        with contextlib.suppress(OSError):
+            os.setsid()
+        if os.fork() == 0:
+            time.sleep(SECONDS)
+        os._exit(0)
+
+
+def _write(targets: dict[str, Any]) -> None:
+    failed = 0
+    for path, mode in ((Path(targets["folder"]) / "made", "w"), (Path(targets["file"]), "a")):
+        try:
+            path.open(mode).close()
+        except OSError:
+            failed += 1
+    if failed == 2:
+        raise PermissionError(errno.EPERM, "neither can be written")
+
+
+def _chmod(targets: dict[str, Any]) -> None:
+    Path(targets["file"]).chmod(0o777)
+
+
+def _read(targets: dict[str, Any]) -> None:
+    Path(targets["file"]).read_bytes()
+
+
+def _limit(targets: dict[str, Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard - 1))
+
+
+def _share(targets: dict[str, Any]) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = libc.shmget(IPC_PRIVATE, 4096, 0o600)
+    if number < 0:
+        raise OSError(ctypes.get_errno(), "shmget")
+    libc.shmctl(number, IPC_REMOVE, None)
+
+
+def _call(targets: dict[str, Any]) -> None:
+    """Call with a path that does not exist: the kernel says so where it lets the call pass."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name, values in (
+        ("chmod", (b"/nowhere/at/all", 0o777)),
+        ("setxattr", (b"/nowhere/at/all", b"user.a", b"", 0, 0)),
+    ):
+        if libc[name](*values) == -1 and ctypes.get_errno() != errno.EPERM:
+            return
+    raise PermissionError(errno.EPERM, "both are refused")

@@ -1,11 +1,4 @@
-"""A process that scores, seen from the engine's: requests out, replies in, and a new one where it ended.
-
-How a process that scores is started: its command, its variables, and the folders that it may read.
-
-Threads that keep the processes of a lane busy while an engine goes on.
-
-What the sandbox is made of on this machine, in words: only what a process in it has just been refused.
-"""
+"""Pools of processes that score, seen from the engine's process: requests out, replies in, dead ones replaced."""
 
 from __future__ import annotations
 
@@ -32,71 +25,25 @@ from ...errors import RolloutError
 from ..config import ScoringConfig
 from . import boot, layers
 from .child import PREPARING_SECONDS, descendants, ended
-from .frames import COMPLETE, NO_VERDICT, READ, FrameError, Group, Reply, canaries, check, death_in, number_in, reply_in
+from .frames import (
+    COMPLETE,
+    NO_VERDICT,
+    READ,
+    FrameError,
+    Group,
+    Reply,
+    check,
+    death_in,
+    known_responses,
+    number_in,
+    reply_in,
+)
 from .layers import Report, isolated
 
 PACKAGES = ("site-packages", "dist-packages")
 """Names of the folders of installed libraries."""
 ENVIRONMENT = ("LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PATH", "TZ")
-"""Variables that the process gets; nothing that a token or a key would stand in."""
-
-
-def bubblewrap_for(lane: str, config: ScoringConfig) -> str:
-    """Return where bubblewrap is, if it is to keep the programs of a lane apart; an empty text otherwise."""
-    return layers.bubblewrap_path() if lane == "runs" and "bubblewrap" not in config.without else ""
-
-
-def command(lane: str, config: ScoringConfig, program: str) -> list[str]:
-    """Return the command of a lane's first process."""
-    user_code = lane.startswith("python:")
-    executes = user_code or lane == "runs"
-    path = _path(user_code=user_code)
-    settings = {
-        "lane": lane,
-        "path": path,
-        "readable": readable(path, user_code=user_code),
-        "executes": executes,
-        "executing": executes or lane == "reasoning_gym",
-        "bubblewrap": program,
-        "root": os.geteuid() == 0,
-        "seconds": config.seconds,
-        "wall_seconds": config.wall_seconds,
-        "memory_bytes": config.memory_bytes,
-        "allow_unisolated": config.allow_unisolated,
-        "without": [*config.without, *(layers.INSTEAD_OF if program else ())],
-    }
-    return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
-
-
-def variables() -> dict[str, str]:
-    """Return the variables of a lane's processes."""
-    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
-    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return {**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}
-
-
-def _path(*, user_code: bool) -> list[str]:
-    """The ``sys.path`` of a process; a user's verifier may lie in this process's folder, which console scripts lack."""
-    here = ""
-    with contextlib.suppress(OSError):
-        here = str(Path.cwd())
-    path = [p or here for p in sys.path]
-    return list(dict.fromkeys([*path, here] if user_code and here else path))
-
-
-def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
-    """Return the folders that scoring needs: the interpreter's, those of installed libraries and this package's own.
-
-    Args:
-        path: The ``sys.path`` of this process.
-        user_code: A user's own verifier is scored, which may read whatever it can be imported from.
-    """
-    package = Path(__file__).resolve().parents[4]
-    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
-    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
-    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
-
-
+"""Variables that the process gets; none that would hold a token or a key."""
 START_SECONDS = 120.0
 """Timeout for starting a process and loading its library."""
 END_SECONDS = 2.0
@@ -105,34 +52,161 @@ FAILURES = 3
 """Processes that may end one after another without an answer before scoring is given up."""
 LONGEST_LINE = 1 << 22
 """Bytes of the longest line that a process may write."""
-
+LARGEST_BATCH = 1024
+"""Responses sent to a process at a time."""
 CLOSED = "the scorer was closed before it had scored all that was submitted"
+MEANING = {
+    "no_new_privs": "no program gains rights",
+    "user": "the user's rights are given up",
+    "network": "nothing can be reached",
+    "processes": "all end together, none outside is signalled",
+    "files": "nothing is written",
+    "seccomp": "only system calls that verifiers need pass",
+}
+"""Purpose of each layer."""
+ATTEMPTS = {
+    "gain rights": "no_new_privs",
+    "connect over TCP": "network",
+    "connect to a socket in a folder": "network",
+    "signal the engine": "processes",
+    "leave a process behind": "processes",
+    "write a file": "files",
+    "change a file's mode": "files",
+    "change a limit": "seccomp",
+    "make shared memory": "seccomp",
+    "call chmod or setxattr at all": "seccomp",
+}
+"""Attempts that must be refused for a layer to be named (``layers.tried``)."""
+READING = "read a file of the user"
+ENDING_SECONDS = 1.0
+"""Within this time a process that a response has left behind must have ended."""
+STANDING = 2
+"""Processes that stand when nothing is scored: one that loads the library, and a worker."""
+
+
+class WorkerPool:
+    """The processes of one library, each with a thread that feeds it."""
+
+    def __init__(self, name: str, config: ScoringConfig) -> None:
+        self._name = name
+        self._lock, self._closed = threading.Lock(), False
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._processes = [ScoringProcess(name, config) for _ in range(config.processes)]
+        self._threads = [
+            threading.Thread(target=self._serve, args=(process,), name=f"scoring {name}", daemon=True)
+            for process in self._processes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def score(self, groups: Sequence[Group]) -> Future[list[Reply]]:
+        """Score responses in the background."""
+        return self._put(_Job(groups=groups, future=Future()))
+
+    def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
+        """Request something else, as ``ScoringProcess.each``."""
+        return self._put(_Job(request=lambda process: process.each(kind, values), future=Future()))
+
+    def report(self) -> Future[Report]:
+        """Start a process and return the layers of its sandbox."""
+        return self._put(_Job(request=lambda process: process.started(), future=Future()))
+
+    def close(self) -> None:
+        """End the processes; a request that is not answered gets an error."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.stop()
+            for _ in self._threads:
+                self._jobs.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _put(self, job: _Job) -> Future[Any]:
+        with self._lock:
+            if self._closed:
+                job.future.set_exception(RolloutError(CLOSED))
+            else:
+                self._jobs.put(job)
+        return job.future
+
+    def _serve(self, process: ScoringProcess) -> None:
+        while True:
+            jobs, last = self._batch()
+            if jobs:
+                _do(jobs, process)
+            if last:
+                process.close()
+                return
+
+    def _batch(self) -> tuple[list[_Job], bool]:
+        """Wait for a job; return it with those that came meanwhile and can be sent along, and whether it is the end."""
+        job = self._jobs.get()
+        jobs: list[_Job] = []
+        size = 0
+        while job is not None:
+            jobs.append(job)
+            size += job.size
+            # Other processes of the pool get a share of what is waiting.
+            if job.request is not None or size >= LARGEST_BATCH or len(self._processes) > 1:
+                return jobs, False
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return jobs, False
+        return jobs, True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What came of a request.
+class _Job:
+    """Responses to be scored, or another request."""
 
-    Attributes:
-        replies: The replies, in order, up to where it ended.
-        died: How the process ended before the request was complete; empty where it was.
-        blamed: The response that was being scored may be what ended it.
-    """
+    groups: Sequence[Group] = ()
+    request: Callable[[ScoringProcess], Any] | None = None
+    future: Future[Any]
 
-    replies: list[Reply]
-    died: str = ""
-    blamed: bool = False
+    @property
+    def size(self) -> int:
+        """Number of responses."""
+        return sum(len(group[4]) for group in self.groups)
+
+
+def _do(jobs: Sequence[_Job], process: ScoringProcess) -> None:
+    """Score jobs together, and answer other requests one by one."""
+    scores = [job for job in jobs if job.request is None]
+    try:
+        replies = process.score([group for job in scores for group in job.groups]) if scores else []
+    except Exception as error:
+        for job in scores:
+            job.future.set_exception(_error(error))
+    else:
+        start = 0
+        for job in scores:
+            job.future.set_result(replies[start : start + job.size])
+            start += job.size
+    for job in jobs:
+        if job.request is not None:
+            try:
+                job.future.set_result(job.request(process))
+            except Exception as error:
+                job.future.set_exception(_error(error))
+
+
+def _error(error: Exception) -> Exception:
+    """Return the error for one waiting thread, with a traceback of its own."""
+    return RolloutError(str(error)) if isinstance(error, RolloutError) else error
 
 
 class ScoringProcess:
-    """One process of a lane and its replacements; used by one thread at a time.
+    """One process of a pool and its replacements; used by one thread at a time.
 
     Args:
-        lane: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
+        pool: ``exact``, ``math``, ``reasoning_gym``, ``runs`` or ``python:MODULE:FUNCTION``.
     """
 
-    def __init__(self, lane: str, config: ScoringConfig) -> None:
-        self._lane, self._config = lane, config
+    def __init__(self, pool: str, config: ScoringConfig) -> None:
+        self._pool, self._config = pool, config
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._unread = b""
@@ -143,7 +217,7 @@ class ScoringProcess:
 
     @property
     def pid(self) -> int:
-        """The first process of the sandbox that runs; 0 for none."""
+        """Id of the first process of the sandbox; 0 for none."""
         return self._process.pid if self._process is not None else 0
 
     def score(self, groups: Sequence[Group]) -> list[Reply]:
@@ -159,7 +233,7 @@ class ScoringProcess:
         failures, one_by_one, complete = 0, False, False
         total = sum(len(group[4]) for group in groups)
         while not complete:
-            request = {"groups": _after(groups, len(replies)), "canaries": canaries(self._lane)}
+            request = {"groups": _after(groups, len(replies)), "known": known_responses(self._pool)}
             answer = self._ask(request, total - len(replies) + 2, one_by_one=one_by_one)
             left = total - len(replies)
             unknown = self._known(answer.replies[:1], right=True) or self._known(
@@ -175,13 +249,13 @@ class ScoringProcess:
             complete = not failed
             failures = failures + 1 if failed and not progress else 0
             if failures == FAILURES:
-                raise RolloutError(f"the processes that score {self._lane} keep ending before they answer: {failed}")
+                raise RolloutError(f"the processes that score {self._pool} keep ending before they answer: {failed}")
             # Of replies that are written together it does not show which response ended the process.
             one_by_one = True
         return replies
 
     def each(self, kind: str, values: Sequence[Any]) -> list[Reply]:
-        """Ask for something else than scores: ``check`` for rules, ``draws`` for problems.
+        """Request something else than scores: ``check`` for rules, ``draws`` for problems.
 
         Returns:
             A reply for each value, in order.
@@ -199,13 +273,13 @@ class ScoringProcess:
                 replies.append({"error": answer.died})
             failures = failures + 1 if len(replies) == before else 0
             if failures == FAILURES:
-                raise RolloutError(f"the process that scores {self._lane} does not answer: {answer.died}")
+                raise RolloutError(f"the process that scores {self._pool} does not answer: {answer.died}")
         return replies
 
     def _known(self, replies: Sequence[Reply], *, right: bool) -> str:
-        """Return how a response whose score is known failed; with another score the process is given up."""
+        """Return how a response with a known score failed, and give the process up if it did."""
         try:
-            failed = "".join(check(self._lane, reply, right=right) for reply in replies)
+            failed = "".join(check(self._pool, reply, right=right) for reply in replies)
         except RolloutError:
             self.close()
             raise
@@ -221,7 +295,7 @@ class ScoringProcess:
         """
         if self._process is not None and self._process.poll() is None:
             return self.report
-        program = bubblewrap_for(self._lane, self._config)
+        program = bubblewrap_for(self._pool, self._config)
         if program:
             # Where it can set up nothing, the sandbox's own layers are around each program.
             with contextlib.suppress(RolloutError):
@@ -232,7 +306,7 @@ class ScoringProcess:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         self._process = subprocess.Popen(
-            command(self._lane, self._config, program),
+            command(self._pool, self._config, program),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -244,7 +318,7 @@ class ScoringProcess:
         first: dict[str, Any] = json.loads(line) if line else {"fault": self._why()}
         if "ready" not in first:
             self.close()
-            raise RolloutError(f"the process that scores {self._lane} did not start: {first.get('fault')}")
+            raise RolloutError(f"the process that scores {self._pool} did not start: {first.get('fault')}")
         self.report = first["ready"]
         return self.report
 
@@ -275,7 +349,7 @@ class ScoringProcess:
             process.kill()
             process.wait()
 
-    def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Answer:
+    def _ask(self, request: dict[str, Any], count: int, *, one_by_one: bool) -> _Outcome:
         """Send a request and read its replies, until all are there or the process that writes them ends."""
         if self._process is not None and self._stray():
             self.close()
@@ -289,15 +363,15 @@ class ScoringProcess:
             died, blamed = self._read(replies, count)
         except OSError:
             self.close()
-            return _Answer(replies=[], died="it ended before it read a request")
+            return _Outcome(replies=[], died="it ended before it read a request")
         except FrameError as error:
             self.close()
             # Replies that were written together with what is none cannot be believed; of those written one by one, the
             # last that was waited for.
-            return _Answer(replies=replies[: count - 1] if one_by_one else [], died=str(error), blamed=True)
+            return _Outcome(replies=replies[: count - 1] if one_by_one else [], died=str(error), blamed=True)
         if died and self._stopped:
             raise RolloutError(CLOSED)
-        return _Answer(replies=replies, died=died, blamed=blamed)
+        return _Outcome(replies=replies, died=died, blamed=blamed)
 
     def _read(self, replies: list[Reply], count: int) -> tuple[str, bool]:
         """Append replies; return how the process ended, if it did, and whether a response may be what ended it."""
@@ -323,13 +397,13 @@ class ScoringProcess:
                 raise FrameError(NO_VERDICT)
 
     def _stray(self) -> bool:
-        """Whether something was written that nobody waits for."""
+        """Return whether something was written that nobody waits for."""
         assert self._process is not None
         assert self._process.stdout is not None
         return bool(self._lines or self._unread or select.select([self._process.stdout], [], [], 0)[0])
 
     def _ended(self) -> str:
-        """End a process that does not answer, or has ended; say which."""
+        """End a process that does not answer, or has ended; return which."""
         assert self._process is not None
         late = self._process.poll() is None
         self.close()
@@ -338,7 +412,7 @@ class ScoringProcess:
         return "the verifier's process ended"
 
     def _why(self) -> str:
-        """Why a process has not started: the last line that it wrote."""
+        """Return why a process has not started: the last line that it wrote."""
         assert self._process is not None
         assert self._errors is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -376,8 +450,23 @@ class ScoringProcess:
         return self._lines.popleft()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    """Outcome of a request.
+
+    Attributes:
+        replies: The replies, in order, up to where it ended.
+        died: How the process ended before the request was complete; empty where it did not.
+        blamed: Whether the response that was being scored may have ended it.
+    """
+
+    replies: list[Reply]
+    died: str = ""
+    blamed: bool = False
+
+
 def _after(groups: Sequence[Group], done: int) -> list[Group]:
-    """The groups without the first responses."""
+    """Return the groups without the first responses."""
     rest: list[Group] = []
     for base, words, answer, metadata, responses in groups:
         skipped = min(done, len(responses))
@@ -387,160 +476,64 @@ def _after(groups: Sequence[Group], done: int) -> list[Group]:
     return rest
 
 
-LARGEST_BATCH = 1024
-"""Responses sent to a process at a time."""
+def command(pool: str, config: ScoringConfig, program: str) -> list[str]:
+    """Return the command of a pool's first process."""
+    user_code = pool.startswith("python:")
+    executes = user_code or pool == "runs"
+    path = _path(user_code=user_code)
+    settings = {
+        "pool": pool,
+        "path": path,
+        "readable": readable(path, user_code=user_code),
+        "executes": executes,
+        "executing": executes or pool == "reasoning_gym",
+        "bubblewrap": program,
+        "root": os.geteuid() == 0,
+        "seconds": config.seconds,
+        "wall_seconds": config.wall_seconds,
+        "memory_bytes": config.memory_bytes,
+        "allow_unisolated": config.allow_unisolated,
+        "without": [*config.without, *(layers.INSTEAD_OF if program else ())],
+    }
+    return [sys.executable, "-P", "-B", "-W", "ignore", str(Path(boot.__file__).resolve()), json.dumps(settings)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
-    """Something to be asked of a process.
+def bubblewrap_for(pool: str, config: ScoringConfig) -> str:
+    """Return where bubblewrap is, if it is to keep the programs of a pool apart; an empty text otherwise."""
+    return layers.bubblewrap_path() if pool == "runs" and "bubblewrap" not in config.without else ""
 
-    Attributes:
-        groups: Responses to be scored; or empty.
-        ask: What else is asked.
+
+def variables() -> dict[str, str]:
+    """Return the variables of a pool's processes."""
+    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    return {**kept, **one_thread, "PYTHONHASHSEED": "0", "HOME": "/"}
+
+
+def _path(*, user_code: bool) -> list[str]:
+    """Return the ``sys.path`` of a process, with this folder for a user's verifier: console scripts lack it."""
+    here = ""
+    with contextlib.suppress(OSError):
+        here = str(Path.cwd())
+    path = [p or here for p in sys.path]
+    return list(dict.fromkeys([*path, here] if user_code and here else path))
+
+
+def readable(path: Sequence[str], *, user_code: bool) -> list[str]:
+    """Return the folders that scoring reads: the interpreter's, those of installed libraries and this package's own.
+
+    Args:
+        path: The ``sys.path`` of this process.
+        user_code: Whether a user's own verifier scores, which may read all folders that it can be imported from.
     """
-
-    groups: Sequence[Group] = ()
-    ask: Callable[[ScoringProcess], Any] | None = None
-    future: Future[Any]
-
-    @property
-    def size(self) -> int:
-        """Responses in it."""
-        return sum(len(group[4]) for group in self.groups)
-
-
-class Lane:
-    """The processes of one library, each with a thread that feeds it."""
-
-    def __init__(self, name: str, config: ScoringConfig) -> None:
-        self._name = name
-        self._lock, self._closed = threading.Lock(), False
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._processes = [ScoringProcess(name, config) for _ in range(config.processes)]
-        self._threads = [
-            threading.Thread(target=self._serve, args=(process,), name=f"scoring {name}", daemon=True)
-            for process in self._processes
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def score(self, groups: Sequence[Group]) -> Future[list[Reply]]:
-        """Score responses in the background."""
-        return self._put(_Job(groups=groups, future=Future()))
-
-    def each(self, kind: str, values: Sequence[Any]) -> Future[list[Reply]]:
-        """Ask for something else, as ``ScoringProcess.each``."""
-        return self._put(_Job(ask=lambda process: process.each(kind, values), future=Future()))
-
-    def report(self) -> Future[Report]:
-        """Start a process and return the layers of its sandbox."""
-        return self._put(_Job(ask=lambda process: process.started(), future=Future()))
-
-    def close(self) -> None:
-        """End the processes; what was asked and not answered gets an error."""
-        with self._lock:
-            self._closed = True
-            for process in self._processes:
-                process.stop()
-            for _ in self._threads:
-                self._jobs.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-    def _put(self, job: _Job) -> Future[Any]:
-        with self._lock:
-            if self._closed:
-                job.future.set_exception(RolloutError(CLOSED))
-            else:
-                self._jobs.put(job)
-        return job.future
-
-    def _serve(self, process: ScoringProcess) -> None:
-        while True:
-            jobs, last = self._batch()
-            if jobs:
-                _do(jobs, process)
-            if last:
-                process.close()
-                return
-
-    def _batch(self) -> tuple[list[_Job], bool]:
-        """Wait for a job; return it with those that came meanwhile and can be sent along, and whether it is the end."""
-        job = self._jobs.get()
-        jobs: list[_Job] = []
-        size = 0
-        while job is not None:
-            jobs.append(job)
-            size += job.size
-            # Other processes of the lane get a share of what is waiting.
-            if job.ask is not None or size >= LARGEST_BATCH or len(self._processes) > 1:
-                return jobs, False
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return jobs, False
-        return jobs, True
-
-
-def _do(jobs: Sequence[_Job], process: ScoringProcess) -> None:
-    """Answer scores together, and everything else one by one."""
-    scores = [job for job in jobs if job.ask is None]
-    try:
-        replies = process.score([group for job in scores for group in job.groups]) if scores else []
-    except Exception as error:
-        for job in scores:
-            job.future.set_exception(_error(error))
-    else:
-        start = 0
-        for job in scores:
-            job.future.set_result(replies[start : start + job.size])
-            start += job.size
-    for job in jobs:
-        if job.ask is not None:
-            try:
-                job.future.set_result(job.ask(process))
-            except Exception as error:
-                job.future.set_exception(_error(error))
-
-
-def _error(error: Exception) -> Exception:
-    """The error for whoever waits; each has a traceback of its own."""
-    return RolloutError(str(error)) if isinstance(error, RolloutError) else error
-
-
-MEANING = {
-    "no_new_privs": "no program gains rights",
-    "user": "the user's rights are given up",
-    "network": "nothing can be reached",
-    "processes": "all end together, none outside is signalled",
-    "files": "nothing is written",
-    "seccomp": "only system calls that verifiers need pass",
-}
-"""What each layer is for."""
-ATTEMPTS = {
-    "gain rights": "no_new_privs",
-    "connect over TCP": "network",
-    "connect to a socket in a folder": "network",
-    "signal the engine": "processes",
-    "leave a process behind": "processes",
-    "write a file": "files",
-    "change a file's mode": "files",
-    "change a limit": "seccomp",
-    "make shared memory": "seccomp",
-    "call chmod or setxattr at all": "seccomp",
-}
-"""What must be refused for a layer to be named (``probes.tried``)."""
-READING = "read a file of the user"
-ENDING_SECONDS = 1.0
-"""Within this time a process that a response has left behind must have ended."""
-STANDING = 2
-"""Processes that stand when nothing is scored: one that loads the library, and a worker."""
+    package = Path(__file__).resolve().parents[4]
+    installed = path if user_code else [p for p in path if Path(p).name in PACKAGES]
+    found = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *installed, str(package)]
+    return list(dict.fromkeys(p for p in found if Path(p).is_dir()))
 
 
 def sandbox_layers(config: ScoringConfig | None = None) -> Report:
-    """Start a sandbox and return what each of its layers came to; an empty text where the kernel has none.
+    """Start a sandbox and return the state of its layers; an empty text where the kernel has none.
 
     Raises:
         RolloutError: The sandbox does not start.
@@ -553,7 +546,7 @@ def sandbox_layers(config: ScoringConfig | None = None) -> Report:
 
 
 def report(config: ScoringConfig | None = None) -> list[str]:
-    """Try in a sandbox what a response must not do; return a line for each layer, each limit, and what that allows.
+    """Try in a sandbox all that a response must not do; return lines on layers, limits, and the rules that this allows.
 
     Raises:
         RolloutError: The sandbox does not start, or the test process in it gives no answer.
@@ -581,10 +574,10 @@ def report(config: ScoringConfig | None = None) -> list[str]:
 
 
 def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) -> str:
-    """Return what a layer came to, if all that it is there for was refused.
+    """Return the state of a layer, if all attempts that it is there for were refused.
 
     Args:
-        layers: What each came to when it was set up.
+        layers: State of each when it was set up.
         outcomes: ``refused`` or ``done`` for each attempt.
     """
     if not layers.get(layer):
@@ -594,7 +587,7 @@ def words(layer: str, layers: Mapping[str, str], outcomes: Mapping[str, str]) ->
 
 
 def _outcomes(process: ScoringProcess) -> dict[str, str]:
-    """Have a process of the sandbox try everything, on a file and on sockets made for it."""
+    """Have a process of the sandbox try everything, on a file and on sockets made for this."""
     with (
         tempfile.TemporaryDirectory(prefix="isocompute-report-") as folder,
         socket.socket() as listener,
@@ -608,14 +601,14 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
         here.bind(str(Path(folder) / "socket"))
         for bound in (listener, here):
             bound.listen()
-        places: dict[str, Any] = {
+        targets: dict[str, Any] = {
             "folder": folder,
             "file": str(file),
             "socket": str(Path(folder) / "socket"),
             "port": listener.getsockname()[1],
             "engine": os.getpid(),
         }
-        reply = process.each("probes", [places])[0]
+        reply = process.each("probes", [targets])[0]
     outcomes: dict[str, str] = json.loads(reply["probes"]) if "probes" in reply else {}
     end = time.monotonic() + ENDING_SECONDS
     while outcomes.get("leave a process behind") == "done" and time.monotonic() < end:
@@ -627,7 +620,7 @@ def _outcomes(process: ScoringProcess) -> dict[str, str]:
 
 
 def _user(pid: int) -> int:
-    """The user that a process runs as, seen from here."""
+    """Return the user that a process runs as, seen from here."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("Uid:"):

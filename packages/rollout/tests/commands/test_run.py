@@ -5,6 +5,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
@@ -15,66 +16,76 @@ from hypothesis import strategies as st
 from isocompute.rollout import RolloutError, evaluate, open_sampler
 from isocompute.rollout.cli import main
 from isocompute.rollout.commands import settings
+from isocompute.rollout.commands.run import ProgressLine, SamplingRun
 from isocompute.rollout.commands.store import Store
 from isocompute.rollout.commands.values import chosen
-from isocompute.rollout.commands.work import Progress, StoredSampler
 from isocompute.rollout.contract import tables
 from isocompute.rollout.samplers.sampling import aborted
 
 pytestmark = pytest.mark.slow("commands that sample")
 
-ASKED: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
+REQUEST: dict[str, Any] = {"seed": 1, "step": 0, "phase": "eval", "run_id": "r"}
 Run = Callable[..., list[int]]
 
 
 class Unsteady:
-    """A sampler whose engine loses responses or breaks down, and that remembers what it was asked."""
+    """A sampler whose engine loses responses or breaks down, and that remembers how many it was asked for."""
 
-    def __init__(self, tiny: Any) -> None:
-        self.inner = open_sampler("transformers", str(tiny.folder), tiny.sampling)
-        self.generate = self.inner._generate
-        self.inner._generate = self._generate
-        self.asked: list[int] = []
-        self.lost: set[int] = set()
+    def __init__(self, inner: Any, lost: set[int] | None = None) -> None:
+        self.inner, self.lost = inner, lost or set()
+        self.generate = inner._generate
+        inner._generate = self._generate
+        self.calls: list[int] = []
         self.breaks_after: int | None = None
 
     def _generate(self, requests: Any, control: Any) -> Any:
-        self.asked.append(len(requests))
+        self.calls.append(len(requests))
         for done, (i, response) in enumerate(self.generate(requests, control)):
             if done == self.breaks_after:
                 raise RolloutError("the engine broke down")
             yield i, aborted("the engine failed") if i in self.lost else response
 
 
+@pytest.fixture
+def engine(tiny: Any) -> Unsteady:
+    return Unsteady(open_sampler("transformers", str(tiny.folder), tiny.sampling))
+
+
 @contextlib.contextmanager
-def process(engine: Unsteady, out: Path) -> Iterator[StoredSampler]:
-    """What a process has."""
+def process(engine: Unsteady, out: Path) -> Iterator[SamplingRun]:
+    """The run as a process has it."""
+    unused: dict[str, Any] = dict.fromkeys(("problems", "dropped", "run_id", "phase", "complete", "params"))
+    settings: Any = SimpleNamespace(open=lambda: engine.inner)
     with Store(out, {}) as store:
-        yield StoredSampler(lambda: engine.inner, store, Progress(stream=io.StringIO()))
+        yield SamplingRun(settings=settings, store=store, progress=ProgressLine(stream=io.StringIO()), **unused)
 
 
-def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(tiny: Any, tmp_path: Path) -> None:
-    engine, out = Unsteady(tiny), tmp_path / "r.parquet"
+def test_an_engine_that_breaks_down_loses_only_the_groups_in_flight(
+    engine: Unsteady, tiny: Any, tmp_path: Path
+) -> None:
+    out = tmp_path / "r.parquet"
     engine.breaks_after = 14
     with pytest.raises(RolloutError, match=r"\d of 6 groups are kept"), process(engine, out) as sampler:
-        sampler.sample(tiny.problems, samples=4, **ASKED)
+        sampler.sample(tiny.problems, samples=4, **REQUEST)
     engine.breaks_after = None
     with process(engine, out) as sampler:
-        found = sampler.sample(tiny.problems, samples=4, **ASKED)
-    assert engine.asked[1] < 24
-    assert found.drop("logprobs").equals(engine.inner.sample(tiny.problems, samples=4, **ASKED).drop("logprobs"))
+        found = sampler.sample(tiny.problems, samples=4, **REQUEST)
+    assert engine.calls[1] < 24
+    assert found.drop("logprobs").equals(engine.inner.sample(tiny.problems, samples=4, **REQUEST).drop("logprobs"))
 
 
-def test_an_evaluation_that_asks_lost_responses_again_is_resumed_too(tiny: Any, tmp_path: Path) -> None:
-    engine, asked = Unsteady(tiny), {"samples": 4, "seed": 1, "at": 0, "run_id": "r"}
+def test_an_evaluation_that_asks_lost_responses_again_is_resumed_too(
+    engine: Unsteady, tiny: Any, tmp_path: Path
+) -> None:
+    asked = {"samples": 4, "seed": 1, "at": 0, "run_id": "r"}
     engine.lost = {1}
     with process(engine, tmp_path / "r.parquet") as sampler:
         first = evaluate(sampler, tiny.problems, **asked)
-    assert engine.asked == [24, 1]
+    assert engine.calls == [24, 1]
     engine.lost = set()
     with process(engine, tmp_path / "r.parquet") as sampler:
         second = evaluate(sampler, tiny.problems, **asked)
-    assert engine.asked == [24, 1, 4]
+    assert engine.calls == [24, 1, 4]
     assert first.pass_rates.equals(second.pass_rates.with_columns(successes=first.pass_rates["successes"]))
     assert (len(first.rollouts), len(second.rollouts)) == (25, 24)
 
@@ -99,16 +110,9 @@ def run(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         calls: list[int] = []
 
         def opened(*given: Any, **options: Any) -> Any:
-            sampler: Any = open_sampler(*given, **options)
-            generate = sampler._generate
-
-            def unsteady(requests: Any, control: Any) -> Any:
-                calls.append(len(requests))
-                for i, response in generate(requests, control):
-                    yield i, aborted("the engine failed") if i in lost else response
-
-            sampler._generate = unsteady
-            return sampler
+            engine = Unsteady(open_sampler(*given, **options), lost)
+            engine.calls = calls
+            return engine.inner
 
         monkeypatch.setattr(settings, "open_sampler", opened)
         problems, out = str(tmp_path / "problems.parquet"), str(tmp_path / f"{command}.parquet")
@@ -180,7 +184,7 @@ def test_addresses_and_protocol_of_servers_reach_the_sampler(monkeypatch: pytest
     monkeypatch.setattr(settings, "open_sampler", lambda *given, **named: opened.append((given, named)))
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     parser = argparse.ArgumentParser()
-    settings.add_sampling(parser, required=True, samples=4)
+    settings.add_sampling(parser, required=True, samples=4, shards=True)
     given = "--model m --sampler openai --base-url http://a/v1 --base-url http://b/v1 --protocol chat --top-k 5"
     settings.settings_from(parser.parse_args(given.split())).open()
     [((kind, model, sampling), options)] = opened
@@ -206,49 +210,36 @@ def test_prompts_and_texts_are_as_the_flags_say_and_scored_again_from_the_texts(
     assert pl.read_parquet(again)["reward"].to_list() == [float(text.strip() == answer) for text in texts]
 
 
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
+def said(*, terminal: bool = False, kept: int = 0, groups: int = 60) -> str:
+    """Return the lines on groups that take a second each."""
+    stream, seconds = io.StringIO(), iter(range(groups + 10))
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
 
-    def isatty(self) -> bool:
-        return True
+    def group(finish_reason: str = "stop", error: str | None = None) -> pa.RecordBatch:
+        errors = pa.array([error, None, None, None], pa.string())
+        columns = {"finish_reason": [finish_reason, *["stop"] * 3], "response_ids": [[1] * 5] * 4}
+        return pa.record_batch({**columns, "score_error": errors})
 
-
-def group(*, aborted: int = 0, errors: int = 0) -> pa.RecordBatch:
-    """Four responses of five tokens."""
-    return pa.record_batch(
-        {
-            "finish_reason": ["aborted"] * aborted + ["stop"] * (4 - aborted),
-            "response_ids": [[1] * 5] * 4,
-            "score_error": pa.array(["timeout"] * errors + [None] * (4 - errors), pa.string()),
-        }
-    )
-
-
-def said(stream: io.StringIO, *, kept: int = 0, groups: int = 60) -> str:
-    """What is said of groups that take a second each."""
-    seconds = iter(range(groups + 10))
-    progress = Progress(stream=stream, clock=lambda: float(next(seconds)))
+    progress = ProgressLine(stream=stream, clock=lambda: float(next(seconds)))
     progress.total += groups + kept
     for _ in range(kept):
         progress.add(group(), kept=True)
     progress.start()
     for number in range(groups):
-        progress.add(group(aborted=number == 0, errors=number == 1))
+        progress.add(group("aborted" if number == 0 else "stop", "timeout" if number == 1 else None))
     progress.close()
     return stream.getvalue()
 
 
 def test_progress_is_a_line_every_ten_seconds_and_one_that_is_rewritten_on_a_terminal() -> None:
-    lines = said(io.StringIO()).splitlines()
+    lines = said().splitlines()
     assert lines[0] == "10/60 groups, 40 responses, 20 tokens/s, 1 aborted, 1 score errors, 50 s left"
     assert len(lines) == 7
     assert lines[-1].startswith("60/60 groups, 240 responses, ")
     assert "left" not in lines[-1]
-    text = said(Terminal())
+    text = said(terminal=True)
     assert (text.count("\r"), text.count("\n"), text[-1]) == (61, 1, "\n")
-
-
-def test_what_an_earlier_process_sampled_says_nothing_of_the_speed() -> None:
-    lines = said(io.StringIO(), kept=100).splitlines()
+    # Groups that an earlier process sampled say nothing of the speed.
+    lines = said(kept=100).splitlines()
     assert lines[0] == "110/160 groups, 440 responses, 20 tokens/s, 1 aborted, 1 score errors, 50 s left"
-    assert said(io.StringIO(), kept=3, groups=0) == ""
+    assert said(kept=3, groups=0) == ""

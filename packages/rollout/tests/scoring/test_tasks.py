@@ -1,17 +1,17 @@
-"""What a policy or a table writes is not executed even inside the sandbox: every task under attack, with spies.
+"""Judges of reasoning-gym and math-verify: nothing they read is executed, no constant is right, metadata are used.
 
-The scorers run in this process here, where spies can see them.
+Most scorers run in this process here, where spies can see them.
 """
 
 import builtins
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -36,14 +36,18 @@ CALCULATING = set("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXY
 """What a text that sympy parses may hold: no attribute, no string, no index, no name with an underscore."""
 
 
+def _is_text(values: Any) -> bool:
+    return any(isinstance(value, str) and not value.isdigit() for value in values)
+
+
 class ReachedError(Exception):
     """A spy was called instead of what it replaces."""
 
 
 class Spies:
-    """Replace what executes text: record the calls and execute nothing."""
+    """Replace all that executes text but a parser of these characters: record the calls and execute nothing."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, *, parses: bool = False) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, parses: set[str] | None = None) -> None:
         self.reached: list[str] = []
         self.parses = parses
         import sympy
@@ -51,10 +55,10 @@ class Spies:
 
         for name in ("eval", "exec"):
             patch.setattr(builtins, name, self.spy(name, getattr(builtins, name)))
-        unsafe: Callable[..., bool] = lambda values: not (parses and set(values[0]) <= CALCULATING)  # noqa: E731
+        unsafe: Callable[..., bool] = lambda values: not (parses and set(values[0]) <= parses)  # noqa: E731
         self.everywhere(patch, sympy_parser.parse_expr, "parse_expr", unsafe)
-        # sympy turns its own objects and numbers into themselves all the time; a text it would parse.
-        self.everywhere(patch, sympy.sympify, "sympify", lambda values: any(isinstance(v, str) for v in values))
+        # sympy turns its own objects and numbers into themselves all the time; another text it would parse.
+        self.everywhere(patch, sympy.sympify, "sympify", _is_text)
         for owner, name in (
             (os, "system"),
             (os, "popen"),
@@ -85,16 +89,16 @@ class Spies:
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, list[Candidate]]:
-    """Two problems of every task, refused ones and those without an answer included."""
-    found: dict[str, list[Candidate]] = {}
+def known() -> dict[str, Candidate]:
+    """A problem of every task, refused ones and those without an answer included."""
+    found: dict[str, Candidate] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("isocompute.rollout.problems.reasoning_gym.check_task", lambda _: None)
         for task in TASKS:
             if task == "composite":
                 continue
             source = ReasoningGymSource(task=task, train=1, validation=1, seed=5)
-            found[task] = list(islice(candidates(source), 2))
+            found[task] = next(iter(candidates(source)))
     return found
 
 
@@ -198,44 +202,41 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[str], Rig
     return made
 
 
-def warmed(rights: Callable[[str], Right], known: dict[str, list[Candidate]]) -> None:
+def warmed(rights: Callable[[str], Right], known: dict[str, Candidate]) -> None:
     """Have scorers import and compile what they do the first time, before spies are there."""
     # Texts of its own, parsed when it is imported.
     import sympy.physics.units  # noqa: F401
 
     for task in ALLOWED:
-        for problem in known[task]:
-            rights(task)(problem.answer, problem.answer, problem.metadata)
+        rights(task)(known[task].answer, known[task].answer, known[task].metadata)
 
 
 def test_no_task_executes_what_a_policy_or_a_table_writes(
-    known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     warmed(judged(guarded=True), known)
     strict = Spies(monkeypatch)
     rights = judged(guarded=False)
     for task in sorted(set(ALLOWED) - set(EXECUTING)):
-        for problem in known[task]:
-            attack(rights(task), problem, tmp_path / "made")
+        attack(rights(task), known[task], tmp_path / "made")
         assert not strict.reached, task
     monkeypatch.undo()
-    parsing = Spies(monkeypatch, parses=True)
+    parsing = Spies(monkeypatch, parses=CALCULATING)
     rights = judged(guarded=True)
     for task in sorted(EXECUTING):
-        for problem in known[task]:
-            assert rights(task)(problem.answer, problem.answer, problem.metadata) == 1.0
-            attack(rights(task), problem, tmp_path / "made")
+        assert rights(task)(known[task].answer, known[task].answer, known[task].metadata) == 1.0
+        attack(rights(task), known[task], tmp_path / "made")
         assert not parsing.reached, task
     assert not (tmp_path / "made").exists()
 
 
 def test_no_task_executes_its_settings(
-    known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     bare = f'__import__("os").system("touch {tmp_path / "made"}")'
     rights = judged(guarded=True)
     warmed(rights, known)
-    spies = Spies(monkeypatch, parses=True)
+    spies = Spies(monkeypatch, parses=CALCULATING)
     for task in ALLOWED:
         for name, value in vars(reasoning_gym.factory.DATASETS[task][1]()).items():
             if isinstance(value, str | list | tuple) and name not in {"seed", "size"}:
@@ -261,27 +262,26 @@ def test_refused_tasks_are_refused_by_name_wherever_they_come_from(tmp_path: Pat
 
 @pytest.mark.parametrize("task", sorted(set(EXECUTING) - {"codeio"}))
 def test_without_these_evaluators_a_task_would_execute(
-    task: str, known: dict[str, list[Candidate]], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    task: str, known: dict[str, Candidate], judged: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     right = judged(guarded=False)(task)
     spies = Spies(monkeypatch)
-    for problem in known[task]:
-        attack(right, problem, tmp_path / "made")
+    attack(right, known[task], tmp_path / "made")
     assert spies.reached
     assert not (tmp_path / "made").exists()
 
 
-def test_tasks_that_take_wrong_responses_are_refused_or_checked_again(known: dict[str, list[Candidate]]) -> None:
+def test_tasks_that_take_wrong_responses_are_refused_or_checked_again(known: dict[str, Candidate]) -> None:
     def score(task: str, response: str) -> float:
-        scorer, problem = reasoning_gym.create_dataset(task, size=1, seed=0), known[task][0]
+        scorer, problem = reasoning_gym.create_dataset(task, size=1, seed=0), known[task]
         return tasks._scored(task, scorer, response, problem.answer, problem.metadata)
 
     assert score("game_of_life_halting", "nonsense") == 1
-    premise = json.loads(known["propositional_logic"][0].metadata)["metadata"]["premises"][0]
+    premise = json.loads(known["propositional_logic"].metadata)["metadata"]["premises"][0]
     assert score("propositional_logic", premise) == 1
     assert {"game_of_life_halting", "propositional_logic"} <= set(REFUSED)
     right = verifier("reasoning_gym:puzzle24")
-    puzzle = known["puzzle24"][0]
+    puzzle = known["puzzle24"]
     others = "4*6*1*1"
     assert right(puzzle.answer, puzzle.answer, puzzle.metadata)
     assert not right(others, puzzle.answer, puzzle.metadata)
@@ -290,8 +290,6 @@ def test_tasks_that_take_wrong_responses_are_refused_or_checked_again(known: dic
 
 def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("math_verify")
-    from sympy.parsing import sympy_parser
-
     judge = MathJudge()
     # The judge silences its process, which this one is not.
     logging.disable(logging.NOTSET)
@@ -304,32 +302,8 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
 
     assert equivalent("3/4", "0.75")
     assert equivalent("so \\boxed{\\frac{1}{2}}", "0.5")
-    parsed: list[str] = []
-    executed: list[str] = []
-    real, target = sympy_parser.parse_expr, tmp_path / "made"
-
-    def noted(text: str, *values: Any, **options: Any) -> Any:
-        parsed.append(text)
-        return real(text, *values, **options)
-
-    def guarded(name: str, run: Any) -> Callable[..., Any]:
-        def called(*values: Any, **options: Any) -> Any:
-            caller = sys._getframe(1).f_code.co_filename
-            if "importlib" not in caller and caller != sympy_parser.__file__:
-                executed.append(f"{name} in {caller}")
-            return run(*values, **options)
-
-        return called
-
-    for module in list(sys.modules.values()):
-        for bound, value in list(getattr(module, "__dict__", {}).items()):
-            if value is real:
-                monkeypatch.setattr(module, bound, noted)
-    for name in ("eval", "exec"):
-        monkeypatch.setattr(builtins, name, guarded(name, getattr(builtins, name)))
-    for owner, name in ((os, "system"), (os, "popen"), (subprocess, "Popen"), (pickle, "loads")):
-        monkeypatch.setattr(owner, name, lambda *_, name=name: executed.append(name))
-    for answer in ("3", "3/4", "1, 2", "x + 1", "\\text{yes}"):
+    spies, target = Spies(monkeypatch, parses=set("0123456789 \t\n.+-*/^()×÷")), tmp_path / "made"
+    for answer in ("3/4", "1, 2", "\\text{yes}"):
         for payload in payloads(answer, target):
             for wrapped in (
                 payload,
@@ -343,12 +317,64 @@ def test_math_verify_parses_only_digits_and_signs(monkeypatch: pytest.MonkeyPatc
                 equivalent(wrapped, answer)
         for payload in payloads(answer, target)[:4]:
             equivalent(answer, payload)
-    assert parsed
-    assert all(set(text) <= set("0123456789 \t\n.+-*/^()×÷") for text in parsed), parsed
-    assert not executed
+    assert not spies.reached
     assert not target.exists()
 
 
-def test_every_task_is_a_dataclass_of_settings() -> None:
-    # The attack on settings reads them there.
-    assert all(dataclasses.is_dataclass(config) for _, config in reasoning_gym.factory.DATASETS.values())
+CONSTANTS = ("", "0", "1", "nan", "NaN", "nan+nanj", "inf", "[]", "{}", "()", "{question}")
+PROBLEMS = 4
+SLOW_GENERATORS = {"codeio", "knight_swap"}
+
+
+def test_no_constant_is_right_for_more_than_half_of_a_tasks_problems(judged: Any) -> None:
+    rights = judged(guarded=True)
+    right: Counter[tuple[str, str]] = Counter()
+    for task in sorted(set(ALLOWED) - SLOW_GENERATORS):
+        score = rights(task)
+        for problem in islice(candidates(ReasoningGymSource(task=task, seed=3, train=4, validation=4)), PROBLEMS):
+            for text in CONSTANTS:
+                full = score(text.replace("{question}", problem.prompt), problem.answer, problem.metadata) == 1
+                right[task, text] += full and text != problem.answer
+    assert len({task for task, _ in right}) > 90
+    assert not {pair: count for pair, count in right.items() if count > PROBLEMS // 2}
+
+
+def test_numbers_are_right_where_the_conditions_of_a_task_are_met() -> None:
+    flip = verifier("reasoning_gym:coin_flip")
+    assert flip("0.01757812500", "0.017578125")
+    assert flip("9/512", "0.017578125")
+    for wrong in ("0", "0.0176 or so"):
+        assert not flip(wrong, "0.017578125")
+    assert not flip("0.00001", "0.00003051757812")
+    entry = '{"metadata":{"result":[3,-2]}}'
+    product = verifier("reasoning_gym:complex_arithmetic")
+    assert product("3 - 2i", "3.0 - 2.0i", entry)
+    for wrong in ("nan", "INF + NaN i"):
+        assert not product(wrong, "3.0 - 2.0i", entry)
+    # A word that is part of an answer is no number.
+    assert verifier("reasoning_gym:spell_backward")("nan", "nan")
+
+
+def first(task: str, **settings: Any) -> Candidate:
+    return next(iter(candidates(ReasoningGymSource(task=task, settings=settings, train=1, validation=1))))
+
+
+@pytest.mark.parametrize("task", ["sudoku", "arc_agi", "time_intervals", "word_ladder", "knight_swap", "cryptarithm"])
+def test_a_scorer_that_reads_metadata_takes_its_own_answer(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = first(task)
+    right = verifier(problem.verifier)
+    assert right(problem.answer, problem.answer, problem.metadata)
+    assert not right("nonsense", problem.answer, problem.metadata)
+    # A verdict that is known costs no parsing.
+    monkeypatch.setattr(rules, "decode_metadata", None)
+    assert right(problem.answer, problem.answer, "".join(problem.metadata))
+
+
+def test_the_scorer_has_the_tasks_own_settings_and_each_entry_its_own_metadata() -> None:
+    right = verifier("reasoning_gym:decimal_arithmetic")
+    # The tolerance is one unit in the last place that the settings allow.
+    for places, expected in ((3, True), (8, False)):
+        metadata = first("decimal_arithmetic", max_num_decimal_places=places).metadata
+        assert right("1.0005", "1", metadata) == expected
+    one, two = islice(candidates(ReasoningGymSource(task="sudoku", train=1, validation=1)), 2)
+    assert not verifier(one.verifier)(one.answer, two.answer, two.metadata)
