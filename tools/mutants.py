@@ -54,7 +54,7 @@ MUTANTS = [
         ("frontier", "(n / cell.rollouts_per_problem) ** 0.5", "(n / cell.rollouts_per_problem)", ANSWER, "root"),
         ("frontier", "probability_best >= 0.5", "probability_best >= 0.6", ANSWER, "half"),
         ("frontier", "AGREED = 1.1", "AGREED = 1.3", ANSWER, "chains"),
-        ("frontier", "if posterior.spread > AGREED:", "if posterior.spread < 1:", ANSWER, "chains"),
+        ("frontier", "if posterior.split_r_hat > AGREED:", "if posterior.split_r_hat < 1:", ANSWER, "chains"),
         ("frontier", "TAIL = (-2.0, 1.5)", "TAIL = (-1.0, 1.5)", MODEL, "expected"),
         ("frontier", "TAIL = (-2.0, 1.5)", "TAIL = (-2.0, 0.5)", MODEL, "expected"),
         ("frontier", "0.1 + 0.4 * theta", "0.4 * theta", MODEL, "expected"),

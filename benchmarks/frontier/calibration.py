@@ -62,7 +62,7 @@ def one(kind: str, seeds: int, deviation: float | None, number: int) -> dict[str
         "difference": ((ends[0] <= difference) & (difference <= ends[1])).mean(),
         **({"odd n": float(covered[ns.index(truth.named[0]), 0])} if truth.named else {}),
         "width": float(np.median(high[:, 0] - low[:, 0])),
-        "R-hat": fitted.posterior.spread,
+        "R-hat": fitted.posterior.split_r_hat,
         "CPU-seconds": spent,
     }
 

@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import polars as pl
 from isocompute.frontier import Frontier
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 from benchmarks.frontier.campaign import Bounds, Case, Records, main, means
 from benchmarks.frontier.rivals import best_so_far, separate
@@ -53,7 +53,7 @@ def left_out(truth: World, evals: pl.DataFrame, number: int, rng: np.random.Gene
     ns = list(truth.gain)
     n = int(rng.choice(ns))
     rest = Frontier(evals.filter(pl.col("rollouts_per_problem") != n)).fit(seed=number)
-    cell = Cell(rollouts_per_problem=n, problems_per_batch=32)
+    cell = Setting(rollouts_per_problem=n, problems_per_batch=32)
     drawn = rest.posterior.reward_of((cell,), float(LAST), rng=rng)[:, 0, 0]
     low, high = np.quantile(drawn, [0.025, 0.975])
     covered = bool(low <= truth.reward(n, np.array([LAST]))[0] <= high)

@@ -10,7 +10,7 @@ import pytest
 from isocompute.frontier import Frontier, FrontierError
 from isocompute.frontier.answers.fitted import Fitted, load_fitted, save
 from isocompute.frontier.answers.next import plan, plan_lines, rates_to_open
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 from ..conftest import TRUTH, evals
 
@@ -57,7 +57,7 @@ def test_the_answer_says_which_n_at_which_budget_how_sure_and_what_is_not_in_it(
 
 def test_chains_that_do_not_agree_are_named_in_the_answer(fitted: Fitted) -> None:
     assert "chains" not in fitted.answer().lines()[-1]
-    astray = replace(fitted, posterior=replace(fitted.posterior, spread=1.26))
+    astray = replace(fitted, posterior=replace(fitted.posterior, split_r_hat=1.26))
     assert astray.answer().lines()[-1].endswith("its chains do not agree (split R̂ 1.26)")
 
 
@@ -169,8 +169,8 @@ def test_what_to_run_next_is_ranked_by_its_value_per_rollout(fitted: Fitted) -> 
 
 
 def test_a_rate_next_to_the_chosen_one_is_opened_at_an_edge_of_the_rates_that_were_run() -> None:
-    def cell(rate: float | None, n: int = 8) -> Cell:
-        return Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate)
+    def cell(rate: float | None, n: int = 8) -> Setting:
+        return Setting(rollouts_per_problem=n, problems_per_batch=8, learning_rate=rate)
 
     run = (cell(1e-4), cell(4e-4), cell(1e-3, n=16))
     assert rates_to_open(run, run[0]) == (cell(2.5e-5),)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.posterior.evaluations import Run
 from isocompute.frontier.posterior.health import POINTS, between, binned
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 from scipy.signal import lfilter
 
 
@@ -33,7 +33,7 @@ def log(rng: np.random.Generator, *, memory: float, drift: float, responses: int
     return Run(
         name="n = 8, seed 0",
         run_id=None,
-        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        cell=Setting(rollouts_per_problem=8, problems_per_batch=8),
         seed=0,
         compute=compute,
         reward=reward,

@@ -2,9 +2,9 @@
 
 import numpy as np
 from isocompute.frontier.posterior.decision import decide
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
-CELLS = tuple(Cell(rollouts_per_problem=n, problems_per_batch=8) for n in (8, 16, 32))
+CELLS = tuple(Setting(rollouts_per_problem=n, problems_per_batch=8) for n in (8, 16, 32))
 NEVER = np.zeros(3)
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from isocompute.frontier.posterior.model import Model
 from isocompute.frontier.posterior.posterior import posterior
-from isocompute.frontier.posterior.runs import Cell, Runs
+from isocompute.frontier.posterior.runs import Runs, Setting
 from posterior.sweeps import exponential, line, sweep
 
 
 def rates() -> Runs:
     cells = [
-        Cell(rollouts_per_problem=n, problems_per_batch=batch, learning_rate=rate)
+        Setting(rollouts_per_problem=n, problems_per_batch=batch, learning_rate=rate)
         for n in (2, 8)
         for batch in (4, 8)
         for rate in (1e-4, 2e-4)
@@ -70,7 +70,7 @@ def test_each_vector_of_a_stack_has_its_own_density() -> None:
 
 
 def test_the_rate_is_an_axis_only_where_a_setting_has_several() -> None:
-    one = [Cell(rollouts_per_problem=n, problems_per_batch=8, learning_rate=1e-4 * n**0.5) for n in (2, 8)]
+    one = [Setting(rollouts_per_problem=n, problems_per_batch=8, learning_rate=1e-4 * n**0.5) for n in (2, 8)]
     assert not Model(runs=sweep({c: exponential(0.2, 0.5, 2e4) for c in one})).rates
     assert Model(runs=rates()).rates
 

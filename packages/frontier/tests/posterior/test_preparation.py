@@ -8,7 +8,7 @@ from isocompute.frontier import FrontierError
 from isocompute.frontier.posterior.evaluations import Run
 from isocompute.frontier.posterior.health import Kind
 from isocompute.frontier.posterior.preparation import prepare
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 from real_runs import asleep, broken_down, in_percent, killed, sweep, zero_at
 
 
@@ -105,7 +105,7 @@ def logged(points: int = 10_000) -> Run:
     return Run(
         name="n = 8, seed 0",
         run_id=None,
-        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        cell=Setting(rollouts_per_problem=8, problems_per_batch=8),
         seed=0,
         compute=compute,
         reward=rng.binomial(64, truth) / 64,

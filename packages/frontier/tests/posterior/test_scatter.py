@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from isocompute.frontier.data.curves import Array
 from isocompute.frontier.posterior.evaluations import Run
 from isocompute.frontier.posterior.health import excess, local_median, spikes
-from isocompute.frontier.posterior.runs import Cell
+from isocompute.frontier.posterior.runs import Setting
 
 
 def rising(rng: np.random.Generator, points: int = 20, trials: float = 1200.0) -> Run:
@@ -19,7 +19,7 @@ def rising(rng: np.random.Generator, points: int = 20, trials: float = 1200.0) -
     return Run(
         name="n = 8, seed 0",
         run_id=None,
-        cell=Cell(rollouts_per_problem=8, problems_per_batch=8),
+        cell=Setting(rollouts_per_problem=8, problems_per_batch=8),
         seed=0,
         compute=compute,
         reward=reward,

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..answers.fitted import Fitted, name
 from ..data.curves import Array
-from ..posterior.runs import Cell
+from ..posterior.runs import Setting
 from .drawing import compute_axis, line_styles, styled, subplots
 
 POINTS = 80
@@ -86,8 +86,8 @@ def styles_of(fitted: Fitted) -> dict[object, dict[str, Any]]:
     return line_styles(sorted({key(c) for c in fitted.cells}, key=lambda k: (isinstance(k, str), k)))
 
 
-def key(cell: Cell) -> Any:
-    """What a setting's colour says."""
+def key(cell: Setting) -> Any:
+    """The value that a setting's colour stands for."""
     return cell.group or cell.rollouts_per_problem
 
 

@@ -20,7 +20,7 @@ BINS = 10
 
 @styled
 def interference_panels(pass_rates: pl.DataFrame, evals: pl.DataFrame, *, of: str = "problems") -> Any:
-    """How unevenly training helps problems, by n: the measures against rollouts, and histograms at equal rollouts.
+    """Draw interference by n: the measures against rollouts, and histograms at equal rollouts.
 
     Args:
         evals: An ``evals`` table of the runs; runs of one n are averaged, with their range.

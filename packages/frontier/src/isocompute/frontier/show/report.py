@@ -119,8 +119,8 @@ def _rests_on(fitted: Fitted) -> Section:
     lines = [] if rates is None else [rates.line()]
     lines += [
         f"Before the data, seeds were expected to differ by {100 * priors.seed_amplitude:.0f} % of the gain.",
-        f"Chains agree to a split R̂ of {fitted.posterior.spread:.2f} (1 where they agree perfectly; above {AGREED} "
-        "they do not).",
+        f"Chains agree to a split R̂ of {fitted.posterior.split_r_hat:.2f} (1 where they agree perfectly; above "
+        f"{AGREED} they do not).",
         *(f"Against expectation: {line}." for line in conflicts(fitted)),
     ]
     return Section(title="What it rests on", lines=tuple(lines))
