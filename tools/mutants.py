@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ANSWER, MODEL, ACTIONS, DECISION = "test_saved_answer.py", "test_model.py", "test_actions.py", "test_decision.py"
+ANSWER, MODEL, DECISION = "test_saved_answer.py", "test_model.py", "test_decision.py"
 REWARDS, RUNS, TRL, EVERY = "test_rewards.py", "test_ingest_runs.py", "test_trl.py", "test_every_trainer.py"
 
 
@@ -61,7 +61,7 @@ MUTANTS = [
         ("frontier", "    shape: float = 0.1", "    shape: float = 0.3", MODEL, "expected"),
         ("frontier", "seed_amplitude: float = 0.06", "seed_amplitude: float = 0.03", MODEL, "expected"),
         ("frontier", "SEED_DEGREES = 4.0, 6.0", "SEED_DEGREES = 4.0, 30.0", MODEL, "expected"),
-        ("frontier", "MOST_SEEDS = 25", "MOST_SEEDS = 26", ACTIONS, "seeds"),
+        ("frontier", "MOST_SEEDS = 25", "MOST_SEEDS = 26", DECISION, "seeds"),
         ("frontier", "TIE = 0.001", "TIE = 0.002", DECISION, "tie"),
         ("frontier", "NEAR = 0.005", "NEAR = 0.01", DECISION, "near"),
         ("frontier", "rewards - failing * np.maximum", "rewards - 0 * np.maximum", DECISION, "fail"),

@@ -12,7 +12,7 @@ from isocompute.frontier.posterior.runs import Runs, Setting
 numpyro = pytest.importorskip("numpyro", reason="numpyro is installed by nox -s oracle")
 
 from oracle.nuts import drawn  # noqa: E402
-from posterior.sweeps import exponential, sweep  # noqa: E402
+from sweeps import exponential, sweep  # noqa: E402
 
 DOCS = Path(__file__).parents[2] / "docs"
 WITHIN = 0.005
