@@ -43,12 +43,23 @@ def evals(
     return pl.concat(parts).with_columns(step=step, tokens=10 * pl.col("rollouts"))
 
 
+def shorten(patch: pytest.MonkeyPatch) -> None:
+    """Let fits take few short chains, whether they agree or not: 512 draws for what does not hang by a percent."""
+    patch.setattr(posterior, "AGREED", np.inf)
+    patch.setattr(notebook, "posterior", partial(posterior.posterior, size=(32, 40, 16)))
+
+
 def quick(table: pl.DataFrame, *, pass_rates: pl.DataFrame | None = None, **settings: Any) -> Fit:
-    """A fit of few short chains, whether they agree or not: 512 draws for what does not hang by a percent."""
+    """A fit of short chains."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(posterior, "AGREED", np.inf)
-        patch.setattr(notebook, "posterior", partial(posterior.posterior, size=(32, 40, 16)))
+        shorten(patch)
         return Frontier(table, **settings).fit(pass_rates=pass_rates)
+
+
+@pytest.fixture
+def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fits of short chains in a whole test."""
+    shorten(monkeypatch)
 
 
 @pytest.fixture
