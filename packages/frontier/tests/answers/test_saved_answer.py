@@ -1,4 +1,4 @@
-"""What an answer says of a posterior that is read and not fitted: each number here decides a sentence.
+"""The answer of a posterior that is read and not fitted: each number here decides a sentence.
 
 ``fixtures/`` holds some draws of the fits of two tables of docs/, rounded to two digits. Where the format of a saved
 posterior changes, ``python packages/frontier/tests/answers/test_saved_answer.py`` makes them again; the digits then are

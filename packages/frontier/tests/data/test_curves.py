@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from isocompute.frontier import FrontierError, PaperConfig, fit_as_paper
+from isocompute.frontier import PaperConfig, fit_as_paper
 from isocompute.frontier.data.curves import (
     binomial_errors,
     isotonic,
@@ -106,12 +106,6 @@ def test_the_isotonic_companion_rises_and_keeps_the_mean(reward: np.ndarray) -> 
 
 def test_equal_compute_gets_one_isotonic_value() -> None:
     assert isotonic(np.array([1.0, 1.0, 2.0]), np.array([0.2, 0.4, 0.9])).tolist() == pytest.approx([0.3, 0.3, 0.9])
-
-
-@pytest.mark.parametrize(("width", "window"), [(-0.1, 1), (0.005, 2), (0.005, 0)])
-def test_settings_that_cannot_be_are_refused(width: float, window: int) -> None:
-    with pytest.raises(FrontierError):
-        records(np.arange(3.0), np.arange(3.0), bin_width=width, window=window)
 
 
 def test_fits_of_raw_records_lie_above_those_of_smoothed_ones_and_of_all_points(table: pl.DataFrame) -> None:

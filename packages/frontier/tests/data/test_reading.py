@@ -1,6 +1,5 @@
 """Reading evaluations: files of any columns, bad input as one clear error, groups of runs, and units of compute."""
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -45,17 +44,6 @@ def test_what_the_file_lacks_can_be_given(tmp_path: Path, table: pl.DataFrame) -
         read_evals([path], columns={"rollouts_per_problem": "n"})
     found = read_evals([path], columns={"rollouts_per_problem": "n"}, constants={"problems_per_batch": "32"})
     assert found["problems_per_batch"].unique().to_list() == [32]
-
-
-def test_the_same_row_twice_counts_once_and_is_said(tmp_path: Path, table: pl.DataFrame) -> None:
-    path = plain(tmp_path, table)
-    twice = tmp_path / "twice.csv"
-    twice.write_text(path.read_text() + "".join(path.read_text().splitlines(keepends=True)[1:3]))
-    with pytest.warns(UserWarning, match="2 rows occur"):
-        found = read_evals([twice], columns=COLUMNS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert found.equals(read_evals([path], columns=COLUMNS))
 
 
 @pytest.mark.parametrize(

@@ -110,10 +110,3 @@ def test_a_reward_in_percent_is_read_and_one_that_is_no_number_is_not(table: pl.
     assert all(np.isfinite(r.error).all() for r in made(percent))
     with pytest.raises(FrontierError, match=r"avg_at_4 .*n = 4.*seed 0"):
         made(table.with_columns(avg_at_4=pl.when(pl.col("run_id") == "n4s0").then(None).otherwise("avg_at_4")))
-
-
-def test_a_run_less_some_evaluations(table: pl.DataFrame) -> None:
-    left = made(table)[0].without([0, 3])
-    assert len(left.compute) == len(left.reward) == len(left.error) == 19
-    assert left.trials is not None
-    assert left.compute[0] == 1024

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..data.curves import Array
 from ..posterior.posterior import posterior
-from ..posterior.runs import Setting
 from .fitted import Fitted
 
 QUICK = (16, 24, 16)
@@ -136,7 +134,10 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
     if not fitted.posterior.model.rates or len(ns) < 2 or not rates:
         return None
     grid = np.geomspace(min(rates) / BEYOND, max(rates) * BEYOND, RATES)
-    best = np.stack([grid[_rewards(fitted, n, chosen, grid, compute).argmax(axis=1)] for n in ns], axis=1)
+    best = np.empty((len(fitted.posterior.theta), len(ns)))
+    for k, n in enumerate(ns):
+        cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
+        best[:, k] = grid[fitted.posterior.reward_of(cells, compute)[:, :, 0].argmax(axis=1)]
     at = np.log2(ns) - np.mean(np.log2(ns))
     slopes = (np.log2(best) @ at) / (at @ at)
     low, high = np.quantile(slopes, [0.025, 0.975])
@@ -149,9 +150,3 @@ def best_rates(fitted: Fitted, compute: float) -> BestRates | None:
         exponent_interval=(float(low), float(high)),
         searched=(float(grid[0]), float(grid[-1])),
     )
-
-
-def _rewards(fitted: Fitted, n: int, chosen: Setting, grid: Array, compute: float) -> Array:
-    """Expected rewards of an n at some rates, shape ``(draws, rates)``."""
-    cells = tuple(replace(chosen, rollouts_per_problem=n, learning_rate=float(rate)) for rate in grid)
-    return fitted.posterior.reward_of(cells, compute)[:, :, 0]

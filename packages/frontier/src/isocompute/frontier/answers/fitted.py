@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
@@ -68,7 +68,7 @@ class Fitted:
     @property
     def differing(self) -> tuple[bool, bool]:
         """As of the function ``differing``."""
-        return differing(self.prepared)
+        return differing(self.prepared.failures)
 
     @property
     def cells(self) -> tuple[Setting, ...]:
@@ -490,17 +490,15 @@ CONSTANT = 0.1
 """Difference of two exponents of the learning rate in n that nobody tells apart."""
 
 
-def differing(prepared: Prepared) -> tuple[bool, bool]:
+def differing(cells: Collection[Setting]) -> tuple[bool, bool]:
     """Return whether settings differ in B_p, and whether some n and B_p was run at several rates."""
-    every = prepared.failures
-    pairs = {(c.rollouts_per_problem, c.problems_per_batch, c.group) for c in every}
-    return len({c.problems_per_batch for c in every}) > 1, len(pairs) < len(every)
+    return len({c.problems_per_batch for c in cells}) > 1, len({_key(c) for c in cells}) < len(cells)
 
 
 def of_data(prepared: Prepared, unit: str) -> str:
     """The sentence about the runs."""
     health, runs = prepared.health, prepared.runs
-    several, rated = differing(prepared)
+    several, rated = differing(prepared.failures)
     seeds = Counter(np.bincount(runs.cell, minlength=len(runs.cells)).tolist())
     points = Counter((runs.seen & (runs.compute > 0)).sum(axis=1).tolist())
     failed = [h for h in health if h.failed]
@@ -527,7 +525,7 @@ def of_risk(prepared: Prepared, failing: Array) -> str:
     count, total = sum(f.failed for f in every.values()), sum(f.runs for f in every.values())
     if not count:
         return f"none of {total} runs failed; the next one does with about {percent(float(failing.mean()))}"
-    several, rated = differing(prepared)
+    several, rated = differing(prepared.failures)
     own = [every[c] for c in cells]
     worst = [k for k in np.argsort(-failing).tolist() if own[k].failed][:MOST]
     said = [
@@ -548,7 +546,7 @@ def left_out_of(prepared: Prepared, posterior: Posterior, *, caveats: tuple[str,
     missing = [] if len(runs.bases) > 1 else ["one base model", "one problem set"]
     if posterior.luck is None:
         missing.append("the luck of which validation questions are asked")
-    if not differing(prepared)[1]:
+    if not differing(prepared.failures)[1]:
         missing.append(_of_rates(runs.cells))
     if np.bincount(runs.cell).max() == 1:
         assumed = 100 * posterior.model.priors.seed_amplitude

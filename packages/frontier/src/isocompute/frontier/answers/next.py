@@ -88,11 +88,11 @@ def rates_to_open(cells: Sequence[Setting], chosen: Setting) -> tuple[Setting, .
     own = sorted(rate for rate in here if rate)
     steps = [high / low for low, high in pairwise(own)]
     step = min(steps, default=2.0)
-    place = own.index(chosen.learning_rate)
+    index = own.index(chosen.learning_rate)
     found = []
-    if place == 0:
+    if index == 0:
         found.append(chosen.learning_rate / step)
-    if place == len(own) - 1:
+    if index == len(own) - 1:
         found.append(chosen.learning_rate * step)
     return tuple(replace(chosen, learning_rate=rate) for rate in found)
 

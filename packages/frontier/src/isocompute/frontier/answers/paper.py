@@ -11,7 +11,6 @@ higher). So all are fitted unless ``points`` is ``records``, and what records wo
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -300,11 +299,7 @@ def _least_squares(form: str, curve: Curve) -> Parameters | None:
 def _collapses(curve: Curve) -> bool:
     """Return whether a run of the curve ends far below its best quarter of evaluations."""
     for seed in range(curve.seeds):
-        quarters = [float(q.mean()) for q in _quarters(curve.reward[curve.seed == seed])]
+        quarters = [float(q.mean()) for q in np.array_split(curve.reward[curve.seed == seed], 4) if len(q)]
         if max(quarters) - quarters[-1] > FALL:
             return True
     return False
-
-
-def _quarters(reward: Array) -> Sequence[Array]:
-    return [part for part in np.array_split(reward, 4) if len(part)]

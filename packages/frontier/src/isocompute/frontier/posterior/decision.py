@@ -322,7 +322,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What could be run next for a decision at one budget, ranked.
+    """Ranked actions before a decision at one budget.
 
     Attributes:
         actions: Sorted by expected fall of regret per unit of compute, the best first.

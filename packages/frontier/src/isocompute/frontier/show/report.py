@@ -53,7 +53,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Where links to it point."""
+        """Target of links to it."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
@@ -114,7 +114,7 @@ def _curves(fitted: Fitted, folder: Path) -> Section:
 
 
 def _rests_on(fitted: Fitted) -> Section:
-    """What the intervals rest on."""
+    """The section on the intervals' foundations."""
     priors, rates = fitted.posterior.model.priors, best_rates(fitted, fitted.largest)
     lines = [] if rates is None else [rates.line()]
     lines += [
